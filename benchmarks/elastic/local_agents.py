@@ -15,7 +15,7 @@ from benchmarks.elastic.torchrun_peer import MACHINES, WAIT_SECONDS, read_train_
 from cluster.connectors.local import module_command
 from cluster.jobs.submit import Job
 from cluster.state import attempts
-from cluster.state.locks import AGENT_LOCK, is_locked
+from cluster.state.run_folder import AGENT_LOCK, is_locked
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json

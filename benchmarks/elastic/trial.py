@@ -17,10 +17,8 @@ from typing import Any
 from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
 from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, TrialOutcome, TrialPlan
 from cluster.state import attempts
-from cluster.state.locks import AGENT_LOCK, is_locked
-from cluster.state.recovery import RecoveryOptions
-from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
+from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
+from cluster.state.spec import JobSpec, RecoveryOptions
 from train.data.order import usage_log
 from train.engine.options import TrainOptions
 from train.recipe.schedule import Schedule

@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from cluster.jobs import store, submit
 from cluster.planning.launch_options import make_launch_options
+from cluster.state.job_result import JobResult
 from train.data.packing.synthetic import draw_sample_set
 from train.forecast import Constants
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
-from train.tools.records import decode
 
 MAX_ERROR = 0.15
 IMAGES = 2000  # training images of the built-in set; 500 more validate
@@ -54,7 +54,7 @@ SHORT_RECIPE = make_recipe("short", (2, 64, 16), (1, 64, 32), (2, 96, 32))
 LONG_RECIPE = make_recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96, 32))
 
 
-def run_job(job_recipe: Recipe, constants: Constants | None = None) -> dict[str, Any]:
+def run_job(job_recipe: Recipe, constants: Constants | None = None) -> JobResult:
     """Run a job of two processes and return its result. Raises `ClusterError` or `RuntimeError` if it fails."""
     options = make_launch_options(procs=2, scale=IMAGES / SAMPLE.train, data="sample")
     job = submit.launch(submit.plan(job_recipe, options, constants=constants))
@@ -66,9 +66,8 @@ def run_job(job_recipe: Recipe, constants: Constants | None = None) -> dict[str,
 
 def measure_pair() -> list[dict[str, Any]]:
     """Run the short and the long job. Return the long job's forecast and actual seconds, a row per term."""
-    constants = decode(Constants, run_job(SHORT_RECIPE)["constants"])
-    comparison: list[dict[str, Any]] = run_job(LONG_RECIPE, constants)["against"]
-    return comparison
+    constants = run_job(SHORT_RECIPE).constants
+    return run_job(LONG_RECIPE, constants).against
 
 
 def markdown_rows(rounds: int = 1) -> Iterator[str]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from cluster.state.locks import AGENT_LOCK
+from cluster.state.run_folder import AGENT_LOCK
 from train.tools.filesystem import locked
 
 from .agent import Agent

@@ -1,6 +1,6 @@
 """Per-machine agent: starts the trainers, watches its peers, agrees on membership and writes the machine's status.
 
-    SHARED/status/<machine>.json    last status: phase, attempt, state, step, exit codes; rewritten each heartbeat
+    SHARED/status/<machine>.json    last status (cluster/state/heartbeats.py); rewritten each heartbeat
     SHARED/stop                     a request to save and end the job
     SHARED/logs/agent-<machine>.jsonl   each change of state with its time
     WORK/{logs,metrics,events,ids}  what the trainers write on this machine's disk; copied to SHARED twice a second
@@ -18,23 +18,26 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
-from cluster.state.membership import ClusterView
-from cluster.state.run_folder import RunFolder, stop_reason
+from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
+from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from cluster.state.states import AgentPhase, MachineState
 from train.tools import process
 from train.tools.agent_protocol import RESULT_FILE
+from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
+from .attempt_state import AttemptState
 from .data import DataPreparationError, prepare_data
+from .ending import EndConditions, JobFinished
 from .status_writer import StatusWriter
 from .trainers import Trainers, make_temp_folder
-from .watchdog import SAVE_GRACE_SECONDS, Watchdog
+from .watchdog import Watchdog
 
 TICK_SECONDS = 0.1
 LOG_SYNC_SECONDS = 0.5
@@ -42,15 +45,6 @@ SUSPENDED_GAP_SECONDS = 1.0  # a longer time between two ticks means that this p
 SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # how long a shared folder may refuse writes
 FIRST_REPORT_TIMEOUT_SECONDS = 30.0  # for the trainers' first report, which they write before they load anything
 RESULT_EXIT_TIMEOUT_SECONDS = 10.0  # for the other trainers to end after the result was written
-
-
-class JobFinished(Exception):
-    """The job has ended on this machine, in a state ("done", "failed", "stopped", "left") and for a one-line reason."""
-
-    def __init__(self, state: str, reason: str = "") -> None:
-        super().__init__(reason)
-        self.state = state
-        self.reason = reason
 
 
 class Agent:
@@ -77,33 +71,28 @@ class Agent:
             self.hard_exit,
             *self.spec.poweroff_settings,
         )
+        self.end_conditions = EndConditions(self.spec, shared, self.watchdog)
         self.status_writer = StatusWriter(shared, machine, self.launch_id, self.spec.heartbeat_seconds)
         self.tmux_windows: tmux_windows.TmuxWindows | None = None
         self.rendezvous_port = process.free_port()
-        self.stop_request: tuple[float, str] | None = None  # when the job was asked to stop, and why
         now = time.monotonic()
-        self.phase = "warming"
-        self.fault = ""
+        self.phase = AgentPhase.WARMING
+        self.fault = Fault.NONE
         self.phase_since = now
         self.last_tick_time = now
         self.last_peer_poll_time = 0.0
         self.last_log_sync_time = 0.0
-        # Of the current attempt:
-        self.attempt: attempts.Attempt | None = None
-        self.is_standby_ready = False
-        self.has_made_steps = False
-        self.last_step = -1
-        self.trainer_progress: dict[str, Any] = {}
-        self.last_progress_time = now
-        self.longest_progress_gap = 0.0
+        self.current = AttemptState(last_progress_time=now)
+        self.status = MachineStatus(id=self.id, address=address)  # as last written
 
     def run(self) -> int:
         """Run until the job has ended on this machine. Returns 1 when it failed, else 0."""
         process.adopt_orphans()
         self.watchdog.start()
-        state, reason = "failed", ""
+        state, reason = MachineState.FAILED, ""
         try:
-            self.write_status("setup", pid=os.getpid())
+            self.status = replace(self.status, pid=os.getpid())
+            self.write_status(MachineState.SETUP)
             self.set_up()
             self.main_loop()
         except JobFinished as end:
@@ -120,12 +109,13 @@ class Agent:
         # On a full disk this fails. Whoever reads the status then finds that the agent's lock is free.
         with contextlib.suppress(OSError):
             self.log_shipper.ship_new_bytes()
-            self.enter_phase("ended")
-            step = {"step": self.last_step} if self.last_step >= 0 else {}
-            self.write_status(state, reason=reason, ended=True, **step)
+            self.enter_phase(AgentPhase.ENDED)
+            step = self.current.last_step if self.current.last_step >= 0 else self.status.step
+            self.status = replace(self.status, ended=True, step=step)
+            self.write_status(state, reason)
         self.status_writer.close()
         self.watchdog.stop()
-        return int(state == "failed")
+        return int(state == MachineState.FAILED)
 
     def hard_exit(self) -> None:
         """Kill the trainers and this process: a limit has passed and the main thread hangs. Called by the watchdog."""
@@ -133,29 +123,25 @@ class Agent:
         os._exit(1)
 
     def own_status(self) -> MachineStatus:
-        """Return this machine's status for its peers."""
-        return MachineStatus(
-            id=self.id,
-            address=self.address,
+        """Return this machine's status: what was last written, brought up to date."""
+        return replace(
+            self.status,
             port=self.rendezvous_port,
-            attempt=self.attempt.number if self.attempt else 0,
+            attempt=self.current.number,
             phase=self.phase,
-            last_step=self.last_step,
-            is_standby_ready=self.is_standby_ready,
+            last_step=self.current.last_step,
+            is_standby_ready=self.current.is_standby_ready,
             leave_reason=self.watchdog.leave_reason,
             fault=self.fault,
         )
 
-    def own_status_with_reason(self) -> MachineStatus:
-        """Return this machine's status with state and reason, as its peers read it."""
-        return replace(self.own_status(), state=self.status_writer.state, reason=self.status_writer.reason)
+    def write_status(self, state: MachineState, reason: str = "") -> None:
+        """Write this machine's status file with a state and its reason."""
+        self.status = replace(self.own_status(), state=state, reason=reason)
+        self.status_writer.write(self.status)
 
-    def write_status(self, state: str, **extra_fields: Any) -> None:
-        """Write this machine's status file with a state and further fields."""
-        self.status_writer.write(self.own_status(), state, **extra_fields)
-
-    def enter_phase(self, phase: str, fault: str = "") -> None:
-        """Begin a phase (AGENT_PHASES of cluster/state/heartbeats.py)."""
+    def enter_phase(self, phase: AgentPhase, fault: Fault = Fault.NONE) -> None:
+        """Begin a phase."""
         self.phase = phase
         self.fault = fault
         self.phase_since = time.monotonic()
@@ -164,30 +150,31 @@ class Agent:
         """Generate or fetch the images, where the job wants it. Stop requests, limits and the job's end are obeyed."""
 
         def on_progress(activity: str, progress: str) -> None:
-            self.write_status("fetching" if self.spec.data_source else "setup", doing=activity, progress=progress)
+            self.status = replace(self.status, doing=activity, progress=progress)
+            self.write_status(MachineState.FETCHING if self.spec.data_source else MachineState.SETUP)
             self.follow_latest_attempt()
-            self.check_stop_conditions()
+            self.check_end_conditions()
             time.sleep(TICK_SECONDS)
 
         try:
             prepare_data(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", on_progress)
         except DataPreparationError as error:
-            raise JobFinished("failed", str(error)) from error
+            raise JobFinished(MachineState.FAILED, str(error)) from error
 
     def main_loop(self) -> None:
         """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
 
         Never returns: raises `JobFinished`, or the error that ended the loop.
         """
-        self.enter_phase("warming")
+        self.enter_phase(AgentPhase.WARMING)
         while True:
             now = time.monotonic()
             self.discount_suspension(now)
             self.poll_peers(now)
             self.follow_latest_attempt()
             self.check_trainers(now)
-            self.check_stop_conditions()
-            self.peers.statuses[self.id] = self.own_status_with_reason()
+            self.check_end_conditions()
+            self.peers.statuses[self.id] = self.own_status()
             self.peers.changed_at[self.id] = now
             self.execute(membership.decide(self.cluster_view(now), self.rules), now)
             self.report_status()
@@ -202,10 +189,10 @@ class Agent:
 
         Raises `JobFinished` when a later launch of the job has begun.
         """
-        if self.phase in ("failed", "saved") or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
+        if self.phase in WAITING_PHASES or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
             self.last_peer_poll_time = now
             if attempts.has_newer_launch(self.shared, self.launch_id):
-                raise JobFinished("left", "a later launch of the job has begun")
+                raise JobFinished(MachineState.LEFT, "a later launch of the job has begun")
             self.peers.refresh(now)
 
     def cluster_view(self, now: float) -> ClusterView:
@@ -213,13 +200,13 @@ class Agent:
         return ClusterView(
             own_id=self.id,
             phase=self.phase,
-            attempt=self.attempt,
+            attempt=self.current.attempt,
             statuses=self.peers.statuses,
             status_ages=self.peers.ages(now),
             seen_changing=self.peers.seen_changing,
-            seconds_without_progress=now - self.last_progress_time,
+            seconds_without_progress=now - self.current.last_progress_time,
             seconds_in_phase=now - self.phase_since,
-            longest_progress_gap=self.longest_progress_gap,
+            longest_progress_gap=self.current.longest_progress_gap,
             is_deadline_near=self.watchdog.is_deadline_near(),
         )
 
@@ -229,101 +216,87 @@ class Agent:
         self.last_tick_time = now
         if gap > SUSPENDED_GAP_SECONDS:
             self.peers.discount_pause(gap)
-            self.last_progress_time += gap
+            self.current.last_progress_time += gap
 
     def follow_latest_attempt(self) -> None:
         """Join the newest attempt of this launch, or stay out of it, as it says.
 
         Raises `JobFinished` when the attempt ends the job, or when this machine is not a member and has to leave.
         """
-        newest = attempts.newest_attempt(self.shared, self.attempt)
-        if newest is None or newest == self.attempt or newest.launch_id != self.launch_id:
+        newest = attempts.newest_attempt(self.shared, self.current.attempt)
+        if newest is None or newest == self.current.attempt or newest.launch_id != self.launch_id:
             return
         self.trainers.stop()
-        self.attempt = newest
-        self.has_made_steps = False
-        self.last_step = -1
-        self.longest_progress_gap = 0.0
-        self.is_standby_ready = False
-        if not newest.members:
+        self.current = AttemptState(attempt=newest, last_progress_time=time.monotonic())
+        if newest.end_state:
             raise JobFinished(newest.end_state, newest.reason)
         if self.id in newest.members:
-            self.trainer_progress = {}
-            self.last_progress_time = time.monotonic()
             log_path = self.trainers.start(newest, newest.members.index(self.id))
-            self.enter_phase("running")
-            members = list(newest.machine_names)
-            self.write_status("starting", resume=newest.resume, doing="", progress="", members=members)
+            self.enter_phase(AgentPhase.RUNNING)
+            self.status = replace(
+                self.status, resume=newest.resume, doing="", progress="", members=newest.machine_names
+            )
+            self.write_status(MachineState.STARTING)
             self.show_tmux_windows(log_path)
         elif self.watchdog.leave_reason:
-            raise JobFinished("left", self.watchdog.leave_reason)
+            raise JobFinished(MachineState.LEFT, self.watchdog.leave_reason)
         else:
-            self.enter_phase("warming")
+            self.enter_phase(AgentPhase.WARMING)
 
     def check_trainers(self, now: float) -> None:
         """Update the phase by the state of the standby or, while training, of the trainers.
 
         Raises `JobFinished` when the trainers have written their result.
         """
-        if self.phase in ("warming", "spare"):  # a machine offers itself as a spare once its standby is ready
-            phase = "spare" if self.trainers.ensure_standby() else "warming"
+        if self.phase in (AgentPhase.WARMING, AgentPhase.SPARE):  # a spare is a machine whose standby is ready
+            phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
                 self.enter_phase(phase)
-        if self.phase != "running":
+        if self.phase != AgentPhase.RUNNING:
             return
         exit_codes = self.trainers.exit_codes()  # read before the progress: the progress of ended trainers is final
         progress = self.trainers.read_progress()
         if not progress and now - self.phase_since > FIRST_REPORT_TIMEOUT_SECONDS:  # a standby that hangs or was frozen
             reason = f"no report from the trainers in {FIRST_REPORT_TIMEOUT_SECONDS:.0f} s"
-            return self.stop_trainers("failed", reason, "own")
-        self._note_progress(progress, now)
-        self.status_writer.last_status["codes"] = exit_codes
+            return self.stop_trainers(AgentPhase.FAILED, reason, Fault.OWN)
+        had_made_steps = self.current.has_made_steps
+        self.current.note_progress(progress, now)
+        if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
+            self.current.is_standby_ready = self.trainers.ensure_standby()
+        self.status = replace(self.status, codes=tuple(exit_codes))
         result_path = self.shared / RESULT_FILE
         if result_path.exists() and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
-            raise JobFinished("done")
+            raise JobFinished(MachineState.DONE)
         trainer_exit = self.trainers.collect_exit(exit_codes)
         if trainer_exit:
             if result_path.exists():
-                raise JobFinished("done")
+                raise JobFinished(MachineState.DONE)
             self.stop_trainers(trainer_exit.phase, trainer_exit.reason, trainer_exit.fault)
 
-    def _note_progress(self, progress: dict[str, Any], now: float) -> None:
-        """Remember the trainers' progress and when it last changed; start a standby once steps are made."""
-        if progress != self.trainer_progress:
-            gap = now - self.last_progress_time
-            self.longest_progress_gap = max(self.longest_progress_gap, gap) if self.has_made_steps else 0.0
-            self.trainer_progress = progress
-            self.last_progress_time = now
-        if progress.get("state") in ("training", "validating", "saved"):
-            if self.has_made_steps:  # no standby is started while the trainers start: they need the processors
-                self.is_standby_ready = self.trainers.ensure_standby()
-            self.has_made_steps = True
-            self.last_step = progress.get("step", self.last_step)
-
-    def stop_trainers(self, phase: str, reason: str, fault: str = "") -> None:
-        """Stop the trainers and enter phase "failed" or "saved", in which the machines agree on the next attempt.
+    def stop_trainers(self, phase: AgentPhase, reason: str, fault: Fault = Fault.NONE) -> None:
+        """Stop the trainers and enter the phase FAILED or SAVED, in which the machines agree on the next attempt.
 
         Raises `JobFinished` when the trainers have saved because the job was asked to stop.
         """
         self.trainers.stop()
-        if phase == "saved" and self.stop_request:
-            raise JobFinished("stopped", self.stop_request[1])
+        if phase == AgentPhase.SAVED and self.end_conditions.stop_reason:
+            raise JobFinished(MachineState.STOPPED, self.end_conditions.stop_reason)
         self.enter_phase(phase, fault)
-        self.write_status(phase, reason=reason)
+        self.write_status(MachineState(phase), reason)
 
     def execute(self, action: membership.Action, now: float) -> None:
         """Carry out what the membership protocol decided.
 
         Raises `OSError` when an attempt cannot be written to the shared folder for too long.
         """
-        if action.kind == "ask":
+        if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
-        elif action.kind == "fail":
+        elif action.kind == ActionKind.FAIL:
             if action.dump_stacks:
                 self.trainers.dump_stacks()
-            self.stop_trainers("failed", action.reason)
-        elif action.kind == "propose" and action.attempt:
+            self.stop_trainers(AgentPhase.FAILED, action.reason)
+        elif action.kind == ActionKind.PROPOSE and action.attempt:
             members = action.attempt.members
             master = self.peers.statuses[members[0]] if members else self.own_status()
             attempt = replace(
@@ -335,7 +308,7 @@ class Agent:
                 time=time.time(),
             )
             try:
-                attempts.propose(self.shared, self.attempt, attempt)
+                attempts.propose(self.shared, self.current.attempt, attempt)
                 self.rendezvous_port = process.free_port()
             except OSError:  # the shared folder is full or away, perhaps only for a moment
                 if now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
@@ -343,50 +316,27 @@ class Agent:
 
     def report_status(self) -> None:
         """Write this machine's status; while training, with the trainers' state and numbers."""
-        if self.phase == "running":
-            numbers = {key: value for key, value in self.trainer_progress.items() if key not in ("state", "ticks")}
-            state = "stopping" if self.stop_request else self.trainer_progress.get("state", "starting")
-            self.write_status(state, **numbers)
-        elif self.phase in ("failed", "saved"):
-            self.write_status(self.phase, reason=self.status_writer.reason)
+        if self.phase == AgentPhase.RUNNING:
+            progress = self.current.progress
+            state = MachineState(progress.state) if progress else MachineState.STARTING
+            if progress:
+                self.status = self.status.with_numbers(progress)
+            self.write_status(MachineState.STOPPING if self.end_conditions.stop_reason else state)
+        elif self.phase in WAITING_PHASES:
+            self.write_status(MachineState(self.phase), self.status.reason)
         else:
-            state = "waiting" if self.phase == "spare" else "warming"
+            is_spare = self.phase == AgentPhase.SPARE
             activity = ""
-            if self.attempt is None and state == "waiting" and len(self.spec.machine_names) > 1:
-                ready_count = sum(status.phase == "spare" for status in self.peers.statuses.values())
+            if self.current.attempt is None and is_spare and len(self.spec.machine_names) > 1:
+                ready_count = sum(status.phase == AgentPhase.SPARE for status in self.peers.statuses.values())
                 activity = f"waiting: {ready_count} of {self.spec.machines} machines are ready"
-            self.write_status(state, doing=activity)
+            self.status = replace(self.status, doing=activity)
+            self.write_status(MachineState.WAITING if is_spare else MachineState.WARMING)
 
-    def check_stop_conditions(self) -> None:
-        """Obey the job's result, a stop request, the time limit, and a notice that this machine has to leave.
-
-        Raises `JobFinished` when the job has ended here. Otherwise trainers are asked to save and exit when the job has
-        to stop.
-        """
-        if self.phase != "running" and (self.shared / RESULT_FILE).exists():
-            raise JobFinished("done")
-        if not self.stop_request:
-            reason = stop_reason(self.shared) or self.watchdog.limit_reason
-            if reason:
-                self.stop_request = time.monotonic(), reason
-            elif self.watchdog.leave_reason:
-                self.leave_when_safe()
-        if self.stop_request:
-            request_time, reason = self.stop_request
-            can_save = self.has_made_steps and self.phase == "running"
-            if not can_save or time.monotonic() - request_time > SAVE_GRACE_SECONDS:
-                raise JobFinished("stopped", reason)
+    def check_end_conditions(self) -> None:
+        """Ask the trainers to save and exit when the job has to stop. Raises `JobFinished` when it has ended here."""
+        if self.end_conditions.check(self.phase, self.current.has_made_steps):
             self.trainers.request_save_and_exit()
-
-    def leave_when_safe(self) -> None:
-        """Raise `JobFinished` as soon as the other machines can go on without this one.
-
-        They need its last steps to be saved; before the first step of an attempt there is nothing to save.
-        """
-        must_wait = self.phase in ("failed", "saved") or (self.phase == "running" and self.has_made_steps)
-        if not must_wait or self.watchdog.seconds_left() <= 0:
-            is_only_machine = len(self.spec.machine_names) == 1 and not self.spec.cloud
-            raise JobFinished("stopped" if is_only_machine else "left", self.watchdog.leave_reason)
 
     def show_tmux_windows(self, log_path: Path) -> None:
         """Show the trainers' log and the machine's processes in tmux windows."""

@@ -13,8 +13,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from cluster.state.heartbeats import GpuLoad, MachineLoad
 from train.tools import host
 from train.tools.process import die_with_parent
 
@@ -38,27 +38,32 @@ class HostSampler:
         self.last_network_bytes = self._read_network_bytes()
         self.last_network_time = clock()
 
-    def sample(self) -> dict[str, Any]:
-        """Return cpu (% of all cores), memory_gb, memory_total_gb, net_in_gbit, net_out_gbit (Gbit/s), and gpus.
-
-        Each GPU has use (%), memory_gb, temperature (degrees Celsius) and watts. A GB is 1e9 bytes. Values that the
-        machine or a GPU does not provide are left out. `gpus` is empty when nvidia-smi is missing, or has written
-        nothing for ten seconds.
-        """
-        return {**self._cpu_usage(), **self._memory_usage(), **self._network_rates(), "gpus": self.gpus.read()}
+    def sample(self) -> MachineLoad:
+        """Return the load. `gpus` is empty when nvidia-smi is missing, or has written nothing for ten seconds."""
+        used_gb, total_gb = self._memory_gb()
+        received, sent = self._network_rates()
+        return MachineLoad(
+            cpu=self._cpu_percent(),
+            memory_gb=used_gb,
+            memory_total_gb=total_gb,
+            net_in_gbit=received,
+            net_out_gbit=sent,
+            gpus=self.gpus.read(),
+        )
 
     def close(self) -> None:
         """End nvidia-smi."""
         self.gpus.close()
 
-    def _cpu_usage(self) -> dict[str, float]:
+    def _cpu_percent(self) -> float | None:
+        """Return the share of all cores in percent, None when it cannot be measured."""
         previous = self.last_cpu_ticks
         current = self.last_cpu_ticks = self._read_cpu_ticks()
         if previous is None or current is None or current[1] <= previous[1]:
-            return {}
+            return None
         share = (current[0] - previous[0]) / (current[1] - previous[1])
         # The kernel's count of ticks spent waiting for disks may decrease, so the share is clamped.
-        return {"cpu": round(100 * min(max(share, 0.0), 1.0), 1)}
+        return round(100 * min(max(share, 0.0), 1.0), 1)
 
     def _read_cpu_ticks(self) -> tuple[int, int] | None:
         """Return the busy ticks and all ticks of all cores, None when they cannot be read.
@@ -72,33 +77,29 @@ class HostSampler:
             return sum(ticks) - idle_ticks, sum(ticks)
         return None
 
-    def _memory_usage(self) -> dict[str, float]:
+    def _memory_gb(self) -> tuple[float | None, float | None]:
+        """Return the used and the total memory, None when they cannot be read."""
         memory = host.read_memory(self.root)
         if memory is None:
-            return {}
-        return {
-            "memory_gb": round(memory.total_gb - memory.available_gb, 2),
-            "memory_total_gb": round(memory.total_gb, 2),
-        }
+            return None, None
+        return round(memory.total_gb - memory.available_gb, 2), round(memory.total_gb, 2)
 
-    def _network_rates(self) -> dict[str, float]:
+    def _network_rates(self) -> tuple[float | None, float | None]:
+        """Return what was received and sent in Gbit/s since the last call, None when it cannot be measured."""
         previous_bytes = self.last_network_bytes
         previous_time = self.last_network_time
         self.last_network_bytes = self._read_network_bytes()
         self.last_network_time = self.clock()
         seconds = self.last_network_time - previous_time
         if not self.last_network_bytes or seconds <= 0:
-            return {}
+            return None, None
         received = sent = 0
         for name, (received_bytes, sent_bytes) in self.last_network_bytes.items():
             if name in previous_bytes:  # an interface that is new has no rate yet
                 # Counters that were reset count as no traffic.
                 received += max(0, received_bytes - previous_bytes[name][0])
                 sent += max(0, sent_bytes - previous_bytes[name][1])
-        return {
-            "net_in_gbit": round(received * 8e-9 / seconds, 4),
-            "net_out_gbit": round(sent * 8e-9 / seconds, 4),
-        }
+        return round(received * 8e-9 / seconds, 4), round(sent * 8e-9 / seconds, 4)
 
     def _read_network_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes received and sent so far, by interface or by file of a port's counter."""
@@ -163,20 +164,20 @@ class GpuSampler:
         self.process: subprocess.Popen[bytes] | None = None
         self.terminal_fd = -1
         self.partial_line = b""
-        self.readings: dict[int, tuple[float, dict[str, float]]] = {}  # by GPU: when it was read, and its values
+        self.readings: dict[int, tuple[float, GpuLoad]] = {}  # by GPU: when it was read, and its load
         self.start_time = 0.0
         self.last_output_time = 0.0
         self.next_start_time = 0.0
         self.restart_delay = RESTART_DELAY_SECONDS[0]
 
-    def read(self) -> list[dict[str, float]]:
-        """Return each GPU's newest values, by GPU index. Starts nvidia-smi where it does not run. Never blocks."""
+    def read(self) -> tuple[GpuLoad, ...]:
+        """Return each GPU's newest load, by GPU index. Starts nvidia-smi where it does not run. Never blocks."""
         now = self.clock()
         if self.process is not None:
             self._update_readings(now)
         elif self.nvidia_smi_path is not None and now >= self.next_start_time:
             self._start(now)
-        return [values for _, (read_at, values) in sorted(self.readings.items()) if now - read_at < STALE_SECONDS]
+        return tuple(load for _, (read_at, load) in sorted(self.readings.items()) if now - read_at < STALE_SECONDS)
 
     def _start(self, now: float) -> None:
         self.start_time = self.last_output_time = now
@@ -210,8 +211,8 @@ class GpuSampler:
         has_ended = self.process.poll() is not None  # read before its output, which is complete then
         *lines, self.partial_line = (self.partial_line + self._read_output()).split(b"\n")
         self.partial_line = self.partial_line[-MAX_LINE_BYTES:]
-        for index, values in filter(None, map(_parse_line, lines)):
-            self.readings[index] = now, values
+        for index, load in filter(None, map(_parse_line, lines)):
+            self.readings[index] = now, load
             self.last_output_time = now
         if has_ended:
             self._handle_exit(now)
@@ -254,8 +255,8 @@ class GpuSampler:
             self._handle_exit(self.clock())
 
 
-def _parse_line(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Return the GPU index and values of a line; None for a line that has another format.
+def _parse_line(line: bytes) -> tuple[int, GpuLoad] | None:
+    """Return the GPU index and load of a line; None for a line that has another format.
 
     Values that the GPU does not provide ("[N/A]") are left out.
     """
@@ -266,4 +267,4 @@ def _parse_line(line: bytes) -> tuple[int, dict[str, float]] | None:
     for (name, factor), cell in zip(NVIDIA_SMI_FIELDS.values(), cells[1:], strict=True):
         with contextlib.suppress(ValueError):
             values[name] = round(float(cell) * factor, 2)
-    return int(cells[0]), values
+    return int(cells[0]), GpuLoad(**values)

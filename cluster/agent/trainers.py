@@ -18,16 +18,18 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from cluster.connectors.local import module_command
 from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
+from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import agent_protocol, host, process
 from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
-from train.tools.records import encode
+from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress
 
 EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
 FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its reason
@@ -35,19 +37,19 @@ STACK_DUMP_SECONDS = 0.3
 KILL_TIMEOUT_SECONDS = 20.0
 STANDBY_GB_PER_PROCESS = 0.6  # memory of a standby process
 RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
+RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True)
 class TrainerExit:
     """How an attempt's trainers ended on this machine.
 
-    `phase` is "saved" or "failed". `fault` is "own" when they failed by themselves, "final" when they would fail in the
-    same way in every attempt, "" when another machine was the cause.
+    `phase` is SAVED or FAILED. `fault` is NONE when another machine was the cause of a failure.
     """
 
-    phase: str
+    phase: AgentPhase
     reason: str = ""
-    fault: str = ""
+    fault: Fault = Fault.NONE
 
 
 def make_temp_folder() -> Path:
@@ -169,10 +171,9 @@ class Trainers:
             (self.attempt_folder / agent_protocol.STOP_REQUEST_FILE).touch()
             self.is_save_requested = True
 
-    def read_progress(self) -> dict[str, Any]:
-        """Return the last report of this machine's first rank, {} before its first."""
-        progress = read_json(self.attempt_folder / agent_protocol.PROGRESS_FILE)
-        return progress if isinstance(progress, dict) else {}
+    def read_progress(self) -> TrainerProgress | None:
+        """Return the last report of this machine's first rank, None before its first."""
+        return _read_intact(self.attempt_folder / agent_protocol.PROGRESS_FILE, TrainerProgress)
 
     def exit_codes(self) -> list[int | None]:
         """Return the trainers' exit codes, None for those that run."""
@@ -184,7 +185,7 @@ class Trainers:
             return None
         if EXIT_SAVED in exit_codes:
             self.wait_for_exit(EXIT_WAIT_SECONDS)
-            return TrainerExit("saved")
+            return TrainerExit(AgentPhase.SAVED)
         if any(exit_codes):
             time.sleep(FAILURE_REPORT_SECONDS)
         elif None in exit_codes:
@@ -194,7 +195,7 @@ class Trainers:
         for rank, code in codes_by_rank.items():
             if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS):
                 name = signal.Signals(-code).name
-                return TrainerExit("failed", f"the trainer of rank {rank} was killed by {name}", "own")
+                return TrainerExit(AgentPhase.FAILED, f"the trainer of rank {rank} was killed by {name}", Fault.OWN)
         reported = self._first_reported_failure()
         if reported:
             return reported
@@ -205,17 +206,17 @@ class Trainers:
         else:
             reason = f"the trainer of rank {rank} ended with code {code} and no result"
         # NCCL aborts ranks that wait for a rank which is gone; they are not at fault.
-        fault = "" if code == -signal.SIGABRT else "own"
-        return TrainerExit("failed", reason, fault)
+        fault = Fault.NONE if code == -signal.SIGABRT else Fault.OWN
+        return TrainerExit(AgentPhase.FAILED, reason, fault)
 
     def _first_reported_failure(self) -> TrainerExit | None:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
-        reports = [read_json(path) for path in self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)]
-        sorted_reports = sorted((report for report in reports if report), key=lambda report: float(report["time"]))
-        for fault in ("final", "own", "peer"):
-            for report in sorted_reports:
-                if report.get("fault", "own") == fault:
-                    return TrainerExit("failed", report["reason"], "" if fault == "peer" else fault)
+        paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
+        reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
+        for fault in (Fault.FINAL, Fault.OWN, Fault.PEER):
+            for report in sorted(reports, key=lambda report: report.time):
+                if report.fault == fault:
+                    return TrainerExit(AgentPhase.FAILED, report.reason, Fault.NONE if fault == Fault.PEER else fault)
         return None
 
     def wait_for_exit(self, seconds: float) -> None:
@@ -264,6 +265,14 @@ class Trainers:
                 if _has_variable(pid, f"TMPDIR={self.environment['TMPDIR']}"):
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)  # also reaps processes that an earlier call has killed
+
+
+def _read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:
+    """Return the record in a file of the trainers; None when it does not exist or is damaged."""
+    try:
+        return read_record(path, record_type)
+    except DamagedRecord:
+        return None
 
 
 def _has_variable(pid: int, variable: str) -> bool:

@@ -12,8 +12,7 @@ from cluster.connectors import tmux
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
-from cluster.state import locks
-from cluster.state.run_folder import Run
+from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
 
 from .options import BackendOptions
@@ -74,7 +73,7 @@ class Backend(ABC):
 
     def is_supervised(self) -> bool:
         """Whether a supervisor of this run is at work on this computer."""
-        return locks.is_locked(self.run.folder.path / locks.SUPERVISOR_LOCK)
+        return is_locked(self.run.folder.path / SUPERVISOR_LOCK)
 
     @abstractmethod
     def agents_alive(self) -> bool:

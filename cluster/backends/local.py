@@ -13,13 +13,13 @@ from cluster.connectors import tmux
 from cluster.connectors.local import module_command, visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
-from cluster.state import locks
+from cluster.state.heartbeats import MachineStatus
+from cluster.state.run_folder import AGENT_LOCK, is_locked
 from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools.filesystem import read_json
-from train.tools.records import encode
+from train.tools.records import encode, read_record
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
@@ -118,7 +118,7 @@ class LocalBackend(SharedFolderBackend):
 
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running: it holds a lock that the kernel releases when it dies."""
-        return locks.is_locked(self.run.folder.work_folder(machine) / locks.AGENT_LOCK)
+        return is_locked(self.run.folder.work_folder(machine) / AGENT_LOCK)
 
     def replace(self, machine: str) -> None:
         """Start the agent again. It joins as a new machine under the old name."""
@@ -129,13 +129,14 @@ class LocalBackend(SharedFolderBackend):
     def kill_agent(self, machine: str) -> None:
         """Kill the agent. The processes that it started end with it."""
         folder = self.run.folder
-        status = read_json(folder.status_path(machine)) or {}
         try:
-            pid = int(status["pid"])
-            if str(folder.work_folder(machine)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            status = read_record(folder.status_path(machine), MachineStatus)
+            if status is None or status.pid is None:
                 raise ProcessLookupError
-            os.kill(pid, signal.SIGKILL)
-        except (OSError, KeyError, ValueError):  # a new agent is starting: the status file is its predecessor's
+            if str(folder.work_folder(machine)).encode() not in Path(f"/proc/{status.pid}/cmdline").read_bytes():
+                raise ProcessLookupError
+            os.kill(status.pid, signal.SIGKILL)
+        except (OSError, ValueError):  # a new agent is starting: the status file is its predecessor's
             raise ClusterError(
                 f"machine {machine} of {self.run.spec.name} is just starting; try again in a moment"
             ) from None

@@ -4,16 +4,18 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
+from train.tools.records import encode
 
 from .options import output_option, print_json
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
+    from cluster.state.status import JobStatus, MachineRow
 
 LOG_POLL_SECONDS = 0.3
 
@@ -53,16 +55,18 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
         return _ls_cloud(regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
+    statuses = []
     rows = []
     for job in store.all_jobs():
         try:
             refresh(job)
-            rows.append({**job.status(), "hparams": job.hparams})
+            statuses.append(job.status())
+            rows.append({**encode(statuses[-1]), "hparams": job.hparams})
         except ClusterError as error:
             click.echo(f"warning: {error}", err=True)
     if output == "json":
         return print_json(rows)
-    display_status.show_jobs(rows)
+    display_status.show_jobs(statuses)
 
 
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
@@ -99,14 +103,16 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     job_status, timeline, machines = found_job.status(), found_job.timeline(), found_job.machine_details()
     result = found_job.result
     if output == "json":
-        print_json({**job_status, "timeline": timeline, "machines_now": machines, "result": result})
+        machines_json = {name: machine.to_json() for name, machine in machines.items()}
+        others = {"timeline": encode(timeline), "machines_now": machines_json, "result": encode(result)}
+        print_json({**encode(job_status), **others})
     else:
         display_status.show_status(job_status, machines, timeline)
-        if result and (forecast_vs_actual := result.get("against")):
-            constants_source = (result.get("forecast") or {}).get("source", "")
-            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source, found_job.name)
+        if result and result.against:
+            constants_source = result.forecast.source if result.forecast else ""
+            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.name)
     if exit_code:
-        sys.exit(STATE_EXIT_CODES.get(job_status["state"], EXIT_UNFINISHED))
+        sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
 
 @click.command()
@@ -212,7 +218,7 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
     if kind:
         name = job.rank0_machine if machine is None else str(machine)
         return job.agent_log_path(name) if kind == "agent" else job.setup_log_path(name)
-    number = int(job.status()["attempt"])
+    number = job.status().attempt
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
     attempt = attempts.read_attempt(job.run_folder.shared, number)
@@ -281,7 +287,7 @@ def top(job: str | None, once: bool) -> None:
 
     found_job = store.find(job)
 
-    def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def read() -> tuple["JobStatus", dict[str, "MachineRow"]]:
         refresh(found_job)
         return found_job.status(), found_job.machine_details()
 

@@ -186,11 +186,12 @@ def stop(job: str) -> None:
     `imgnet-cluster resume JOB` continues from the checkpoint.
     """
     from cluster.jobs import store
+    from cluster.state.states import JobState
 
     stopped_job = store.find(job)
     stopped_job.stop()
     state = stopped_job.state
-    hint = "" if state == "done" else f"; continue: imgnet-cluster resume {stopped_job.name}"
+    hint = "" if state == JobState.DONE else f"; continue: imgnet-cluster resume {stopped_job.name}"
     click.echo(f"{stopped_job.name} {state}{hint}")
 
 

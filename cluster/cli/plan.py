@@ -231,7 +231,7 @@ def _forecast_candidates(
         )
     job_type = None
     if job:
-        job_type = calibration.job_machine_type(job.spec, job.result or {}, billing.last_rented_type(job))
+        job_type = calibration.job_machine_type(job.spec, job.result, billing.last_rented_type(job))
     machine_types: list[MachineType] = [
         planning_candidates.get_machine_type(name) for name in dict.fromkeys(type_names)
     ]

@@ -1,11 +1,11 @@
 """Prints forecasts: candidates to choose from, one of them term by term, and a forecast beside the actual times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from cluster.planning import choose
 from cluster.planning.candidates import Candidate, group_by_type
+from train.forecast import TermComparison
 
 from .cloud import format_dollars
 from .tables import print_table
@@ -117,14 +117,14 @@ def show_choice(candidate: Candidate, command: str) -> None:
     print(f"  {command}")
 
 
-def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source: str = "", job_name: str = "") -> None:
+def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:
     """Print the forecast of a job beside the actual times, term by term. Terms of less than a second get no error."""
     cells = [
         (
-            row["term"],
-            f"{row['forecast']:.1f}",
-            f"{row['actual']:.1f}",
-            "" if row["error"] is None or row["actual"] < 1 else f"{100 * row['error']:+.0f} %",
+            row.term,
+            f"{row.forecast:.1f}",
+            f"{row.actual:.1f}",
+            "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %",
         )
         for row in rows
     ]

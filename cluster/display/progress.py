@@ -1,20 +1,21 @@
 """Follows a running job in the terminal and prints how it ended."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cluster.jobs import billing
 from cluster.jobs.job import Job
+from cluster.state.states import JobState, MachineState
+from cluster.state.status import JobStatus
 from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
-from train.recipe.target import TargetOutcome, describe_outcome
-from train.tools.records import decode
+from train.recipe.target import describe_outcome
 
 from .status import show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console
 
 REFRESH_SECONDS = 0.3
+TRAINING_STATES = (MachineState.TRAINING, MachineState.VALIDATING)
 
 
 def follow(job: Job) -> int:
@@ -46,7 +47,7 @@ def follow(job: Job) -> int:
             has_ended = job.has_ended
             status = job.status()
             epoch_rows = job.metric_rows(EpochRow)
-            if not has_shown_machines and status["doing"] == "training" and len(job.spec.machine_names) > 1:
+            if not has_shown_machines and status.doing == MachineState.TRAINING and len(job.spec.machine_names) > 1:
                 has_shown_machines = True
                 show_machines(job.machine_details())
             for row in epoch_rows[shown_epochs:]:
@@ -54,16 +55,16 @@ def follow(job: Job) -> int:
                     out.print(epoch_header())
                 out.print(epoch_line(row))
                 shown_epochs += 1
-            if status["doing"] != activity and not has_ended:
-                activity = status["doing"]
-                if activity and not out.is_terminal and activity not in ("training", "validating", "done"):
+            if status.doing != activity and not has_ended:
+                activity = status.doing
+                if activity and not out.is_terminal and activity not in (*TRAINING_STATES, MachineState.DONE):
                     out.print(f"{time.strftime('%H:%M:%S')} {activity}")
-            step = status["step"] or 0
-            if training_start is None or activity not in ("training", "validating"):
+            step = status.step or 0
+            if training_start is None or activity not in TRAINING_STATES:
                 training_start = time.monotonic()
                 first_step = step
             right = _progress_text(status, training_start, first_step)
-            bar.update(task, description=f"{job.name} {activity}", completed=step, total=status["steps"], right=right)
+            bar.update(task, description=f"{job.name} {activity}", completed=step, total=status.steps, right=right)
             if has_ended:
                 break
             time.sleep(REFRESH_SECONDS)
@@ -71,50 +72,56 @@ def follow(job: Job) -> int:
     return STATE_EXIT_CODES[job.state]
 
 
-def _progress_text(status: Mapping[str, Any], since: float, first_step: int) -> str:
+def _progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
     The time left assumes the mean step time since `first_step`, at monotonic time `since`.
     """
-    if not status["steps"] or not status["images_per_second"]:
-        return str(status["progress"]).rpartition(": ")[2]
-    steps = f"{status['step']}/{status['steps']}"
-    epochs = f"{status['epoch']}/{status['epochs']}"
-    steps_done = status["step"] - first_step
-    steps_left = status["steps"] - status["step"]
+    if not status.steps or status.step is None or not status.images_per_second:
+        return status.progress.rpartition(": ")[2]
+    steps = f"{status.step}/{status.steps}"
+    epochs = f"{status.epoch}/{status.epochs}"
+    steps_done = status.step - first_step
+    steps_left = status.steps - status.step
     time_left = ""
     if steps_done > 0:
         time_left = f"  {format_duration((time.monotonic() - since) * steps_left / steps_done)} left"
-    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s{time_left}"
+    return f"step {steps}  epoch {epochs}  {status.images_per_second:.0f} img/s{time_left}"
 
 
 def show_outcome(job: Job) -> None:
     """Print how a job ended, and what to type next."""
-    result = job.result or {}
-    seconds = result["seconds"]
-    print(f"{job.name} {result['state']}{': ' if result['reason'] else ''}{result['reason']}")
-    if result["state"] == "done":
-        print(
-            f"top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  training and validation "
-            f"{seconds['training'] + seconds['validation']:.1f} s of {format_duration(seconds['total'])}  "
-            f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
-            f"${result['dollars']:.2f}{_unpriced_note(billing.machines_without_price(job))}"
+    result = job.result
+    assert result
+    seconds = result.seconds
+    print(f"{job.name} {result.state}{': ' if result.reason else ''}{result.reason}")
+    if result.state == JobState.DONE:
+        training_seconds = seconds.get("training", 0.0) + seconds.get("validation", 0.0)
+        numbers = (
+            ("top-1 {:.2f} %", result.top1),
+            ("top-5 {:.2f} %", result.top5),
+            (f"training and validation {{:.1f}} s of {format_duration(seconds['total'])}", training_seconds),
+            ("{:.0f} img/s", result.images_per_second),
+            ("goodput {:.1f} %", None if result.goodput is None else 100 * result.goodput),
+            ("${:.2f}", result.dollars),
         )
-    if result.get("target"):
-        print(describe_outcome(decode(TargetOutcome, result["target"])))
-    if len(result.get("timeline", [])) > 1:
-        show_timeline(result["timeline"])
-    for name in result.get("did_not_answer", []):
+        known = "  ".join(template.format(number) for template, number in numbers if number is not None)
+        print(f"{known}{_unpriced_note(billing.machines_without_price(job))}")
+    if result.target:
+        print(describe_outcome(result.target))
+    if len(result.timeline) > 1:
+        show_timeline(result.timeline)
+    for name in result.did_not_answer:
         print(
             f"machine {name} did not answer at the end, so processes may still be running there; "
             f"when it answers again, check: imgnet-cluster ssh {job.name} --machine {name}"
         )
-    if "ids_wrong" in result:
-        print("; ".join(result["ids_wrong"]) or "every image was used exactly once in every epoch")
+    if result.ids_wrong is not None:
+        print("; ".join(result.ids_wrong) or "every image was used exactly once in every epoch")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")
     print(f"  report      imgnet-cluster report {job.name}")
     print(f"  log         imgnet-cluster logs {job.name}")
-    if result["state"] != "done":
+    if result.state != JobState.DONE:
         print(f"  continue    imgnet-cluster resume {job.name}")
     print(f"  all results {job.run_folder.result_path}")
 

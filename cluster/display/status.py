@@ -2,20 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from cluster.machines.setup_progress import MACHINE_SETUP_STEPS
+from cluster.state.states import SetupStep
+from cluster.state.status import JobStatus, MachineRow
+from cluster.state.timeline import AttemptRow
 from train.metrics.text import format_duration, time_table_lines
-from train.metrics.time_table import TimeTable
-from train.tools.records import decode
+from train.tools.records import encode
 
 from .tables import print_table
 
-# Steps of a machine until its first training step, in order.
-STARTUP_STEPS = (
-    *MACHINE_SETUP_STEPS,
-    *("data", "fetch", "standby", "others", "rendezvous", "indexing", "group", "first step"),
-)
 MAX_REASON_CHARACTERS = 140
 # How `show_status` calls a value whose key is not a plain word.
 STATUS_LABELS = {
@@ -29,44 +24,44 @@ STATUS_LABELS = {
 }
 
 
-def show_jobs(job_statuses: Sequence[Mapping[str, Any]]) -> None:
+def show_jobs(job_statuses: Sequence[JobStatus]) -> None:
     """Print a row for each job."""
     columns = ("job", "recipe", "state", "machines", "epoch", "step", "top1", "top5", "img/s", "time")
     rows = [
         (
-            status["job"],
-            status["recipe"],
-            status["state"],
-            status["machines"],
-            status["epoch"],
-            status["step"],
-            status["top1"] and f"{status['top1']:.2f}",
-            status["top5"] and f"{status['top5']:.2f}",
-            status["images_per_second"] and f"{status['images_per_second']:.0f}",
-            format_duration(status["seconds"]),
+            status.job,
+            status.recipe,
+            status.state,
+            status.machines,
+            status.epoch,
+            status.step,
+            status.top1 and f"{status.top1:.2f}",
+            status.top5 and f"{status.top5:.2f}",
+            status.images_per_second and f"{status.images_per_second:.0f}",
+            format_duration(status.seconds),
         )
         for status in job_statuses
     ]
     print_table(columns, rows)
 
 
-def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> None:
+def show_status(status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow]) -> None:
     """Print the status of a job, then tables of its machines and attempts if there are several."""
-    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status["created"]))
-    for name, value in {**status, "created": created}.items():
-        if name != "where" and value not in (None, "", [], {}):
+    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created))
+    for name, value in {**encode(status), "created": created}.items():
+        if name != "where" and value not in (None, ""):
             print(f"{STATUS_LABELS.get(name, name):18} {_format_status_value(name, value)}")
-    if len(machines) > 1 or any(machine["host"] for machine in machines.values()):
+    if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()
         show_machines(machines)
     if len(attempts) > 1:
         print()
         show_timeline(attempts)
-    if status.get("where"):
-        print("\n" + "\n".join(time_table_lines(decode(TimeTable, status["where"]), status.get("goodput"))))
+    if status.where:
+        print("\n" + "\n".join(time_table_lines(status.where, status.goodput)))
 
 
-def _format_status_value(name: str, value: Any) -> str:
+def _format_status_value(name: str, value: object) -> str:
     if not isinstance(value, float):
         return f"{value}"
     if name == "seconds":
@@ -74,28 +69,27 @@ def _format_status_value(name: str, value: Any) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def show_machines(machines: Mapping[str, Mapping[str, Any]]) -> None:
+def show_machines(machines: Mapping[str, MachineRow]) -> None:
     """Print a row for each machine, with the seconds of each step until its first training step."""
-    steps = [step for step in STARTUP_STEPS if any(step in machine["seconds"] for machine in machines.values())]
+    steps = [step for step in SetupStep if any(step in machine.seconds for machine in machines.values())]
     rows = []
     for name, machine in machines.items():
-        seconds = [f"{machine['seconds'][step]:.1f}" if step in machine["seconds"] else "" for step in steps]
-        note = machine["reason"] or "; ".join(machine["notes"])
-        rows.append((name, machine["host"], machine["state"], *seconds, note))
+        seconds = [f"{machine.seconds[step]:.1f}" if step in machine.seconds else "" for step in steps]
+        rows.append((name, machine.host, machine.state, *seconds, machine.reason or "; ".join(machine.notes)))
     print_table(("machine", "host", "state", *steps, "note"), rows)
 
 
-def show_timeline(attempts: Sequence[Mapping[str, Any]]) -> None:
+def show_timeline(attempts: Sequence[AttemptRow]) -> None:
     """Print a row for each attempt: start, machines, reason, and the time and steps that the change cost."""
     rows = [
         (
-            attempt["attempt"] if attempt["machines"] else "end",
-            time.strftime("%H:%M:%S", time.localtime(attempt["at"])),
-            " ".join(attempt["machines"]),
-            attempt["first_step"],
-            "" if attempt["pause"] is None else f"{attempt['pause']:.1f} s",
-            attempt["steps_lost"],
-            _truncate(attempt["reason"]),
+            attempt.attempt if attempt.machines else "end",
+            time.strftime("%H:%M:%S", time.localtime(attempt.at)),
+            " ".join(attempt.machines),
+            attempt.first_step,
+            "" if attempt.pause is None else f"{attempt.pause:.1f} s",
+            attempt.steps_lost,
+            _truncate(attempt.reason),
         )
         for attempt in attempts
     ]

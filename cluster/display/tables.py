@@ -2,15 +2,22 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
+from cluster.state.states import JobState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-STATE_EXIT_CODES = {"done": EXIT_OK, "failed": EXIT_JOB_FAILED, "stopped": EXIT_JOB_STOPPED}
-STATE_COLORS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
+STATE_EXIT_CODES = {JobState.DONE: EXIT_OK, JobState.FAILED: EXIT_JOB_FAILED, JobState.STOPPED: EXIT_JOB_STOPPED}
+STATE_COLORS: dict[str, str] = {  # of the states of jobs, and of the states of machines with the same names
+    JobState.DONE: "green",
+    JobState.FAILED: "red",
+    JobState.STOPPED: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.WAITING: "blue",
+}
 PLAIN_WIDTH_CHARACTERS = 200  # of output that does not go to a terminal
 
 
@@ -26,7 +33,7 @@ def console(to_stderr: bool = False) -> "Console":
     return Console(stderr=to_stderr, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print rows under their column names, with numbers aligned to the right.
 
     If the third column is "state", each row has the color of its state.
@@ -48,7 +55,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     console().print(table, width=PLAIN_WIDTH_CHARACTERS)
 
 
-def format_cell(value: Any) -> str:
+def format_cell(value: object) -> str:
     """Return a value as text: "" for None, four significant digits for a float."""
     if value is None:
         return ""

@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
+from cluster.state.heartbeats import MachineLoad
+from cluster.state.states import MachineState
+from cluster.state.status import JobStatus, MachineRow
 from train.metrics.text import format_duration
+from train.tools.trainer_reports import TrainingNumbers
 
 from .tables import STATE_COLORS, STATE_EXIT_CODES, console, format_cell
 
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-Statuses = Mapping[str, Mapping[str, Any]]  # by machine ID
-ReadStatuses = Callable[[], tuple[dict[str, Any], dict[str, dict[str, Any]]]]
+Machines = Mapping[str, MachineRow]  # by name
+ReadStatuses = Callable[[], tuple[JobStatus, Machines]]
 
 TOP_COLUMNS = (
     *("machine", "state", "attempt", "step", "img/s", "loss", "GPU %", "min %", "GPU GB", "°C", "CPU %", "RAM GB"),
@@ -41,7 +45,7 @@ SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must b
 
 
 @dataclass(frozen=True)
-class MachineRow:
+class TableRow:
     """One row of the table, with what its colors depend on."""
 
     cells: Mapping[str, str]  # by column
@@ -59,20 +63,20 @@ class MachineRow:
 class StatusAgeTracker:
     """Remembers when each machine's status changed while this process watched, by this computer's clock."""
 
-    last_statuses: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    last_rows: dict[str, MachineRow] = field(default_factory=dict)
     changed_at: dict[str, float] = field(default_factory=dict)  # monotonic seconds; first seen, for an unchanged status
     seen_changing: set[str] = field(default_factory=set)
 
-    def update(self, statuses: Statuses, now: float) -> None:
+    def update(self, machines: Machines, now: float) -> None:
         """Compare the statuses with the last ones. Machines that are no longer listed are forgotten."""
-        for name in [name for name in self.last_statuses if name not in statuses]:
-            del self.last_statuses[name], self.changed_at[name]
+        for name in [name for name in self.last_rows if name not in machines]:
+            del self.last_rows[name], self.changed_at[name]
             self.seen_changing.discard(name)
-        for name, status in statuses.items():
-            if name in self.last_statuses and self.last_statuses[name] != status:
+        for name, row in machines.items():
+            if name in self.last_rows and self.last_rows[name] != row:
                 self.seen_changing.add(name)
-            if self.last_statuses.get(name) != status:
-                self.last_statuses[name] = status
+            if self.last_rows.get(name) != row:
+                self.last_rows[name] = row
                 self.changed_at[name] = now
 
     def status_age(self, name: str, now: float) -> float | None:
@@ -84,69 +88,69 @@ class StatusAgeTracker:
         return age if name in self.seen_changing or age > STALE_STATUS_SECONDS else None
 
 
-def machine_table_rows(statuses: Statuses, now: float, tracker: StatusAgeTracker | None = None) -> list[MachineRow]:
+def machine_table_rows(machines: Machines, now: float, tracker: StatusAgeTracker | None = None) -> list[TableRow]:
     """Return a row for each machine, sorted by name. `now` is a time of the clock of `StatusAgeTracker.update`."""
     tracker = tracker or StatusAgeTracker()
-    ages = {name: tracker.status_age(name, now) for name in statuses}
-    fresh_statuses = {name: status for name, status in statuses.items() if (ages[name] or 0.0) <= STALE_STATUS_SECONDS}
-    slowest = _find_slowest(fresh_statuses)
+    ages = {name: tracker.status_age(name, now) for name in machines}
+    fresh_names = [name for name, age in ages.items() if (age or 0.0) <= STALE_STATUS_SECONDS]
+    slowest = _find_slowest({name: machines[name] for name in fresh_names})
     rows = []
-    for name in sorted(statuses, key=_natural_sort_key):
-        status = statuses[name]
+    for name in sorted(machines, key=_natural_sort_key):
+        machine = machines[name]
         age = ages[name]
-        cells = _cells(name, status)
+        cells = _cells(name, machine)
         if age is not None:
             lower_bound = "" if name in tracker.seen_changing else "> "
             cells["last status"] = f"{lower_bound}{age:.0f} s ago"
         if slowest is not None and slowest[0] == name:
-            has_several_ranks = len(_as_list(status.get("busy"))) > 1
+            has_several_ranks = len(_busy_shares(machine)) > 1
             cells["slowest"] = f"slowest: GPU {slowest[1]}" if has_several_ranks else "slowest"
-        reason = " ".join(str(status.get("reason") or "").split())
-        rows.append(MachineRow(cells, cells["state"], age, reason))
+        reason = " ".join(machine.reason.split())
+        rows.append(TableRow(cells, machine.state, age, reason))
     return rows
 
 
-def _cells(name: str, status: Mapping[str, Any]) -> dict[str, str]:
-    """Return the cells that depend on the status alone, by column; "" for what the status does not contain."""
-    usage = status.get("use")
-    usage = usage if isinstance(usage, Mapping) else {}
-    gpus = [gpu for gpu in _as_list(usage.get("gpus")) if isinstance(gpu, Mapping)]
-    utilizations = _numbers(gpu.get("use") for gpu in gpus)
-    memory_gb = _numbers(gpu.get("memory_gb") for gpu in gpus)
-    temperatures = _numbers(gpu.get("temperature") for gpu in gpus)
-    ram = [_format_number(usage.get(key), ".0f") for key in ("memory_gb", "memory_total_gb")]
+def _cells(name: str, machine: MachineRow) -> dict[str, str]:
+    """Return the cells that depend on the machine alone, by column; "" for what is not known."""
+    status = machine.status
+    numbers: TrainingNumbers = status or TrainingNumbers()
+    load = (status and status.use) or MachineLoad()
+    utilizations = _numbers(gpu.use for gpu in load.gpus)
+    memory_gb = _numbers(gpu.memory_gb for gpu in load.gpus)
+    temperatures = _numbers(gpu.temperature for gpu in load.gpus)
+    ram = [_format_number(number, ".0f") for number in (load.memory_gb, load.memory_total_gb)]
     return {
         **dict.fromkeys(TOP_COLUMNS, ""),
-        "machine": str(status.get("name") or name),
-        "state": str(status.get("state") or ""),
-        "attempt": format_cell(status.get("attempt")),
-        "step": _format_of_total(status, "step"),
-        "img/s": _format_number(status.get("images_per_second"), ".0f"),
-        "loss": _format_number(status.get("loss"), ".3f"),
+        "machine": name,
+        "state": machine.state,
+        "attempt": format_cell(status and status.attempt),
+        "step": _format_of_total(numbers.step, numbers.steps),
+        "img/s": _format_number(numbers.images_per_second, ".0f"),
+        "loss": _format_number(numbers.loss, ".3f"),
         "GPU %": _format_number(fmean(utilizations) if utilizations else None, ".0f"),
         "min %": _format_number(min(utilizations, default=None), ".0f"),
         "GPU GB": _format_number(max(memory_gb, default=None), ".1f"),  # the fullest GPU runs out of memory first
         "°C": _format_number(max(temperatures, default=None), ".0f"),
-        "CPU %": _format_number(usage.get("cpu"), ".0f"),
+        "CPU %": _format_number(load.cpu, ".0f"),
         "RAM GB": "/".join(filter(None, ram)),
-        "in Gbit/s": _format_number(usage.get("net_in_gbit"), ".2f"),
-        "out Gbit/s": _format_number(usage.get("net_out_gbit"), ".2f"),
+        "in Gbit/s": _format_number(load.net_in_gbit, ".2f"),
+        "out Gbit/s": _format_number(load.net_out_gbit, ".2f"),
     }
 
 
-def _find_slowest(statuses: Statuses) -> tuple[str, int] | None:
+def _find_slowest(machines: Machines) -> tuple[str, int] | None:
     """Return the machine and local rank of the slowest rank, None if none is clearly busier than the median.
 
     Ranks of an older attempt are left out: they no longer wait for the others.
     """
-    attempts = {name: status.get("attempt") for name, status in statuses.items()}
-    newest_attempt = max(_numbers(attempts.values()), default=None)
+    attempts = {name: machine.status.attempt for name, machine in machines.items() if machine.status}
+    newest_attempt = max(attempts.values(), default=0)
     busy_shares = [
         (share, name, rank)
-        for name, status in statuses.items()
-        if newest_attempt is None or attempts[name] == newest_attempt
-        for rank, share in enumerate(_as_list(status.get("busy")))
-        if _is_number(share)
+        for name, attempt in attempts.items()
+        if attempt == newest_attempt
+        for rank, share in enumerate(_busy_shares(machines[name]))
+        if share is not None
     ]
     if not busy_shares:
         return None
@@ -155,27 +159,23 @@ def _find_slowest(statuses: Statuses) -> tuple[str, int] | None:
     return (name, rank) if margin >= SLOWEST_BUSY_MARGIN - 1e-9 else None
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _busy_shares(machine: MachineRow) -> Sequence[float | None]:
+    """Return the share of the time in which each GPU of a machine worked."""
+    return (machine.status and machine.status.busy) or ()
 
 
-def _numbers(values: Iterable[Any]) -> list[float]:
-    """Return the values that are numbers."""
-    return [value for value in values if _is_number(value)]
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are known."""
+    return [value for value in values if value is not None]
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is an int or a float, but neither a bool nor NaN."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+def _format_number(value: float | None, format_spec: str) -> str:
+    return "" if value is None else format(value, format_spec)
 
 
-def _format_number(value: Any, format_spec: str) -> str:
-    return format(value, format_spec) if _is_number(value) else ""
-
-
-def _format_of_total(status: Mapping[str, Any], name: str) -> str:
+def _format_of_total(count: int | None, total: int | None) -> str:
     """Return a count with its total, such as "120/4500", or the one of both that is known."""
-    return "/".join(format_cell(status.get(key)) for key in (name, f"{name}s") if status.get(key) is not None)
+    return "/".join(str(number) for number in (count, total) if number is not None)
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
@@ -183,23 +183,21 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def job_summary_line(status: Mapping[str, Any]) -> str:
+def job_summary_line(status: JobStatus) -> str:
     """Return the job in one line: state, step, epoch, images per second, top-1 and time, as far as they are known."""
-    job, state, activity = (str(status.get(key) or "") for key in ("job", "state", "doing"))
-    seconds = status.get("seconds")
     parts = (
-        ("{}", f"{job} {state}".strip()),
-        ("{}", activity if activity not in ("training", state) else ""),
-        ("step {}", _format_of_total(status, "step")),
-        ("epoch {}", _format_of_total(status, "epoch")),
-        ("{} img/s", _format_number(status.get("images_per_second"), ".0f")),
-        ("top-1 {} %", _format_number(status.get("top1"), ".2f")),
-        ("after {}", format_duration(float(seconds)) if isinstance(seconds, int | float) else ""),
+        ("{}", f"{status.job} {status.state}"),
+        ("{}", status.doing if status.doing not in (MachineState.TRAINING, status.state) else ""),
+        ("step {}", _format_of_total(status.step, status.steps)),
+        ("epoch {}", _format_of_total(status.epoch, status.epochs)),
+        ("{} img/s", _format_number(status.images_per_second, ".0f")),
+        ("top-1 {} %", _format_number(status.top1, ".2f")),
+        ("after {}", format_duration(status.seconds)),
     )
     return "  ".join(template.format(text) for template, text in parts if text)
 
 
-def fitting_columns(machine_rows: Sequence[MachineRow], width: int) -> list[str]:
+def fitting_columns(machine_rows: Sequence[TableRow], width: int) -> list[str]:
     """Return the columns that fit into `width` characters, dropping them by `COLUMN_DROP_ORDER`.
 
     "slowest" is dropped first of all if no machine has an entry there.
@@ -220,7 +218,7 @@ def fitting_columns(machine_rows: Sequence[MachineRow], width: int) -> list[str]
     return columns
 
 
-def _build_table(machine_rows: Sequence[MachineRow], width: int) -> "Table":
+def _build_table(machine_rows: Sequence[TableRow], width: int) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -228,7 +226,7 @@ def _build_table(machine_rows: Sequence[MachineRow], width: int) -> "Table":
     columns = fitting_columns(machine_rows, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        justify: Any = "left" if column in LEFT_ALIGNED_COLUMNS else "right"
+        justify: Literal["left", "right"] = "left" if column in LEFT_ALIGNED_COLUMNS else "right"
         table.add_column(Text(column), justify=justify, no_wrap=True, overflow="ellipsis")
     for row in machine_rows:
         styles = {
@@ -240,12 +238,12 @@ def _build_table(machine_rows: Sequence[MachineRow], width: int) -> "Table":
     return table
 
 
-def _render(status: Mapping[str, Any], machine_rows: Sequence[MachineRow], width: int) -> "Group":
+def _render(status: JobStatus, machine_rows: Sequence[TableRow], width: int) -> "Group":
     """Return the job's line, the table, and a line for each machine that gives a reason for its state."""
     from rich.console import Group
     from rich.text import Text
 
-    style = STATE_COLORS.get(str(status.get("state")), "")
+    style = STATE_COLORS.get(status.state, "")
     header: list[RenderableType] = [
         Text(job_summary_line(status), style=style, no_wrap=True, overflow="ellipsis"),
         Text(""),
@@ -261,7 +259,7 @@ def _render(status: Mapping[str, Any], machine_rows: Sequence[MachineRow], width
 def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
     """Show a job and its machines, refreshed every second, until the job ends or the user presses Ctrl-C.
 
-    `read_statuses` returns the job's status and the machines' statuses by their IDs. With `once`, or when the output
+    `read_statuses` returns the job's status and its machines by their names. With `once`, or when the output
     does not go to a terminal, one plain table is printed.
     """
     from rich.live import Live
@@ -269,11 +267,11 @@ def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
     out = console()
     tracker = StatusAgeTracker()
 
-    def render() -> tuple[Mapping[str, Any], "Group"]:
-        status, statuses = read_statuses()
+    def render() -> tuple[JobStatus, "Group"]:
+        status, machines = read_statuses()
         now = time.monotonic()
-        tracker.update(statuses, now)
-        return status, _render(status, machine_table_rows(statuses, now, tracker), out.width)
+        tracker.update(machines, now)
+        return status, _render(status, machine_table_rows(machines, now, tracker), out.width)
 
     if once or not out.is_terminal:
         if not out.is_terminal:
@@ -284,6 +282,6 @@ def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
         while True:
             status, picture = render()
             live.update(picture, refresh=True)
-            if status.get("state") in STATE_EXIT_CODES:
+            if status.state in STATE_EXIT_CODES:
                 return
             time.sleep(TOP_REFRESH_SECONDS)

@@ -8,9 +8,11 @@ from cluster.backends import registry
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
+from cluster.state.machine_setup import SetupRecord
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
+from train.tools.records import encode
 
 from . import store
 from .job import Job
@@ -79,11 +81,11 @@ def _create_run_folder(spec: JobSpec, hosts: Hosts, launch_id: bytes) -> Job:
     run_folder = RunFolder(path)
     run_folder.shared.mkdir(parents=True)
     local_spec = replace(spec, name=path.name, hosts=Hosts(hosts.shared, machines).to_json())
-    machines_file = {"launch": launch_id.decode(), "adopted": True, "machines": {}}
+    setup_record = SetupRecord(launch=launch_id.decode(), is_adopted=True)
     write_atomic(run_folder.recipe_path, to_json_bytes(spec.recipe.to_json()))
     write_atomic(run_folder.shared / "job.json", to_json_bytes(local_spec.to_json()))
     write_atomic(run_folder.launch_path, launch_id)
-    write_atomic(path / "machines.json", to_json_bytes(machines_file))
+    write_atomic(path / "machines.json", to_json_bytes(encode(setup_record)))
     write_atomic(run_folder.spec_path, to_json_bytes(local_spec.to_json()))  # last: it makes the folder a job
     job = Job(path)
     job.refresh()

@@ -9,6 +9,7 @@ from cluster.backends.rentals import JobCost
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
+from cluster.state.states import JobState
 from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 
@@ -34,7 +35,9 @@ def terminate_job(job: Job) -> None:
         silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
-                result.write_result(job.run_folder, job.spec, job.backend, silent_machines, DOWN_REASON, "stopped")
+                result.write_result(
+                    job.run_folder, job.spec, job.backend, silent_machines, DOWN_REASON, JobState.STOPPED
+                )
         except OSError as error:
             raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from cluster.backends import registry
@@ -16,14 +16,19 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
+from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
+from cluster.state.states import JobState
+from cluster.state.status import JobStatus, MachineRow
+from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
 from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE
-from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
+from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
+from train.tools.records import DamagedRecord, read_record
 
 from . import queue_state
 
@@ -71,10 +76,10 @@ class Job:
         return self.backend.is_supervised() if self.backend.is_remote else self.backend.agents_alive()
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """The content of result.json, None until the job has ended."""
-        result: dict[str, Any] | None = read_json(self.run_folder.result_path)
-        return result
+    def result(self) -> JobResult | None:
+        """The content of result.json, None until the job has ended. Raises `ClusterError` when it is damaged."""
+        with self._report_damaged_files():
+            return read_record(self.run_folder.result_path, JobResult)
 
     @property
     def has_ended(self) -> bool:
@@ -94,32 +99,32 @@ class Job:
         return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
     @property
-    def state(self) -> str:
-        """The state: waiting, booting, setup, running, done, failed or stopped."""
-        return str(self.status()["state"])
+    def state(self) -> JobState:
+        """The state."""
+        return self.status().state
 
-    def status(self) -> dict[str, Any]:
-        """Return what is known now: state, reason, attempt, step and steps, epoch, accuracies, speed.
+    def status(self) -> JobStatus:
+        """Return what is known now.
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
         with self._report_damaged_files():
             return self._read_status()
 
-    def _read_status(self) -> dict[str, Any]:
+    def _read_status(self) -> JobStatus:
         job_status = state_status.job_status(self.run_folder, self.spec, self.result)
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run_folder, self.spec)
-            return {**job_status, "state": "waiting", "doing": wait}
-        if job_status["state"] == "booting" and (wait := self.backend.waits_for()):
-            return {**job_status, "state": "waiting", "doing": wait}
+            return replace(job_status, state=JobState.WAITING, doing=wait)
+        if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
+            return replace(job_status, state=JobState.WAITING, doing=wait)
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
             has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
             state, reason = state_status.infer_end_state(self.run_folder, self.spec)
             if not has_training_result:
-                job_status |= {"state": state, "reason": reason}
+                job_status = replace(job_status, state=state, reason=reason)
         return job_status
 
     def refresh(self) -> None:
@@ -141,9 +146,14 @@ class Job:
 
     @contextlib.contextmanager
     def _report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `ClusterError`, except in the supervisor, which logs them."""
+        """Turn the errors that a damaged file causes into `ClusterError`.
+
+        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
+        """
         try:
             yield
+        except DamagedRecord as error:
+            raise ClusterError(f"{self.path}: a file in it is damaged ({error})") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
@@ -187,7 +197,7 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
-        end_state = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
+        end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()
             state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines, reason, end_state)
@@ -203,7 +213,7 @@ class Job:
         start = state_status.agents_start_time(self.run_folder, self.spec)
         return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
 
-    def wait(self, timeout_seconds: float | None = None) -> str:
+    def wait(self, timeout_seconds: float | None = None) -> JobState:
         """Wait until the job has ended and return its final state. Raises `ClusterError` after the timeout."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -234,7 +244,7 @@ class Job:
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        number = attempt or int(self.status()["attempt"])
+        number = attempt or self.status().attempt
         return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
 
     def agent_log_path(self, machine: str = "0") -> Path:
@@ -250,13 +260,17 @@ class Job:
         """The log of the job's supervisor, as JSON lines."""
         return self.path / SUPERVISOR_LOG
 
-    def timeline(self) -> list[dict[str, Any]]:
+    def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
         return state_timeline.attempt_rows(self.path, self.run_folder.shared)
 
-    def machine_details(self) -> dict[str, dict[str, Any]]:
-        """Return the last status of each machine, with the seconds of each stage up to its first step."""
-        return state_status.machine_rows(self.run_folder, self.spec)
+    def machine_details(self) -> dict[str, MachineRow]:
+        """Return the last status of each machine, with the seconds of each stage up to its first step.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
+        with self._report_damaged_files():
+            return state_status.machine_rows(self.run_folder, self.spec)
 
     @property
     def rank0_machine(self) -> str:
@@ -355,7 +369,11 @@ class Job:
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
                 self.backend.terminate()
             state_result.write_result(
-                self.run_folder, self.spec, self.backend, end_reason="stopped while it waited", end_state="stopped"
+                self.run_folder,
+                self.spec,
+                self.backend,
+                end_reason="stopped while it waited",
+                end_state=JobState.STOPPED,
             )
             return True
 
@@ -389,7 +407,7 @@ class Job:
         self.refresh()
         if not self.has_ended:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
-        if self.state == "done":
+        if self.state == JobState.DONE:
             raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: imgnet-cluster launch")
         self.backend.check(self.spec, self.path.parent)
         self.start()

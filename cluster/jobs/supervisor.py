@@ -17,10 +17,13 @@ from pathlib import Path
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts, locks, status
+from cluster.state import attempts, status
+from cluster.state.run_folder import SUPERVISOR_LOCK
+from cluster.state.states import MachineState
 from train.tools import process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
+from train.tools.records import DamagedRecord
 
 from .job import Job
 
@@ -72,7 +75,7 @@ class MachineReplacer:
             return []
         statuses = status.machine_statuses(run_folder, spec)
         has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
-            machine_status.get("ended") and machine_status["state"] in ("done", "stopped")
+            machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
             for machine_status in statuses.values()
         )
         if has_job_ended:
@@ -80,7 +83,7 @@ class MachineReplacer:
         failed_machines = {
             name
             for name, machine_status in statuses.items()
-            if machine_status.get("ended") and machine_status["state"] == "failed"
+            if machine_status.ended and machine_status.state == MachineState.FAILED
         }
         dead_machines = self.job.backend.dead_machines()
         if len(dead_machines) == len(spec.machine_names):
@@ -97,7 +100,7 @@ def main() -> int:
     process_log.log_to_file(path / process_log.SUPERVISOR_LOG)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
-        with locked(path / locks.SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
+        with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
             exit_code = supervise(Job(path, is_supervisor=True))
     except BlockingIOError:
         print(f"{path.name}: another supervisor is at work", file=sys.stderr)
@@ -131,7 +134,7 @@ def supervise(job: Job) -> int:
         try:
             _supervise_once(job, replacer)
             last_error = ""
-        except ClusterError as error:
+        except (ClusterError, DamagedRecord) as error:
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()

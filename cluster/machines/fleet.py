@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -22,9 +23,10 @@ from cluster.connectors.ssh import SSHConnector, Unreachable
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts
-from cluster.state.locks import AGENT_LOCK
-from cluster.state.run_folder import RunFolder
+from cluster.state.heartbeats import parse_status
+from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
+from cluster.state.states import MachineState
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
@@ -96,7 +98,7 @@ class Fleet:
         old_connector = self.connectors[name]
         self.connectors[name] = self._make_connector(name)
         threading.Thread(target=old_connector.close, daemon=True).start()  # closing may hang
-        self.setup_progress.update(name, host=host.host, reason="")
+        self.setup_progress.update(name, lambda row: replace(row, host=host.host, reason=""))
         write_ssh_config(Hosts(None, tuple(self.hosts.values())), self.folders.path / "ssh_config")
 
     # --- setting up -----------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class Fleet:
         may fail.
         """
         launch_id = self.folders.launch_id
-        if self.setup_progress.data["launch"] == launch_id and self.setup_progress.data.get("ready"):
+        if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
         self.setup_progress.start_launch(launch_id, {name: host.host for name, host in self.hosts.items()})
         hosts = Hosts.from_json(self.spec.hosts or {})
@@ -116,16 +118,17 @@ class Fleet:
         ssh_config = self.pool.submit(write_ssh_config, hosts, self.folders.path / "ssh_config")
         self.code_archive = pack_code()
         self._for_each_usable(self._prepare_machine)
-        if self.setup_progress.data.pop("adopted", False):
+        if self.setup_progress.record.is_adopted:
+            self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
             # The agents of an adopted job are running already, perhaps also on machines that do not answer.
             for name in self.setup_progress.failure_reasons:
-                self.setup_progress.update(name, reason="")
+                self.setup_progress.set_failure_reason(name, "")
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
         self.provisioner.check_machines(self._usable_machines())
         self._require_enough_machines()
-        has_gpus = any(self.setup_progress.rows[name].get("gpus") for name in self._usable_machines())
+        has_gpus = any(self.setup_progress.rows[name].gpus for name in self._usable_machines())
         if self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus):
             self.provisioner.measure_network(self._usable_machines())
             self._require_enough_machines()
@@ -136,7 +139,8 @@ class Fleet:
 
     def _prepare_machine(self, name: str) -> None:
         self.wait_until_ready(name)
-        self.setup_progress.update(name, address=self.hosts[name].address or self.connectors[name].route.host)
+        address = self.hosts[name].address or self.connectors[name].route.host
+        self.setup_progress.update(name, lambda row: replace(row, address=address))
         self.provisioner.prepare(name, *self.code_archive)
 
     def _usable_machines(self) -> list[str]:
@@ -191,7 +195,11 @@ class Fleet:
         """Return the new bytes of each file, and the trainers' result when a status says that the job is done."""
         connector, job_folder = self.connectors[name], self.provisioner.job_folder(name)
         new_bytes = connector.read_new_bytes(job_folder, (*SYNCED_FOLDERS, *MIRRORED), known_sizes)
-        is_done = any(b'"done"' in data for path, data in new_bytes.items() if path.startswith("status/"))
+        is_done = any(
+            (status := parse_status(data)) and status.state == MachineState.DONE
+            for path, data in new_bytes.items()
+            if path.startswith("status/")
+        )
         return new_bytes, connector.read_from(f"{job_folder}/{RESULT_FILE}", 0) if is_done else b""
 
     def _query_any(self, query: Callable[[str], Answer]) -> Answer:
@@ -254,16 +262,13 @@ class Fleet:
         return attempts.is_finished(shared, self.folders.launch_id) or was_stopped or self._has_stopped_by_itself()
 
     def _has_stopped_by_itself(self) -> bool:
-        """Whether an agent of this launch ended as "stopped" more than `STOP_GRACE_SECONDS` ago."""
+        """Whether an agent of this launch ended as STOPPED more than `STOP_GRACE_SECONDS` ago."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
-        statuses = [
-            json.loads(text)
-            for text, changed_at in self.last_status.values()
-            if changed_at < long_ago and b'"stopped"' in text
-        ]
+        old_statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at < long_ago]
         return any(
-            status.get("ended") and (status["state"], status.get("launch")) == ("stopped", launch_id)
-            for status in statuses
+            status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
+            for status in old_statuses
+            if status
         )
 
     def dead_machines(self) -> list[str]:
@@ -293,7 +298,8 @@ class Fleet:
         for name in self.hosts:
             text, changed_at = self.last_status.get(f"status/{name}.json", (b"", 0.0))
             is_due = now - self.liveness_asked_at.get(name, 0.0) > LIVENESS_QUERY_SECONDS
-            if now - changed_at < STATUS_STALE_SECONDS and b'"ended": true' not in text:
+            status = parse_status(text)
+            if now - changed_at < STATUS_STALE_SECONDS and not (status and status.ended):
                 self.agent_running[name] = True
                 self.unreachable_since.pop(name, None)
             elif name not in self.liveness_queries and is_due:
@@ -302,7 +308,7 @@ class Fleet:
 
     def _has_agent(self, name: str) -> bool:
         """Ask a machine whether an agent holds the lock of its work folder. Raises `ClusterError`, `Unreachable`."""
-        lock = f"{self.setup_progress.rows[name]['work']}/{AGENT_LOCK}"
+        lock = f"{self.setup_progress.rows[name].work}/{AGENT_LOCK}"
         argv = ["sh", "-c", 'test -e "$1" && ! flock -n -s "$1" true', "sh", lock]
         return self.connectors[name].run(argv, check=False, timeout=10).code == 0
 
@@ -328,11 +334,13 @@ class Fleet:
             raise ClusterError(f"{connector.name} has no agent at work; see: imgnet-cluster status {self.spec.name}")
         if notice_seconds is not None:
             notice = json.dumps({"reason": "a rehearsal took it away", "seconds": notice_seconds})
-            connector.write(f"{row['work']}/notice", notice.encode())
+            connector.write(f"{row.work}/notice", notice.encode())
             return
-        status = json.loads((self.folders.shared / "status" / f"{name}.json").read_text())
+        status = parse_status(self.folders.status_path(name).read_bytes())
+        if status is None or status.pid is None:
+            raise ClusterError(f"{connector.name} is just starting; try again in a moment")
         kill_agent = 'grep -qs cluster.agent "/proc/$1/cmdline" && kill -9 "$1"'
-        connector.run(["sh", "-c", kill_agent, "sh", str(status["pid"])])
+        connector.run(["sh", "-c", kill_agent, "sh", str(status.pid)])
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster.state.mounts import mount_of
+from cluster.connectors.mounts import mount_of
 from train.distributed.network import interface_addresses
 from train.tools import host
 from train.tools.filesystem import one_line_error
@@ -217,7 +218,7 @@ def folder_facts(shared: Path, marker: Path) -> dict[str, Any]:
         second_name.unlink(missing_ok=True)
     times = {"write_ms": round((written - start) * 1e3, 3), "fsync_ms": round((synced - written) * 1e3, 3)}
     mount = mount_of(shared.resolve(), Path("/proc/self/mountinfo").read_text())
-    return {**mount, **times, "link": supports_links, "free_gb": free_gb(shared)}
+    return {**asdict(mount), **times, "link": supports_links, "free_gb": free_gb(shared)}
 
 
 def can_hard_link(path: Path, second_name: Path) -> bool:

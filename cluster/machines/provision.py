@@ -11,8 +11,9 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
@@ -20,6 +21,7 @@ from cluster.connectors.ssh import SSHConnector
 from cluster.errors import SetupFailed
 from cluster.state.run_folder import stop_reason
 from cluster.state.spec import JobSpec
+from cluster.state.states import SetupStep
 from train.distributed.network import slow_pairs
 
 from . import checks, code_archive, python_env, requirements
@@ -42,6 +44,7 @@ tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exi
 # Writes stdout and stderr both to the log, which the setup window shows, and to us. The exit code is printed, because
 # the exit code of a pipe is that of tee.
 LOGGED_COMMAND_SCRIPT = r'log=$1; shift; mkdir -p "${log%/*}"; { "$@" 2>&1; echo "exit code $?"; } | tee -a "$log"'
+Answer = TypeVar("Answer")
 FREE_PORT_PROGRAM = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
@@ -67,24 +70,24 @@ class Provisioner:
     def prepare(self, name: str, archive_bytes: bytes, code_hash: str) -> None:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`."""
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
-        with timed_step(progress, name, "connected"):
+        with timed_step(progress, name, SetupStep.CONNECTED):
             home = connector.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out.decode()
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
-        progress.update(name, folder=folder, work=f"{folder}/jobs/{self.spec.uid}")
-        with timed_step(progress, name, "code"):
+        work = f"{folder}/jobs/{self.spec.uid}"
+        progress.update(name, lambda row: replace(row, folder=folder, work=work))
+        with timed_step(progress, name, SetupStep.CODE):
             code_folder, _ = code_archive.upload_code(connector, folder, archive_bytes, code_hash)
-            progress.update(name, code=code_folder)
-        with timed_step(progress, name, "environment"):
+            progress.update(name, lambda row: replace(row, code=code_folder))
+        with timed_step(progress, name, SetupStep.ENVIRONMENT):
             self.open_session(name)
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
             library = requirements.model_library(self.spec.recipe)
             argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
-            # An index with builds of torch for GPUs that the default build no longer supports.
-            index = (self.spec.cloud or {}).get("torch_index_url")
+            index = self.spec.rental_facts.torch_index_url
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
             environment = python_env.parse_output(stdout.encode(), connector.name)
-            progress.update(name, python=environment["python"])
+            progress.update(name, lambda row: replace(row, python=environment["python"]))
 
     def open_session(self, name: str, shell_line: str = ":") -> None:
         """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
@@ -93,7 +96,7 @@ class Provisioner:
         Raises `SetupFailed`.
         """
         connector, session = self.connectors[name], self.spec.tmux_session
-        log = f"{self.setup_progress.rows[name]['work']}/setup.log"
+        log = f"{self.setup_progress.rows[name].work}/setup.log"
         new_session = tmux.new_session_argv(session, "setup", ["tail", "-n", "+1", "-F", log])
         argv = ["sh", "-c", f"{OPEN_SESSION_SCRIPT}{shell_line}", "sh", log, session, *new_session]
         result = connector.run(argv, check=False)
@@ -108,8 +111,8 @@ class Provisioner:
         `variables` are added to the module's environment.
         """
         row = self.setup_progress.rows[name]
-        env = {"PYTHONPATH": row["code"], "PYTHONSAFEPATH": "1", **variables}
-        logged_argv = ["sh", "-c", LOGGED_COMMAND_SCRIPT, "sh", f"{row['work']}/setup.log", *argv]
+        env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", **variables}
+        logged_argv = ["sh", "-c", LOGGED_COMMAND_SCRIPT, "sh", f"{row.work}/setup.log", *argv]
         result = self.connectors[name].run(logged_argv, env=env, timeout=timeout_seconds)
         text, _, code = result.out.decode(errors="replace").rpartition("exit code ")
         return int(code), text.strip()
@@ -124,7 +127,8 @@ class Provisioner:
         facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
         max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
         for name, facts in facts_by_machine.items():
-            required_gpus = self.spec.procs if max_gpus or (self.spec.cloud or {}).get("gpus_per_machine") else 0
+            has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
+            required_gpus = self.spec.procs if has_gpus else 0
             findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
             if not required_gpus:
                 findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
@@ -138,12 +142,12 @@ class Provisioner:
         for first, second in checks.pairs_without_common_folder(answers):
             shared = self.shared_folder(first)
             reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
-            self.setup_progress.update(second, reason=reason)
+            self.setup_progress.set_failure_reason(second, reason)
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
         assert self.spec.hosts
-        return str(self.spec.hosts["shared"] or f"{self.setup_progress.rows[name]['folder']}/shared")
+        return str(self.spec.hosts["shared"] or f"{self.setup_progress.rows[name].folder}/shared")
 
     def job_folder(self, name: str) -> str:
         """Return the path of the job's folder in the shared folder."""
@@ -158,10 +162,10 @@ class Provisioner:
         probe_arguments = [",".join(names) if argument == "all" else argument for argument in arguments]
 
         def probe(name: str) -> dict[str, Any]:
-            with timed_step(self.setup_progress, name, "checks"):
+            with timed_step(self.setup_progress, name, SetupStep.CHECKS):
                 row = self.setup_progress.rows[name]
-                argv = [row["python"], "-m", "cluster.machines.probe"]
-                argv += ["--shared", self.shared_folder(name), "--work", row["work"]]
+                argv = [row.python, "-m", "cluster.machines.probe"]
+                argv += ["--shared", self.shared_folder(name), "--work", row.work]
                 argv += ["--token", self.spec.uid, "--machine", name, *probe_arguments]
                 sent_at = time.time()
                 code, text = self.run_logged(name, argv, PROBE_TIMEOUT_SECONDS)
@@ -173,19 +177,19 @@ class Provisioner:
 
         return self.run_on_each(names, probe)
 
-    def run_on_each(self, names: Sequence[str], function: Callable[[str], Any]) -> dict[str, Any]:
+    def run_on_each(self, names: Sequence[str], function: Callable[[str], Answer]) -> dict[str, Answer]:
         """Call a function for all machines at once, each in a thread, and return what succeeded, by machine.
 
         An error becomes the machine's failure reason. Raises `SetupFailed` as soon as the job is to stop; calls that
         have begun are abandoned.
         """
-        results: dict[str, Any] = {}
+        results: dict[str, Answer] = {}
 
         def run_one(name: str) -> None:
             try:
                 results[name] = function(name)
             except Exception as error:
-                self.setup_progress.update(name, reason=_error_line(error, self.connectors[name].name))
+                self.setup_progress.set_failure_reason(name, _error_line(error, self.connectors[name].name))
 
         threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -200,9 +204,10 @@ class Provisioner:
     def _record_findings(self, name: str, machine_findings: Sequence[checks.Finding], facts: Mapping[str, Any]) -> None:
         errors = [finding["what"] for finding in machine_findings if finding["level"] == "error"]
         warnings = [finding["what"] for finding in machine_findings if finding["level"] == "warning"]
-        self.setup_progress.update(name, notes=warnings, gpus=[gpu["name"] for gpu in facts["gpus"]])
+        gpus = tuple(gpu["name"] for gpu in facts["gpus"])
+        self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
         if errors:
-            self.setup_progress.update(name, reason="; ".join(errors))
+            self.setup_progress.set_failure_reason(name, "; ".join(errors))
 
     def measure_network(self, names: Sequence[str]) -> None:
         """Measure the network between all pairs of machines, and an all-reduce, with the library that will train.
@@ -212,22 +217,22 @@ class Provisioner:
         """
         rank0 = names[0]
         rank0_row = self.setup_progress.rows[rank0]
-        port = self.connectors[rank0].run([rank0_row["python"], "-c", FREE_PORT_PROGRAM]).out.decode().strip()
+        port = self.connectors[rank0].run([rank0_row.python, "-c", FREE_PORT_PROGRAM]).out.decode().strip()
         arguments = ["--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
         if len(names) > MANY_MACHINES:
             arguments += SHORT_TEST_ARGUMENTS
 
         def measure(name: str) -> str:
-            with timed_step(self.setup_progress, name, "network"):
+            with timed_step(self.setup_progress, name, SetupStep.NETWORK):
                 variables = {
                     "RANK": str(names.index(name)),
                     "LOCAL_RANK": "0",
                     "WORLD_SIZE": str(len(names)),
                     "LOCAL_WORLD_SIZE": "1",
-                    "MASTER_ADDR": rank0_row["address"],
+                    "MASTER_ADDR": rank0_row.address,
                     "MASTER_PORT": port,
                 }
-                argv = [self.setup_progress.rows[name]["python"], "-m", "train.distributed.network_probe", *arguments]
+                argv = [self.setup_progress.rows[name].python, "-m", "train.distributed.network_probe", *arguments]
                 code, text = self.run_logged(name, argv, NETWORK_TIMEOUT_SECONDS, **variables)
                 if code:
                     raise SetupFailed((text or "no output").splitlines()[-1])
@@ -237,7 +242,7 @@ class Provisioner:
         if rank0 not in last_lines:
             return
         measurement = json.loads(last_lines[rank0])
-        self.setup_progress.data["network"] = measurement
+        self.setup_progress.update_record(lambda record: replace(record, network=measurement))
         if measurement.get("warning"):
             for name in names:
                 self._add_warning(name, measurement["warning"])
@@ -249,7 +254,7 @@ class Provisioner:
                 self._add_warning(name, f"slow network to {peers}")
 
     def _add_warning(self, name: str, warning: str) -> None:
-        self.setup_progress.update(name, notes=[*self.setup_progress.rows[name]["notes"], warning])
+        self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, warning)))
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
         """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine."""
@@ -264,12 +269,12 @@ class Provisioner:
 
         `elapsed_seconds` is how much of the job's time limit has passed.
         """
-        with timed_step(self.setup_progress, name, "agent"):
+        with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
-            argv = ["env", f"PYTHONPATH={row['code']}", "PYTHONSAFEPATH=1", row["python"], "-m", "cluster.agent"]
-            argv += [self.job_folder(name), row["work"], name, "--address", row["address"]]
+            argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
+            argv += [self.job_folder(name), row.work, name, "--address", row.address]
             agent_line = shlex.join([*argv, "--elapsed", f"{elapsed_seconds:.0f}"])
-            log = f"{row['work']}/agent.out"  # keeps what the agent prints while nobody is attached
+            log = f"{row.work}/agent.out"  # keeps what the agent prints while nobody is attached
             window_argv = ["sh", "-c", f"{agent_line} 2>&1 | tee -a {shlex.quote(log)}"]
             open_window = shlex.join(tmux.new_window_argv(session, "agent", window_argv))
             close_setup = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])

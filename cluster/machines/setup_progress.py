@@ -1,69 +1,83 @@
-"""Set-up progress of a job's machines: one row per machine, kept in <run folder>/machines.json for other commands."""
+"""Set-up progress of a job's machines, kept in <run folder>/machines.json for other commands."""
 
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from cluster.state.machine_setup import MachineSetup, SetupRecord
+from cluster.state.states import SetupStep
+from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import DamagedRecord, encode, read_record
 
 WRITE_DELAY_SECONDS = 0.2  # collects changes between two writes: 64 machines make 30 changes a second
-MACHINE_SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")
 
 
 class SetupProgress:
-    """The content of machines.json. May be changed from several threads.
-
-    A row, by machine name, has: host, current step, reason of a failure ("" for none), notes, seconds of each step, and
-    the paths of code and Python on the machine.
-    """
+    """The content of machines.json. May be changed from several threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = threading.Lock()
         self.pending_write: threading.Timer | None = None
-        content = read_json(path)
-        self.data: dict[str, Any] = content if isinstance(content, dict) else {}
-        self.data.setdefault("launch", "")
-        self.rows: dict[str, dict[str, Any]] = self.data.setdefault("machines", {})
+        self.record = SetupRecord()
+        with contextlib.suppress(DamagedRecord):  # the machines are then set up again
+            self.record = read_record(path, SetupRecord) or self.record
 
-    def start_launch(self, launch_id: str, hosts: dict[str, str]) -> None:
+    @property
+    def rows(self) -> Mapping[str, MachineSetup]:
+        """The set-up of each machine, by name."""
+        return self.record.machines
+
+    def start_launch(self, launch_id: str, hosts: Mapping[str, str]) -> None:
         """Start all rows anew for a launch. `hosts` are host names by machine."""
         with self.lock:
-            self.data["launch"] = launch_id
-            self.data["ready"] = False
-            for name, host in hosts.items():
-                self.rows[name] = {"host": host, "step": "", "reason": "", "notes": [], "seconds": {}}
+            machines = {name: MachineSetup(host=host) for name, host in hosts.items()}
+            self.record = replace(self.record, launch=launch_id, is_ready=False, machines=machines)
         self._write()
 
-    def set_step(self, name: str, step: str, seconds: float | None = None) -> None:
+    def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
         """Record that a machine is at a step, or, with `seconds`, how long the step took."""
-        with self.lock:
-            row = self.rows[name]
-            row["step"] = step
-            if seconds is not None:
-                row["seconds"][step] = round(row["seconds"].get(step, 0.0) + seconds, 3)
-        self._write_soon()
 
-    def update(self, name: str, **values: Any) -> None:
-        """Set values of a machine's row, such as notes, python, code, folder, address. Writes a reason at once."""
+        def change(row: MachineSetup) -> MachineSetup:
+            if seconds is None:
+                return replace(row, step=step)
+            step_seconds = round(row.seconds.get(step, 0.0) + seconds, 3)
+            return replace(row, step=step, seconds={**row.seconds, step: step_seconds})
+
+        self.update(name, change)
+
+    def update(self, name: str, change: Callable[[MachineSetup], MachineSetup]) -> None:
+        """Replace a machine's row by what `change` makes of it. The reason of a failure is written at once."""
         with self.lock:
-            self.rows[name].update(values)
-        if "reason" in values:
+            old_row = self.rows[name]
+            row = change(old_row)
+            self.record = replace(self.record, machines={**self.rows, name: row})
+        if row.reason != old_row.reason:
             self._write()
         else:
             self._write_soon()
 
+    def set_failure_reason(self, name: str, reason: str) -> None:
+        """Record why a machine cannot be used; "" if it can be used again."""
+        self.update(name, lambda row: replace(row, reason=reason))
+
+    def update_record(self, change: Callable[[SetupRecord], SetupRecord]) -> None:
+        """Replace the record by what `change` makes of it, without writing it yet."""
+        with self.lock:
+            self.record = change(self.record)
+
     def mark_ready(self) -> None:
         """Record that all usable machines are set up and their agents started. Raises `OSError` if the disk is full."""
-        self.data |= {"ready": True, "finished": time.time()}
+        self.update_record(lambda record: replace(record, is_ready=True, finished=time.time()))
         self._write()
 
     @property
     def failure_reasons(self) -> dict[str, str]:
         """The reason of the failure of each machine that cannot be used."""
-        return {name: str(row["reason"]) for name, row in self.rows.items() if row["reason"]}
+        return {name: row.reason for name, row in self.rows.items() if row.reason}
 
     def _write_soon(self) -> None:
         """Write all changes within `WRITE_DELAY_SECONDS`.
@@ -85,13 +99,13 @@ class SetupProgress:
             if self.pending_write:
                 self.pending_write.cancel()
             self.pending_write = None
-            write_atomic(self.path, to_json_bytes({**self.data, "time": time.time()}), durable=False)
+            write_atomic(self.path, to_json_bytes(encode(replace(self.record, time=time.time()))), durable=False)
 
 
 class timed_step:
     """A context in which a machine is at a set-up step. Records the seconds if the step succeeds."""
 
-    def __init__(self, setup_progress: SetupProgress, machine_name: str, step: str) -> None:
+    def __init__(self, setup_progress: SetupProgress, machine_name: str, step: SetupStep) -> None:
         self.setup_progress = setup_progress
         self.machine_name = machine_name
         self.step = step

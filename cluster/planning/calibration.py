@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from cluster.backends.machine_types import MachineType, find_machine_type
 from cluster.errors import BadInput
-from cluster.state.result import JobResult
+from cluster.state.job_result import JobResult
 from cluster.state.spec import JobSpec
+from cluster.state.states import JobState
 from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, calibrate
-from train.tools.records import decode
+from train.tools.records import decode, encode
 
 CPU_CARD = "CPU"  # stands for the GPU model of machines without GPUs
 UNLIMITED_NETWORK_GBPS = 1e9
@@ -15,16 +16,17 @@ UNLIMITED_NETWORK_GBPS = 1e9
 
 def measured_constants(job_name: str, result: JobResult | None) -> Constants:
     """Return the constants that a job measured. Raises `BadInput` when it is not done or its result lacks values."""
-    if not result or result.get("state") != "done":
+    if not result or result.state != JobState.DONE:
         raise BadInput(f"--from {job_name}: the job is not done, so it has no measurements for a forecast")
     try:
-        constants = result.get("constants")
-        return decode(Constants, constants) if constants else calibrate(decode(MeasuredRun, result), job_name)
+        if result.constants:
+            return result.constants
+        return calibrate(decode(MeasuredRun, encode(result)), job_name, result.start_seconds(include_one_time=False))
     except ValueError as error:
         raise BadInput(f"--from {job_name}: its result.json lacks measurements for a forecast ({error})") from error
 
 
-def job_machine_type(spec: JobSpec, result: JobResult, rented_type: str = "") -> MachineType:
+def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str = "") -> MachineType:
     """Return the machine type that a job ran on.
 
     For rented machines this is `rented_type`. Other machines are described by what the job reports: CPUs, or GPUs of
@@ -36,7 +38,7 @@ def job_machine_type(spec: JobSpec, result: JobResult, rented_type: str = "") ->
     return MachineType(
         name=f"as {spec.name}'s",
         gpus=spec.procs,
-        gpu=CPU_CARD if result.get("device") == "cpu" else "",
+        gpu=CPU_CARD if result and result.device == "cpu" else "",
         network_gbps=UNLIMITED_NETWORK_GBPS,
         vcpus=None,
         on_demand_price=None if spec.cloud else 0.0,

@@ -4,20 +4,21 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from train.forecast import TermComparison
 from train.metrics.text import PART_TITLES
 
 from . import figures, svg
+from .job_facts import JobFacts, JsonObject
 from .palette import SERIES_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-JobFacts = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 Unit = tuple[str, float]  # label of an axis, and how many seconds or images one unit of it is
 
@@ -95,7 +96,7 @@ def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
 
 
 def _largest_value(all_facts: Sequence[JobFacts], key: str) -> float:
-    return max((row[key] for facts in all_facts for row in (*facts["train"], *facts["epochs"])), default=0.0)
+    return max((row[key] for facts in all_facts for row in (*facts.train, *facts.epochs)), default=0.0)
 
 
 def time_unit(max_seconds: float) -> Unit:
@@ -119,9 +120,9 @@ def _accuracy_curves(all_facts: Sequence[JobFacts], x_column: str, unit: Unit) -
             label = metric.replace("top", "top-")
             color = job_color(metric_index)
             if len(all_facts) > 1:  # the color tells the jobs apart, the style the metrics
-                label = f"{facts['job']} {label}"
+                label = f"{facts.job} {label}"
                 color = job_color(index)
-            points = [(row[x_column] / unit[1], row[metric]) for row in facts["epochs"] if row.get(metric) is not None]
+            points = [(row[x_column] / unit[1], row[metric]) for row in facts.epochs if row.get(metric) is not None]
             curves.append(Curve(LegendEntry(label, color, style), points))
     return curves
 
@@ -129,11 +130,11 @@ def _accuracy_curves(all_facts: Sequence[JobFacts], x_column: str, unit: Unit) -
 def _loss_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
     curves = []
     for index, facts in enumerate(all_facts):
-        prefix = f"{facts['job']} " if len(all_facts) > 1 else ""
+        prefix = f"{facts.job} " if len(all_facts) > 1 else ""
         validation_color = job_color(index if len(all_facts) > 1 else 1)
-        training = [(row["images"] / unit[1], row["loss"]) for row in facts["train"] if row["loss"] is not None]
+        training = [(row["images"] / unit[1], row["loss"]) for row in facts.train if row["loss"] is not None]
         validation = [
-            (row["images"] / unit[1], row["val_loss"]) for row in facts["epochs"] if row.get("val_loss") is not None
+            (row["images"] / unit[1], row["val_loss"]) for row in facts.epochs if row.get("val_loss") is not None
         ]
         curves.append(Curve(LegendEntry(f"{prefix}training", job_color(index)), training))
         curves.append(Curve(LegendEntry(f"{prefix}validation", validation_color, "dashed"), validation))
@@ -143,10 +144,10 @@ def _loss_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
 def _training_curves(all_facts: Sequence[JobFacts], column: str, unit: Unit, is_step_plot: bool = False) -> list[Curve]:
     curves = []
     for index, facts in enumerate(all_facts):
-        points = [(row["images"] / unit[1], row[column]) for row in facts["train"] if row[column] is not None]
+        points = [(row["images"] / unit[1], row[column]) for row in facts.train if row[column] is not None]
         # Earlier jobs get wider lines, so that lines which cover each other are all visible.
         width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
-        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points, is_step_plot, width))
+        curves.append(Curve(LegendEntry(facts.job, job_color(index)), points, is_step_plot, width))
     return curves
 
 
@@ -156,14 +157,14 @@ def _speed_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
     for index, facts in enumerate(all_facts):
         points: list[tuple[float, float]] = []
         last_attempt = None
-        for row in facts["train"]:
+        for row in facts.train:
             if row["speed"] is None:
                 continue
             if last_attempt not in (None, row["attempt"]):
                 points.append((row["at"] / unit[1], math.nan))
             points.append((row["at"] / unit[1], row["speed"]))
             last_attempt = row["attempt"]
-        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points))
+        curves.append(Curve(LegendEntry(facts.job, job_color(index)), points))
     return curves
 
 
@@ -242,7 +243,7 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
 
     `name` is the prefix of the SVG ids, unique in the page.
     """
-    rows = [(row["epoch"], row.get("where") or _training_and_validation_seconds(row)) for row in facts["epochs"]]
+    rows = [(row["epoch"], row.get("where") or _training_and_validation_seconds(row)) for row in facts.epochs]
     parts = [part for part in PART_TITLES if any(seconds.get(part, 0.0) > 0 for _, seconds in rows)]
     if not rows or not parts:
         return None
@@ -261,7 +262,7 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
     return Chart(title, svg.figure_to_svg(figure, f"{name}-where", title), legend)
 
 
-def _training_and_validation_seconds(row: JobFacts) -> dict[str, float]:
+def _training_and_validation_seconds(row: JsonObject) -> dict[str, float]:
     return {"steps": row.get("train_seconds") or 0.0, "validation": row.get("val_seconds") or 0.0}
 
 
@@ -274,31 +275,30 @@ def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
 
     `name` is the prefix of the SVG ids, unique in the page.
     """
-    terms = [row for row in facts["forecast_comparison"] if row["term"] != "all"]
-    total = next((row for row in facts["forecast_comparison"] if row["term"] == "all"), None)
-    if not terms and facts["forecast"]:
-        terms = [
-            {"term": term, "forecast": seconds, "actual": None, "error": None}
-            for term, seconds in facts["forecast"].get("terms", {}).items()
-            if seconds
-        ]
-    if not terms:
+    total = next((row for row in facts.forecast_comparison if row.term == "all"), None)
+    actual_terms = [row for row in facts.forecast_comparison if row is not total]
+    if actual_terms:
+        forecast_terms = {row.term: row.forecast for row in actual_terms}
+    else:
+        all_terms = facts.forecast.terms if facts.forecast else {}
+        forecast_terms = {term: seconds for term, seconds in all_terms.items() if seconds}
+    if not forecast_terms:
         return None
-    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(terms))
-    unit, seconds_per_unit = time_unit(max(max(row["forecast"], row["actual"] or 0.0) for row in terms))
-    for index, row in enumerate(terms):
-        _draw_bar(axes, index - 0.2, row["forecast"] / seconds_per_unit, FORECAST_COLOR)
-        if row["actual"] is not None:
-            error_text = format_forecast_error(row["actual"], row["error"])
-            _draw_bar(axes, index + 0.2, row["actual"] / seconds_per_unit, ACTUAL_COLOR, error_text)
-    axes.set(xlabel=unit, ylim=(len(terms) - 0.5, -0.5))
+    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(forecast_terms))
+    unit, seconds_per_unit = time_unit(max([*forecast_terms.values(), *(row.actual for row in actual_terms)]))
+    for index, seconds in enumerate(forecast_terms.values()):
+        _draw_bar(axes, index - 0.2, seconds / seconds_per_unit, FORECAST_COLOR)
+    for index, row in enumerate(actual_terms):
+        error_text = format_forecast_error(row.actual, row.error)
+        _draw_bar(axes, index + 0.2, row.actual / seconds_per_unit, ACTUAL_COLOR, error_text)
+    axes.set(xlabel=unit, ylim=(len(forecast_terms) - 0.5, -0.5))
     axes.margins(x=0.26)  # room for the numbers beside the bars
     axes.set_xlim(left=0)
-    axes.set_yticks(range(len(terms)), [row["term"] for row in terms])
+    axes.set_yticks(range(len(forecast_terms)), [*forecast_terms])
     axes.grid(visible=False, axis="y")
     title = "Forecast"
     legend = [LegendEntry("forecast", FORECAST_COLOR, "box")]
-    if facts["forecast_comparison"]:
+    if facts.forecast_comparison:
         title = "Forecast and actual time"
         legend.append(LegendEntry("actual", ACTUAL_COLOR, "box"))
     drawing = svg.figure_to_svg(figure, f"{name}-forecast", title)
@@ -318,30 +318,29 @@ def format_forecast_error(actual: float | None, error: float | None) -> str:
     return "" if error is None or not actual or actual < 1 else f"{100 * error:+.0f} %"
 
 
-def _forecast_total_note(facts: JobFacts, total: JobFacts | None) -> str:
+def _forecast_total_note(facts: JobFacts, total: TermComparison | None) -> str:
     """Return a sentence on the total time, and where the constants of the forecast come from."""
-    forecast = facts["forecast"] or {}
-    source_note = f" (constants: {forecast['source']})" if forecast.get("source") else ""
+    forecast = facts.forecast
+    source_note = f" (constants: {forecast.source})" if forecast and forecast.source else ""
     if not total:
-        minutes = forecast.get("minutes")
-        return "" if minutes is None else f"{minutes:.3g} minutes in total{source_note}"
-    error_text = format_forecast_error(total["actual"], total["error"])
+        return f"{forecast.minutes:.3g} minutes in total{source_note}" if forecast else ""
+    error_text = format_forecast_error(total.actual, total.error)
     error_note = f" ({error_text})" if error_text else ""
-    unit, seconds_per_unit = time_unit(max(total["forecast"], total["actual"]))
-    predicted = f"{total['forecast'] / seconds_per_unit:.1f} {unit}"
-    return f"total: forecast {predicted}{source_note}, actual {total['actual'] / seconds_per_unit:.1f}{error_note}"
+    unit, seconds_per_unit = time_unit(max(total.forecast, total.actual))
+    predicted = f"{total.forecast / seconds_per_unit:.1f} {unit}"
+    return f"total: forecast {predicted}{source_note}, actual {total.actual / seconds_per_unit:.1f}{error_note}"
 
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
     """Return the dollars spent over time, with a curve for each job on rented machines."""
-    rented_jobs = [(index, facts) for index, facts in enumerate(all_facts) if facts["cost"]["over_time"]]
+    rented_jobs = [(index, facts) for index, facts in enumerate(all_facts) if facts.cost.over_time]
     if not rented_jobs:
         return None
-    unit = time_unit(max(facts["cost"]["over_time"][-1][0] for _, facts in rented_jobs))
+    unit = time_unit(max(facts.cost.over_time[-1][0] for _, facts in rented_jobs))
     curves = []
     for index, facts in rented_jobs:
-        points = [(seconds / unit[1], dollars) for seconds, dollars in facts["cost"]["over_time"]]
-        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points))
+        points = [(seconds / unit[1], dollars) for seconds, dollars in facts.cost.over_time]
+        curves.append(Curve(LegendEntry(facts.job, job_color(index)), points))
     chart = _curve_chart("dollars", "Cost over time", "dollars", unit, curves, y_from_zero=True)
     note = f"{unit[0]} since the launch of the first machine; machines, disks and addresses"
     return chart and Chart(chart.title, chart.svg, chart.legend, note)

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import figures, svg
-from .curves import LINE_STYLES, Chart, JobFacts, LegendEntry, Points, time_unit
+from .curves import LINE_STYLES, Chart, LegendEntry, Points, time_unit
+from .job_facts import Activity, ActivitySpan, JobFacts
 from .palette import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ActivitySpan = tuple[str, float, float]  # activity, begin, end
 Bar = tuple[float, float, float]  # row, begin, end
 
 ACTIVITY_COLORS = {
-    "training": SERIES_COLORS[0],
-    "validating": SERIES_COLORS[2],
-    "getting ready": SERIES_COLORS[3],
-    "waiting": MUTED_COLOR,
+    Activity.TRAINING: SERIES_COLORS[0],
+    Activity.VALIDATING: SERIES_COLORS[2],
+    Activity.GETTING_READY: SERIES_COLORS[3],
+    Activity.WAITING: MUTED_COLOR,
 }
 LOST_COLOR = SERIES_COLORS[1]
 MAX_BARS_FOR_NARROW_CHART = 3000  # above it, the second drawing for phones is left out: it would double the page's size
@@ -30,7 +30,7 @@ def machines_chart(facts: JobFacts, name: str) -> Chart | None:
 
     `name` is the prefix of the SVG ids, unique in the page.
     """
-    activity = facts["activity"]
+    activity = facts.activity
     if not any(activity.values()):
         return None
     title = "Machines over time"
@@ -40,31 +40,31 @@ def machines_chart(facts: JobFacts, name: str) -> Chart | None:
         narrow = svg.figure_to_svg(_machines_figure(facts, figures.WIDTH_INCHES, True), f"{name}-narrow", title)
     kinds = {kind for spans in activity.values() for kind, *_ in spans}
     legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
-    if "lost" in kinds:
-        legend.append(LegendEntry("lost", LOST_COLOR, "dotted"))
-    if facts["losses"]:
+    if Activity.LOST in kinds:
+        legend.append(LegendEntry(Activity.LOST, LOST_COLOR, "dotted"))
+    if facts.losses:
         legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
-    if facts["timeline"]:
+    if facts.timeline:
         legend.append(LegendEntry("start of an attempt", MUTED_COLOR, "dashed"))
     return Chart(title, wide, legend, narrow_svg=narrow)
 
 
 def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure":
-    names = list(facts["activity"])
+    names = list(facts.activity)
     figure, (axes,) = figures.make_axes(width, 0.95 + 0.3 * min(len(names), 40))
-    end_time = max((end for spans in facts["activity"].values() for *_, end in spans), default=0.0)
+    end_time = max((end for spans in facts.activity.values() for *_, end in spans), default=0.0)
     unit, seconds_per_unit = time_unit(end_time)
-    bars_by_kind = defaultdict[str, list[Bar]](list)
+    bars_by_kind = defaultdict[Activity, list[Bar]](list)
     for row, name in enumerate(names):
-        for kind, begin, end in merge_adjacent_spans(facts["activity"][name]):
+        for kind, begin, end in merge_adjacent_spans(facts.activity[name]):
             bars_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
     for kind, color in ACTIVITY_COLORS.items():
         _draw_bars(axes, bars_by_kind[kind], color)
-    for machine_row, begin, end in bars_by_kind["lost"]:
+    for machine_row, begin, end in bars_by_kind[Activity.LOST]:
         axes.plot(
             [begin, end], [machine_row, machine_row], color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6
         )
-    for name, moment in facts["losses"]:
+    for name, moment in facts.losses:
         if name in names:
             axes.plot(
                 [moment / seconds_per_unit],
@@ -79,7 +79,7 @@ def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure"
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.01)
-    attempt_starts = [(row["attempt"], row["seconds"] / seconds_per_unit) for row in facts["timeline"]]
+    attempt_starts = [(row.attempt, row.seconds / seconds_per_unit) for row in facts.timeline]
     _draw_attempt_starts(axes, attempt_starts, is_narrow)
     return figure
 

@@ -17,7 +17,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
 from train.recipe.history import EpochResult
-from train.tools.records import decode, encode
+from train.tools.records import encode
 
 JsonDict = dict[str, Any]
 AttemptsByNumber = Mapping[int, attempts.Attempt]
@@ -36,18 +36,18 @@ def collect_run_data(job: Job) -> JsonDict:
         raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
     spec = job.spec
     run_folder = job.run_folder
-    result = job.result or {}
+    result = job.result
+    assert result  # the job has ended
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
     epoch_metrics = effective_metrics(job, attempts_by_number, EpochRow)
-    result_epochs = decode(list[EpochResult], result.get("epochs") or [])
-    epochs = epoch_rows(epoch_metrics, training_rows, result_epochs)
+    epochs = epoch_rows(epoch_metrics, training_rows, result.epochs)
     if not any(row["top1"] is not None for row in epochs):
         status = job.status()
-        reason = f": {status['reason']}" if status["reason"] else ""
+        reason = f": {status.reason}" if status.reason else ""
         raise ClusterError(
-            f"{job.name} has validated no epoch, so there is nothing to record; it is {status['state']}{reason}"
+            f"{job.name} has validated no epoch, so there is nothing to record; it is {status.state}{reason}"
         )
     if not start_rows or any(row.get("clock") is None for row in epochs):
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
@@ -73,13 +73,13 @@ def collect_run_data(job: Job) -> JsonDict:
         "versions": last_start.versions,
         "processes_by_attempt": {str(row.attempt): row.world for row in start_rows},
         "epochs": epochs,
-        "attempts": timeline.attempt_rows(job.path, run_folder.shared),
+        "attempts": encode(timeline.attempt_rows(job.path, run_folder.shared)),
         "recovery_costs": recovery_costs(start_rows[0].begun, training_rows, attempts_by_number),
-        "target": result.get("target"),
-        "schedule": result.get("schedule"),
-        "result_seconds": (result.get("clock") or {}).get("seconds"),
-        "result_epochs": result.get("epochs") or [],
-        "result_top": {name: result.get(name) for name in ("top1", "top5")},
+        "target": encode(result.target),
+        "schedule": encode(result.schedule),
+        "result_seconds": result.clock.seconds if result.clock else None,
+        "result_epochs": encode(result.epochs),
+        "result_top": {"top1": result.top1, "top5": result.top5},
         "machine_counts": [len(attempt.members) for attempt in attempts_by_number.values()],
         **machine_costs(job, attempts_by_number, epochs[-1]["at"]),
     }

@@ -2,48 +2,45 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
+from cluster.plots.job_facts import Activity, ActivitySpan, SpansByMachine
 from cluster.state.run_folder import RunFolder
-from cluster.state.timeline import FINAL_AGENT_STATES, state_changes
+from cluster.state.states import MachineState
+from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, state_changes
 
-ABSENT_STATES = ("gone", "left")
+ABSENT_STATES = (MachineState.GONE, MachineState.LEFT)
 ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
-    "setup": "getting ready",
-    "fetching": "getting ready",
-    "indexing": "getting ready",
-    "warming": "getting ready",
-    "starting": "getting ready",
-    "joining": "getting ready",
-    "training": "training",
-    "validating": "validating",
-    "waiting": "waiting",
-    "saved": "waiting",
-    "failed": "waiting",
-    "stopping": "waiting",
-}
-ActivitySpan = tuple[str, float, float]  # activity, begin and end in seconds of the wall clock
-SpansByMachine = dict[str, list[ActivitySpan]]
+    MachineState.SETUP: Activity.GETTING_READY,
+    MachineState.FETCHING: Activity.GETTING_READY,
+    MachineState.INDEXING: Activity.GETTING_READY,
+    MachineState.WARMING: Activity.GETTING_READY,
+    MachineState.STARTING: Activity.GETTING_READY,
+    MachineState.JOINING: Activity.GETTING_READY,
+    MachineState.TRAINING: Activity.TRAINING,
+    MachineState.VALIDATING: Activity.VALIDATING,
+}  # all others: waiting
 
 
 def machine_activity(run_folder: RunFolder, names: Sequence[str]) -> SpansByMachine:
-    """Return the activity of each machine. A machine is "lost" from when it was gone until it came back."""
+    """Return the activity of each machine. Seconds are of the wall clock.
+
+    A machine is LOST from when it was gone until it came back."""
     return {name: list(_machine_spans(run_folder, name)) for name in names}
 
 
 def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
     for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, name)):
-        # "setup" after a state that is not final is the first line of a new agent. The old agent died without a
+        # SETUP after a state that is not final is the first line of a new agent. The old agent died without a
         # word, and nobody knows when.
-        was_replaced = next_state == "setup" and state not in FINAL_AGENT_STATES
+        was_replaced = next_state == MachineState.SETUP and state not in FINAL_AGENT_STATES
         if state in ABSENT_STATES or was_replaced:
-            activity = "lost"
+            activity = Activity.LOST
         elif state in FINAL_AGENT_STATES:
             continue
         else:
-            activity = ACTIVITY_BY_STATE.get(state, "waiting")
+            activity = ACTIVITY_BY_STATE.get(state, Activity.WAITING)
         if end > begin:
             yield activity, begin, end
 
@@ -51,13 +48,13 @@ def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
 class WorkClock:
     """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
-    def __init__(self, spans_by_machine: Mapping[str, Sequence[ActivitySpan]], start_time: float | None = None) -> None:
-        """Take the job as at work while any of its machines is active, that is not "lost".
+    def __init__(self, spans_by_machine: SpansByMachine, start_time: float | None = None) -> None:
+        """Take the job as at work while any of its machines is active, that is not LOST.
 
         Without any activity, the clock runs from `start_time` until now.
         """
         active_spans = sorted(
-            (begin, end) for spans in spans_by_machine.values() for kind, begin, end in spans if kind != "lost"
+            (begin, end) for spans in spans_by_machine.values() for kind, begin, end in spans if kind != Activity.LOST
         )
         intervals: list[list[float]] = []
         for begin, end in active_spans:
@@ -85,35 +82,33 @@ class WorkClock:
         return self.busy_intervals[0][0]
 
 
-def machine_losses(
-    timeline: Sequence[Mapping[str, Any]], spans_by_machine: Mapping[str, Sequence[ActivitySpan]]
-) -> list[tuple[str, float]]:
+def machine_losses(timeline: Sequence[AttemptRow], spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
     """Return (machine, moment) of each loss: a machine that the next attempt goes on without.
 
     The moment is when the machine was last alive.
     """
     losses = []
     for attempt, next_attempt in pairwise(timeline):
-        if not next_attempt["machines"]:  # the row of the job's end
+        if not next_attempt.machines:  # the row of the job's end
             continue
-        for name in attempt["machines"]:
-            if name not in next_attempt["machines"]:
+        for name in attempt.machines:
+            if name not in next_attempt.machines:
                 last_seen = [
                     end
                     for kind, _, end in spans_by_machine.get(name, ())
-                    if kind != "lost" and end <= next_attempt["at"] + 1
+                    if kind != Activity.LOST and end <= next_attempt.at + 1
                 ]
-                losses.append((name, max(last_seen, default=next_attempt["at"])))
+                losses.append((name, max(last_seen, default=next_attempt.at)))
     return losses
 
 
-def extend_losses_to_job_end(spans_by_machine: SpansByMachine, timeline: Sequence[Mapping[str, Any]]) -> SpansByMachine:
-    """Return the activity with "lost" until the job's end for machines that the last attempt goes on without."""
-    last_members: list[str] = next((row["machines"] for row in reversed(timeline) if row["machines"]), [])
-    all_members = {name for row in timeline for name in row["machines"]}
+def extend_losses_to_job_end(spans_by_machine: SpansByMachine, timeline: Sequence[AttemptRow]) -> SpansByMachine:
+    """Return the activity with LOST until the job's end for machines that the last attempt goes on without."""
+    last_members: tuple[str, ...] = next((row.machines for row in reversed(timeline) if row.machines), ())
+    all_members = {name for row in timeline for name in row.machines}
     job_end = max((span[2] for spans in spans_by_machine.values() for span in spans), default=0.0)
     extended = dict(spans_by_machine)
     for name, spans in spans_by_machine.items():
         if spans and name in all_members and name not in last_members and spans[-1][2] < job_end:
-            extended[name] = [*spans, ("lost", spans[-1][2], job_end)]
+            extended[name] = [*spans, (Activity.LOST, spans[-1][2], job_end)]
     return extended

@@ -1,14 +1,16 @@
-"""Collects what a report shows of a job, as plain data, from the run folder. No machine is asked."""
+"""Collects what a report shows of a job, from the run folder. No machine is asked."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
+from cluster.plots.job_facts import CostFacts, JobFacts, JsonObject, TimelineRow
+from cluster.state.job_result import JobResult
+from train.forecast import ForecastRecord
 from train.metrics import text
 from train.metrics.records import EpochRow, StepRow
 from train.recipe.history import EpochResult
@@ -27,10 +29,9 @@ METRIC_BY_COLUMN = {  # column of a curve -> name in the metrics
     "batch": "sizes/batch_total",
     "speed": "times/images_per_second",
 }
-JsonDict = dict[str, Any]
 
 
-def collect_facts(job: Job) -> JsonDict:
+def collect_facts(job: Job) -> JobFacts:
     """Return the facts of a job in any state.
 
     Raises `ClusterError` when the run folder is damaged.
@@ -44,48 +45,46 @@ def collect_facts(job: Job) -> JsonDict:
         ) from error
 
 
-def _collect_facts(job: Job) -> JsonDict:
+def _collect_facts(job: Job) -> JobFacts:
     spec = job.spec
-    result = job.result or {}
+    result = job.result
     status = job.status()
     timeline = job.timeline()
     activity = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
     training_rows = job.metric_rows(StepRow)
     clock = WorkClock(activity, training_rows[0].time if training_rows else spec.created)
-    schedule = decode(list[PhaseRow], result["schedule"]) if result.get("schedule") else _planned_schedule(job)
-    return {
-        "job": job.name,
-        "status": status,
-        "result": result,
-        "model": spec.recipe.model.name,
-        "settings": comparable_settings(job),
-        "data": spec.recipe.data.name,
-        "backend": job.backend.description,
-        "machines": spec.machines,
-        "processes": spec.machines * spec.procs,
-        "epochs": epochs_over_time(
-            job.metric_rows(EpochRow), decode(list[EpochResult], result.get("epochs") or []), clock
-        ),
-        "train": downsample([_training_row(row, clock) for row in training_rows]),
-        "schedule": schedule,
-        "timeline": [{**row, "seconds": clock.seconds_at(row["at"])} for row in timeline],
-        "activity": {
+    schedule = (result and result.schedule) or _planned_schedule(job)
+    return JobFacts(
+        job=job.name,
+        status=status,
+        result=result,
+        model=spec.recipe.model.name,
+        settings=comparable_settings(job),
+        data=spec.recipe.data.name,
+        backend=job.backend.description,
+        machines=spec.machines,
+        processes=spec.machines * spec.procs,
+        epochs=epochs_over_time(job.metric_rows(EpochRow), result.epochs if result else (), clock),
+        train=downsample([_training_row(row, clock) for row in training_rows]),
+        schedule=schedule,
+        timeline=[TimelineRow(**vars(row), seconds=clock.seconds_at(row.at)) for row in timeline],
+        activity={
             name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in spans]
             for name, spans in activity.items()
         },
-        "losses": [(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
-        "hosts": {name: details["host"] for name, details in job.machine_details().items()},
-        "forecast": result.get("forecast") or spec.forecast,
-        "forecast_comparison": result.get("against") or [],
-        "cost": cost_over_time(job, result),
-        "sample_images": sample_images(job.path, schedule[-1] if schedule else None),
-        "provenance": provenance(job, result, clock),
-    }
+        losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
+        hosts={name: machine.host for name, machine in job.machine_details().items()},
+        forecast=result.forecast if result and result.forecast else _launch_forecast(job),
+        forecast_comparison=(result and result.against) or (),
+        cost=cost_over_time(job, result),
+        sample_images=sample_images(job.path, schedule[-1] if schedule else None),
+        provenance=provenance(job, result, clock),
+    )
 
 
 def epochs_over_time(
     metrics_rows: Sequence[EpochRow], result_epochs: Sequence[EpochResult], clock: WorkClock
-) -> list[JsonDict]:
+) -> list[JsonObject]:
     """Return the rows of the epochs with "at", in seconds at work, and "images", the number of images seen.
 
     They come from the metrics, or from the result of an old run that has no metrics.
@@ -102,7 +101,7 @@ def epochs_over_time(
     return rows
 
 
-def _training_row(row: StepRow, clock: WorkClock) -> JsonDict:
+def _training_row(row: StepRow, clock: WorkClock) -> JsonObject:
     """Return the columns of the curves from a row of the metrics; None for a scalar that was not measured."""
     return {
         "images": row.images,
@@ -112,7 +111,7 @@ def _training_row(row: StepRow, clock: WorkClock) -> JsonDict:
     }
 
 
-def downsample(rows: Sequence[JsonDict], max_rows: int = MAX_CURVE_POINTS) -> list[JsonDict]:
+def downsample(rows: Sequence[JsonObject], max_rows: int = MAX_CURVE_POINTS) -> list[JsonObject]:
     """Return at most `max_rows` rows.
 
     Several rows become one, with their mean loss and median speed; its other columns are those of the last of them.
@@ -131,9 +130,13 @@ def downsample(rows: Sequence[JsonDict], max_rows: int = MAX_CURVE_POINTS) -> li
     ]
 
 
-def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonDict], column: str) -> float | None:
+def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonObject], column: str) -> float | None:
     values = [row[column] for row in rows if row[column] is not None]
     return function(values) if values else None
+
+
+def _launch_forecast(job: Job) -> ForecastRecord | None:
+    return decode(ForecastRecord, job.spec.forecast) if job.spec.forecast else None
 
 
 def _planned_schedule(job: Job) -> list[PhaseRow]:
@@ -143,15 +146,11 @@ def _planned_schedule(job: Job) -> list[PhaseRow]:
     return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.train.max_steps).table()
 
 
-def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
-    """Return what the job has cost.
-
-    "total" is in dollars, "machines" has a `MachineCost` for each rented machine, "over_time" has points (seconds since
-    the first launch, dollars until then), and "unknown" names the machines without a known price, which are in no sum.
-    """
+def cost_over_time(job: Job, result: JobResult | None) -> CostFacts:
+    """Return what the job has cost."""
     backend = job.backend
     if not isinstance(backend, BilledBackend):
-        return {"total": result.get("dollars", 0.0), "machines": (), "over_time": [], "unknown": []}
+        return CostFacts(total=result.dollars if result else 0.0)
     cost = backend.job_cost()
     over_time = []
     if cost.machines:
@@ -160,36 +159,38 @@ def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
         for index in range(COST_CURVE_POINTS + 1):
             moment = begin + (end - begin) * index / COST_CURVE_POINTS
             over_time.append((moment - begin, backend.job_cost(moment).dollars))
-    return {"total": cost.dollars, "machines": cost.machines, "over_time": over_time, "unknown": cost.unknown}
+    return CostFacts(total=cost.dollars, machines=cost.machines, over_time=over_time, unknown=cost.unknown)
 
 
-def provenance(job: Job, result: Mapping[str, Any], clock: WorkClock) -> list[tuple[str, str]]:
+def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tuple[str, str]]:
     """Return what is needed to reproduce the numbers: code, versions, seed, data, times. Unknown rows are left out."""
     spec = job.spec
     machines = _format_count(spec.machines, "machine")
     processes = _format_count(spec.procs, "process", "es")
     scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
-    versions = result.get("versions") or {}
+    versions = (result and result.versions) or {}
+    seed = spec.recipe.seed if result is None or result.seed is None else result.seed
+    device = (result.device, result.precision) if result else ()
     rows = [
         ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
         ("git commit", str(spec.git_commit or "not known")),
-        ("seed", str(result.get("seed", spec.recipe.seed))),
+        ("seed", str(seed)),
         ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}"),
         ("images", _describe_images(job) + scale_note),
         ("training", text.describe_training(spec.recipe)),
         ("processes", f"{machines} x {processes}, schedule for {_format_count(spec.schedule_gpus, 'GPU')}"),
-        ("device", ", ".join(str(result[name]) for name in ("device", "precision") if name in result)),
+        ("device", ", ".join(filter(None, device))),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("job", spec.uid or spec.name),
         ("launched", format_utc(spec.created)),
         ("started work", format_utc(clock.start_time)),
     ]
-    if "ids_wrong" in result:
-        rows.append(("images used", "; ".join(result["ids_wrong"]) or "every image exactly once in every epoch"))
+    if result and result.ids_wrong is not None:
+        rows.append(("images used", "; ".join(result.ids_wrong) or "every image exactly once in every epoch"))
     return [(name, value) for name, value in rows if value]
 
 
-def comparable_settings(job: Job) -> JsonDict:
+def comparable_settings(job: Job) -> JsonObject:
     """Return the settings of a job, by name, that are worth comparing with other jobs; None where it would mislead."""
     recipe = job.spec.recipe
     hparams = job.hparams

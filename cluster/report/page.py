@@ -12,11 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from cluster.plots import curves, figures, machine_timeline, svg
-from cluster.plots.curves import Chart, JobFacts
+from cluster.plots.curves import Chart
+from cluster.plots.job_facts import JobFacts, SampleImage
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 
 from . import tables
-from .sample_images import SampleImage
 from .summary import Tile, comparison_table, tiles
 from .tables import Table, display_text
 
@@ -98,11 +98,11 @@ def environment() -> Environment:
 
 def report_data(all_facts: Sequence[JobFacts]) -> ReportData:
     """Return what the page about these jobs shows."""
-    job_names = ", ".join(facts["job"] for facts in all_facts)
-    recipe_names = ", ".join(dict.fromkeys(facts["status"]["recipe"] for facts in all_facts))
+    job_names = ", ".join(facts.job for facts in all_facts)
+    recipe_names = ", ".join(dict.fromkeys(facts.status.recipe for facts in all_facts))
     has_several_jobs = len(all_facts) > 1
     charts = curves.training_charts(all_facts)
-    has_validation = any(row.get("top1") is not None for facts in all_facts for row in facts["epochs"])
+    has_validation = any(row.get("top1") is not None for facts in all_facts for row in facts.epochs)
     note = "" if has_validation else "No validation yet."
     if not charts:
         note = "Training has not started yet."
@@ -119,23 +119,23 @@ def report_data(all_facts: Sequence[JobFacts]) -> ReportData:
 
 
 def _job_header(facts: JobFacts) -> JobHeader:
-    status = facts["status"]
+    status = facts.status
     return JobHeader(
-        recipe=status["recipe"],
-        job=facts["job"],
-        state=status["state"],
-        description=f"{facts['model']}, images of {facts['data']}, on {facts['backend']}",
-        notes=[status[name] for name in ("reason", "target") if status.get(name)],
+        recipe=status.recipe,
+        job=facts.job,
+        state=status.state,
+        description=f"{facts.model}, images of {facts.data}, on {facts.backend}",
+        notes=[note for note in (status.reason, status.target) if note],
         tiles=tiles(facts),
     )
 
 
 def _job_sections(all_facts: Sequence[JobFacts], index: int) -> JobSections:
     facts = all_facts[index]
-    name = facts["job"]
+    name = facts.job
     has_several_jobs = len(all_facts) > 1
-    images = facts["sample_images"]
-    jobs_with_same_images = [earlier["job"] for earlier in all_facts[:index] if earlier["sample_images"] == images]
+    images = facts.sample_images
+    jobs_with_same_images = [earlier.job for earlier in all_facts[:index] if earlier.sample_images == images]
     return JobSections(
         prefix=f"{name}: " if has_several_jobs else "",
         machines_chart=machine_timeline.machines_chart(facts, name),
@@ -151,13 +151,13 @@ def _job_sections(all_facts: Sequence[JobFacts], index: int) -> JobSections:
         epochs=tables.epochs_table(facts),
         sample_images=images,
         job_with_same_images=next(iter(jobs_with_same_images), ""),
-        provenance=tables.make_table(("what", "value"), facts["provenance"]),
+        provenance=tables.make_table(("what", "value"), facts.provenance),
     )
 
 
 def _start_note(facts: JobFacts) -> str:
     """Return a sentence on the time before the first step."""
-    start = (facts["status"].get("where") or {}).get("start")
+    start = facts.status.where.start if facts.status.where else {}
     if not start:
         return ""
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items())
@@ -166,5 +166,5 @@ def _start_note(facts: JobFacts) -> str:
 
 def _forecast_note(facts: JobFacts) -> str:
     """Return the forecast as a single number, for a forecast without terms to draw."""
-    forecast = facts["forecast"]
-    return f"{forecast['minutes']:.3g} minutes (constants: {forecast['source']})" if forecast else ""
+    forecast = facts.forecast
+    return f"{forecast.minutes:.3g} minutes (constants: {forecast.source})" if forecast else ""

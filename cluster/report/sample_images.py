@@ -1,28 +1,12 @@
 """Thumbnails of a few validation images, each with the position of the crop on which the network is validated."""
 
 import base64
-from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.plots.job_facts import PixelSize, RelativeBox, SampleImage
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
 from train.metrics.thumbnails import Thumbnail, read_thumbnails
 from train.recipe.schedule import PhaseRow
-
-RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of the image
-PixelSize = tuple[int, int]  # width, height
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleImage:
-    """The thumbnail of a validation image, and the crops that the validation sees."""
-
-    label: str
-    src: str  # a data URI
-    size: PixelSize  # of the image
-    shown: PixelSize  # of the thumbnail
-    square: RelativeBox
-    rectangle: RelativeBox | None  # None when the phase does not use it
-    pixels: PixelSize  # of the crop
 
 
 def sample_images(run_folder: Path, schedule_row: PhaseRow | None) -> list[SampleImage]:
@@ -38,9 +22,9 @@ def _describe_image(thumbnail: Thumbnail, schedule_row: PhaseRow) -> SampleImage
     crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
     return SampleImage(
         label=thumbnail.label,
-        src="data:image/jpeg;base64," + base64.b64encode(thumbnail.jpeg).decode(),
         size=(width, height),
         shown=thumbnail.shown,
+        src="data:image/jpeg;base64," + base64.b64encode(thumbnail.jpeg).decode(),
         square=center_crop_box((width, height), (side, side)),
         rectangle=center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
         pixels=(crop_width, crop_height),

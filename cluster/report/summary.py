@@ -1,10 +1,9 @@
 """The numbers at the top of a report: tiles for one job, a table of comparison for several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from cluster.plots.curves import JobFacts
+from cluster.plots.job_facts import JobFacts
 
 from .tables import Cell, Table, make_table
 
@@ -26,30 +25,33 @@ class Tile:
 
 def headline_values(facts: JobFacts) -> dict[str, str]:
     """Return the headline numbers of a job by name; "-" for what is not known yet."""
-    status = facts["status"]
-    result = facts["result"]
-    forecast = facts["forecast"]
-    target = result.get("target") or {}
-    validated = [row for row in facts["epochs"] if row.get("top1") is not None]
-    last_validation: Mapping[str, Any] = validated[-1] if validated else result
-    speed = result.get("images_per_second") or status.get("images_per_second")
-    goodput = None if result.get("goodput") is None else 100 * result["goodput"]
-    cost = facts["cost"]
+    status = facts.status
+    result = facts.result
+    forecast = facts.forecast
+    target = result.target if result else None
+    validated = [row for row in facts.epochs if row.get("top1") is not None]
+    if validated:
+        top1, top5 = validated[-1]["top1"], validated[-1].get("top5")
+    else:
+        top1, top5 = (result.top1, result.top5) if result else (None, None)
+    speed = (result and result.images_per_second) or status.images_per_second
+    goodput = 100 * result.goodput if result and result.goodput is not None else None
+    cost = facts.cost
     return {
-        "top-1": _format_percent(last_validation.get("top1")),
-        "top-5": _format_percent(last_validation.get("top5")),
-        "minutes": _format_minutes((status.get("seconds") or 0.0) / 60),
-        "cost": f"${cost['total']:,.2f}" + (" or more" if cost["unknown"] else ""),
-        "machines": str(facts["machines"]),
-        "processes": str(facts["processes"]),
+        "top-1": _format_percent(top1),
+        "top-5": _format_percent(top5),
+        "minutes": _format_minutes(status.seconds / 60),
+        "cost": f"${cost.total:,.2f}" + (" or more" if cost.unknown else ""),
+        "machines": str(facts.machines),
+        "processes": str(facts.processes),
         "images/s": "-" if speed is None else f"{speed:,.0f}",
         "goodput": _format_percent(goodput, 1),
-        "steps": _format_steps(status.get("step") or 0, status.get("steps")),
-        "epochs run": str(len(facts["epochs"])),
-        "attempts": str(status.get("attempt") or 0),
-        "machines lost": str(len(facts["losses"])),
-        "minutes to target": _format_minutes(target.get("minutes")),
-        "minutes forecast": _format_minutes(forecast["minutes"] if forecast else None),
+        "steps": _format_steps(status.step or 0, status.steps),
+        "epochs run": str(len(facts.epochs)),
+        "attempts": str(status.attempt),
+        "machines lost": str(len(facts.losses)),
+        "minutes to target": _format_minutes(target.minutes if target else None),
+        "minutes forecast": _format_minutes(forecast.minutes if forecast else None),
     }
 
 
@@ -80,12 +82,12 @@ def tiles(facts: JobFacts) -> list[Tile]:
 def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
     """Return a table that has one column for each job: first the settings in which they differ."""
     rows: list[tuple[Cell, ...]] = [
-        ("recipe", *(facts["status"]["recipe"] for facts in all_facts)),
-        ("model", *(facts["model"] for facts in all_facts)),
+        ("recipe", *(facts.status.recipe for facts in all_facts)),
+        ("model", *(facts.model for facts in all_facts)),
         *((name, *values) for name, values in _differing_settings(all_facts)),
-        ("state", *(facts["status"]["state"] for facts in all_facts)),
+        ("state", *(facts.status.state for facts in all_facts)),
     ]
-    reasons = [facts["status"].get("reason") or "" for facts in all_facts]
+    reasons = [facts.status.reason for facts in all_facts]
     if any(reasons):
         rows.append(("reason", *reasons))
     headlines = [headline_values(facts) for facts in all_facts]
@@ -93,13 +95,13 @@ def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
         values = [headline[name] for headline in headlines]
         if set(values) != {"-"}:
             rows.append((name, *values))
-    return make_table(("", *(facts["job"] for facts in all_facts)), rows)
+    return make_table(("", *(facts.job for facts in all_facts)), rows)
 
 
 def _differing_settings(all_facts: Sequence[JobFacts]) -> list[tuple[str, list[Cell]]]:
     """Return the settings in which the jobs differ, without those that would mislead for one of the jobs (None)."""
-    names = dict.fromkeys(name for facts in all_facts for name in facts["settings"])
-    rows = [(name, [facts["settings"].get(name) for facts in all_facts]) for name in names]
+    names = dict.fromkeys(name for facts in all_facts for name in facts.settings)
+    rows = [(name, [facts.settings.get(name) for facts in all_facts]) for name in names]
     return [
         (name, values) for name, values in rows if None not in values and any(value != values[0] for value in values)
     ]

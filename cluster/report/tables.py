@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cluster.plots.curves import JobFacts
+from cluster.plots.job_facts import JobFacts
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
 
@@ -52,15 +52,15 @@ def attempts_table(facts: JobFacts) -> Table | None:
     """Return the attempts without the columns that are empty; None before the first attempt."""
     rows = [
         (
-            row["attempt"] if row["machines"] else "end",
-            format_duration(row["seconds"]),
-            row["reason"],
-            " ".join(row["machines"]),
-            row["first_step"],
-            _format_number(row["pause"], 1),
-            row["steps_lost"],
+            row.attempt if row.machines else "end",
+            format_duration(row.seconds),
+            row.reason,
+            " ".join(row.machines),
+            row.first_step,
+            _format_number(row.pause, 1),
+            row.steps_lost,
         )
-        for row in facts["timeline"]
+        for row in facts.timeline
     ]
     columns = ("attempt", "at", "reason", "machines", "from step", "pause, s", "steps lost")
     filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in rows)]
@@ -71,13 +71,14 @@ def attempts_table(facts: JobFacts) -> Table | None:
 def time_breakdown_table(facts: JobFacts) -> Table | None:
     """Return the time between the first step and the last by part; of an old run, its rougher division."""
     title = "Where the time went"
-    breakdown = facts["status"].get("where")
-    if not breakdown:
-        old_rows = [(name, f"{value:.1f}") for name, value in (facts["result"].get("seconds") or {}).items()]
+    where = facts.status.where
+    if not where:
+        seconds_by_state = facts.result.seconds if facts.result else {}
+        old_rows = [(name, f"{value:.1f}") for name, value in seconds_by_state.items()]
         return make_table(("part", "seconds"), old_rows, title) if old_rows else None
-    pauses = breakdown.get("pauses", 0.0)
-    wall = breakdown["wall"] + pauses
-    parts = [(PART_TITLES.get(part, part), row["seconds"]) for part, row in breakdown["parts"].items()]
+    pauses = where.pauses
+    wall = where.wall + pauses
+    parts = [(PART_TITLES[part], row.seconds) for part, row in where.parts.items()]
     if pauses:
         parts.append(("pauses of losses", pauses))
     parts.append(("first step to last", wall))
@@ -87,7 +88,7 @@ def time_breakdown_table(facts: JobFacts) -> Table | None:
 
 def cost_table(facts: JobFacts) -> Table | None:
     """Return the dollars of each rented machine; None without rented machines."""
-    cost = facts["cost"]
+    cost = facts.cost
     rows = [
         (
             machine.name,
@@ -98,11 +99,11 @@ def cost_table(facts: JobFacts) -> Table | None:
             "unknown" if machine.dollars is None else f"{machine.total_dollars:.4f}",
             machine.why if machine.ended else "still running",
         )
-        for machine in cost["machines"]
+        for machine in cost.machines
     ]
     columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
-    unknown_note = f"; without {', '.join(cost['unknown'])}, whose price is unknown" if cost["unknown"] else ""
-    caption = f"Dollars by machine: {cost['total']:.4f} in total{unknown_note}"
+    unknown_note = f"; without {', '.join(cost.unknown)}, whose price is unknown" if cost.unknown else ""
+    caption = f"Dollars by machine: {cost.total:.4f} in total{unknown_note}"
     return make_table(columns, rows, caption) if rows else None
 
 
@@ -126,7 +127,7 @@ def phases_table(facts: JobFacts) -> Table:
             f"{row.min_scale} or more",
             ("rectangles" if row.rect_val else "square") + _validation_note(row),
         )
-        for row in facts["schedule"]
+        for row in facts.schedule
     ]
     return make_table(columns, rows)
 
@@ -155,7 +156,7 @@ def epochs_table(facts: JobFacts) -> Table | None:
             _format_number(row["seconds"], 1),
             _format_number(row["images_per_second"], 0),
         )
-        for row in facts["epochs"]
+        for row in facts.epochs
     ]
     return make_table(columns, rows) if rows else None
 

@@ -14,12 +14,15 @@ import errno
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
 from train.tools.agent_protocol import CHECKPOINT_PATTERN, RESULT_FILE, attempt_name, checkpoint_folder
-from train.tools.filesystem import create_once, newest_intact_file, read_json, to_json_bytes
+from train.tools.filesystem import create_once, newest_intact_file, to_json_bytes
+from train.tools.records import DamagedRecord, encode, read_record
+
+from .states import MachineState
 
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
@@ -42,7 +45,7 @@ class Attempt:
     master_port: int = 0
     resume: str = ""
     reason: str = ""
-    end_state: str = ""
+    end_state: MachineState | None = None
     crash_step: int = -1
     crash_count: int = 0
     fault_counts: dict[str, int] = field(default_factory=dict)
@@ -67,12 +70,11 @@ def attempt_path(shared: Path, number: int) -> Path:
 
 def read_attempt(shared: Path, number: int) -> Attempt | None:
     """Return an attempt by number; None when it does not exist or its file is damaged."""
-    value = read_json(attempt_path(shared, number))
-    if not isinstance(value, dict):
+    try:
+        attempt = read_record(attempt_path(shared, number), Attempt)
+    except DamagedRecord:
         return None
-    names = {attempt_field.name for attempt_field in fields(Attempt)}
-    known = {key: entry for key, entry in value.items() if key in names}
-    return Attempt(**{**known, "members": tuple(value["members"])})
+    return attempt if attempt and (attempt.members or attempt.end_state) else None
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
@@ -99,7 +101,7 @@ def agreed_end(shared: Path, launch_id: str) -> Attempt | None:
     When all agents have left their rented machines, the job has not ended: new machines take their place.
     """
     newest = newest_attempt(shared)
-    if newest and newest.launch_id == launch_id and not newest.members and newest.end_state != "left":
+    if newest and newest.launch_id == launch_id and not newest.members and newest.end_state != MachineState.LEFT:
         return newest
     return None
 
@@ -144,7 +146,7 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
             return published
         try:
             complete = replace(attempt, number=number, resume=_link_resume_checkpoint(shared, number))
-            if create_once(attempt_path(shared, number), to_json_bytes(asdict(complete))):
+            if create_once(attempt_path(shared, number), to_json_bytes(encode(complete))):
                 _delete_checkpoints_before(shared, number - 1)
         except FileNotFoundError:  # the checkpoint was pruned after it had been chosen: choose again
             if trial == PROPOSE_TRIES - 1:

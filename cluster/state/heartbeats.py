@@ -1,6 +1,6 @@
 """Status files of a job's agents. Each agent rewrites its own about once a heartbeat; the change is the heartbeat.
 
-    <shared>/status/2.json      machine 2: id, launch, attempt, phase, step, ... and numbers for people
+    <shared>/status/2.json      the `MachineStatus` of machine 2
 
 The age of a status is measured by the reader's own clock, from the moment when the reader last saw it change. Clocks of
 two machines are never compared.
@@ -8,49 +8,93 @@ two machines are never compared.
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-# warming: getting ready; spare: ready; running: its trainers are at work; failed, saved: they have ended, and the next
-# attempt is due; ended: the agent has announced its end.
-AGENT_PHASES = ("warming", "spare", "running", "failed", "saved", "ended")
+from train.tools.records import decode
+from train.tools.trainer_reports import Fault, TrainingNumbers
+
+from .states import AgentPhase, MachineState
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineStatus:
+class GpuLoad:
+    """The load of one GPU. None: the GPU does not tell."""
+
+    use: float | None = None  # percent
+    memory_gb: float | None = None
+    temperature: float | None = None  # degrees Celsius
+    watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLoad:
+    """The load of a machine since its last status. A GB is 1e9 bytes. None: the machine does not tell."""
+
+    cpu: float | None = None  # percent of all cores
+    memory_gb: float | None = None
+    memory_total_gb: float | None = None
+    net_in_gbit: float | None = None  # Gbit/s
+    net_out_gbit: float | None = None
+    gpus: tuple[GpuLoad, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineStatus(TrainingNumbers):
     """Status published by one agent and read by its peers, who agree by it on the members of the next attempt.
 
     `id` is the machine's name with a random part that is new at each start of its agent. `is_standby_ready` says
     whether the machine could start new trainers at once. `last_step` is the last step that the current attempt has
-    made, -1 before its first. `leave_reason` is why the machine has to leave, "" when it does not. `fault` says who
-    caused a failure: "own" when this machine's trainers failed by themselves, "final" when they failed in a way that
-    would occur again in every attempt, "" when another machine was the cause.
+    made, -1 before its first. `leave_reason` is why the machine has to leave, "" when it does not. `fault` says whose
+    fault a failure was.
+
+    The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
+    writing by the machine's own clock (seconds since 1970). `doing` and `progress` describe what the agent does before
+    it trains. `members` and `resume` are those of the attempt, `codes` the exit codes of the trainers. The numbers of
+    training stay until later ones replace them.
     """
 
     id: str
     address: str = "127.0.0.1"
     port: int = 0
     attempt: int = 0
-    phase: str = "warming"
+    phase: AgentPhase = AgentPhase.WARMING
     last_step: int = -1
     is_standby_ready: bool = True
     leave_reason: str = ""
-    fault: str = ""
-    state: str = ""
+    fault: Fault = Fault.NONE
+    state: MachineState = MachineState.SETUP
     reason: str = ""
+    launch: str = ""
+    ended: bool = False
+    pid: int | None = None
+    doing: str = ""
+    progress: str = ""
+    members: tuple[str, ...] = ()
+    resume: str = ""
+    codes: tuple[int | None, ...] = ()
+    use: MachineLoad | None = None
+    time: float = 0.0
 
     @property
     def machine_name(self) -> str:
         """The machine's name: the id without its random part."""
         return self.id.partition(".")[0]
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "MachineStatus":
-        """Return the status that a status file holds; unknown keys are ignored. Raises `KeyError` without an id."""
-        known = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
-        return cls(**{**known, "id": value["id"]})
+    def with_numbers(self, numbers: TrainingNumbers) -> Self:
+        """Return the status with newer numbers. Earlier ones stay where there is no newer one."""
+        known = {field.name: getattr(numbers, field.name) for field in fields(TrainingNumbers)}
+        return replace(self, **{name: value for name, value in known.items() if value is not None})
+
+
+def parse_status(text: bytes) -> MachineStatus | None:
+    """Return the status that a status file holds; None when the file is torn or damaged."""
+    try:
+        return decode(MachineStatus, json.loads(text))
+    except ValueError:
+        return None
 
 
 class PeerStatuses:
@@ -72,15 +116,14 @@ class PeerStatuses:
         A file that is half-written, missing or of another launch is ignored; the last good status is kept.
         """
         for name in self.machine_names:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError, ValueError):
                 text = (self.status_folder / f"{name}.json").read_text()
                 if text == self.last_texts.get(name):
                     continue
-                value = json.loads(text)
                 self.last_texts[name] = text
-                if not isinstance(value, dict) or value.get("launch") != self.launch_id:
+                status = decode(MachineStatus, json.loads(text))
+                if status.launch != self.launch_id:
                     continue
-                status = MachineStatus.from_json(value)
                 if status.id in self.statuses:
                     self.seen_changing.add(status.id)
                 # An agent that was started again has a new id: the machine with the old id is lost.

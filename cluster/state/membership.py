@@ -8,13 +8,18 @@ second longer than the one before it, in case all before it are dead.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+
+from train.tools.trainer_reports import Fault
 
 from .attempts import Attempt
 from .heartbeats import MachineStatus
+from .states import AgentPhase, AttemptReason, MachineState
 
 MAX_CRASHES = 3  # by the same members at the same step, or by one machine's own fault
 # A pause is no stall until it is this many times the longest pause that ended without a restart.
 STALL_GAP_FACTOR = 3
+WAITING_PHASES = (AgentPhase.FAILED, AgentPhase.SAVED)  # of a machine that waits for the next attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class ClusterView:
     """
 
     own_id: str
-    phase: str
+    phase: AgentPhase
     attempt: Attempt | None
     statuses: Mapping[str, MachineStatus]
     status_ages: Mapping[str, float]
@@ -60,15 +65,23 @@ class ClusterView:
     seen_changing: Collection[str] | None = None
 
 
+class ActionKind(StrEnum):
+    """What an agent has to do."""
+
+    NOTHING = "nothing"
+    ASK = "ask"  # ask the trainers to save and exit
+    FAIL = "fail"  # kill the trainers
+    PROPOSE = "propose"  # propose an attempt
+
+
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What an agent has to do.
+    """What an agent has to do, and why. `attempt` is the one to propose.
 
-    `kind` is "nothing", "ask" (ask the trainers to save and exit), "fail" (kill the trainers) or "propose" (propose
-    `attempt`). With `dump_stacks` the trainers have stalled and first write the stacks of their threads to their logs.
+    With `dump_stacks` the trainers have stalled and first write the stacks of their threads to their logs.
     """
 
-    kind: str = "nothing"
+    kind: ActionKind = ActionKind.NOTHING
     reason: str = ""
     dump_stacks: bool = False
     attempt: Attempt | None = None
@@ -84,9 +97,9 @@ def decide(view: ClusterView, rules: MembershipRules) -> Action:
         return _decide_first_attempt(view, rules)
     if view.own_id not in attempt.members:
         return _decide_as_spare(view, rules, attempt)
-    if view.phase == "running":
+    if view.phase == AgentPhase.RUNNING:
         return _decide_while_training(view, rules, attempt)
-    if view.phase in ("failed", "saved"):
+    if view.phase in WAITING_PHASES:
         return _propose_next(view, rules, attempt)
     return NO_ACTION
 
@@ -108,7 +121,7 @@ def ready_spares(view: ClusterView, rules: MembershipRules) -> list[str]:
     spare_ids = [
         machine_id
         for machine_id, status in view.statuses.items()
-        if status.phase == "spare"
+        if status.phase == AgentPhase.SPARE
         and not status.leave_reason
         and machine_id not in members
         and is_responsive(view, rules, machine_id)
@@ -131,14 +144,18 @@ def _decide_first_attempt(view: ClusterView, rules: MembershipRules) -> Action:
     ready_ids = ready_spares(view, rules)
     if view.own_id not in ready_ids:
         return NO_ACTION
-    failed = [status for status in view.statuses.values() if status.phase == "ended" and status.state == "failed"]
+    failed = [
+        status
+        for status in view.statuses.values()
+        if status.phase == AgentPhase.ENDED and status.state == MachineState.FAILED
+    ]
     if len(rules.machine_names) - len(failed) < rules.target_size:
         return _propose_on_turn(
-            view, ready_ids, Attempt(end_state="failed", reason=_describe_failures(failed, rules)), rules
+            view, ready_ids, Attempt(end_state=MachineState.FAILED, reason=_describe_failures(failed, rules)), rules
         )
     if len(ready_ids) < rules.target_size and not _can_start_smaller(view, rules, ready_ids):
         return NO_ACTION
-    first_attempt = Attempt(members=tuple(ready_ids[: rules.target_size]), reason="start")
+    first_attempt = Attempt(members=tuple(ready_ids[: rules.target_size]), reason=AttemptReason.START)
     return _propose_on_turn(view, ready_ids, first_attempt, rules)
 
 
@@ -147,7 +164,7 @@ def _can_start_smaller(view: ClusterView, rules: MembershipRules, ready_ids: lis
     coming_ids = [
         machine_id
         for machine_id, status in view.statuses.items()
-        if machine_id not in ready_ids and status.phase != "ended" and is_responsive(view, rules, machine_id)
+        if machine_id not in ready_ids and status.phase != AgentPhase.ENDED and is_responsive(view, rules, machine_id)
     ]
     return len(ready_ids) >= rules.min_size and not coming_ids and view.seconds_in_phase > rules.orphan_timeout
 
@@ -159,14 +176,14 @@ def _decide_as_spare(view: ClusterView, rules: MembershipRules, attempt: Attempt
         return NO_ACTION
     shortest_silence = min(view.status_ages.get(member, rules.orphan_timeout) for member in attempt.members)
     have_all_ended = all(
-        member in view.statuses and view.statuses[member].phase == "ended" for member in attempt.members
+        member in view.statuses and view.statuses[member].phase == AgentPhase.ENDED for member in attempt.members
     )
     are_members_alive = shortest_silence < rules.orphan_timeout and not have_all_ended
     if are_members_alive or len(ready_ids) < rules.min_size:
         return NO_ACTION
     takeover = Attempt(
         members=tuple(ready_ids[: rules.target_size]),
-        reason="all members were lost",
+        reason=AttemptReason.ALL_LOST,
         fault_counts=attempt.fault_counts,
     )
     return _propose_on_turn(view, ready_ids, takeover, rules)
@@ -185,37 +202,39 @@ def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: A
     )
     can_leave = can_restart_quickly or view.is_deadline_near or len(attempt.members) == 1
     if own_status and own_status.leave_reason and can_leave:
-        return Action(kind="ask", reason=f"{_describe_machines([view.own_id])} leaving")
+        return Action(kind=ActionKind.ASK, reason=f"{_describe_machines([view.own_id])} leaving")
     if can_restart_quickly and len(attempt.members) < rules.target_size:
         joining_ids = ready_spares(view, rules)
         if joining_ids:
-            return Action(kind="ask", reason=f"{_describe_machines(joining_ids)} joins")
+            return Action(kind=ActionKind.ASK, reason=f"{_describe_machines(joining_ids)} joins")
     return NO_ACTION
 
 
 def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
-    """Return a "fail" action when another member failed, was started again, or has saved and ended; else None."""
+    """Return an action FAIL when another member failed, was started again, or has saved and ended; else None."""
     peers = {
         member: view.statuses[member] for member in attempt.members if member in view.statuses and member != view.own_id
     }
     phases = {peer: status.phase for peer, status in peers.items() if status.attempt == attempt.number}
     is_standing_still = view.seconds_without_progress > rules.loss_timeout
-    failed_ids = [peer for peer, phase in phases.items() if phase in ("failed", "ended")]
+    failed_ids = [peer for peer, phase in phases.items() if phase in (AgentPhase.FAILED, AgentPhase.ENDED)]
     if failed_ids:
-        return Action(kind="fail", reason=f"{_describe_machines(failed_ids)} failed", dump_stacks=is_standing_still)
+        return Action(
+            kind=ActionKind.FAIL, reason=f"{_describe_machines(failed_ids)} failed", dump_stacks=is_standing_still
+        )
     missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
     present_names = {_machine_name(machine_id) for machine_id in view.statuses}
     if any(_machine_name(missing) in present_names for missing in missing_ids):
-        return Action(kind="fail", reason=f"{_describe_machines(missing_ids)} restarted")
-    if "saved" in phases.values() and is_standing_still:
-        return Action(kind="fail", reason="the other machines have saved and ended")
+        return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(missing_ids)} restarted")
+    if AgentPhase.SAVED in phases.values() and is_standing_still:
+        return Action(kind=ActionKind.FAIL, reason="the other machines have saved and ended")
     return None
 
 
 def _find_stall(
     view: ClusterView, rules: MembershipRules, silent_ids: list[str], has_made_steps: bool
 ) -> Action | None:
-    """Return a "fail" action when there was no progress for too long, else None."""
+    """Return an action FAIL when there was no progress for too long, else None."""
     if silent_ids:
         timeout = rules.loss_timeout if has_made_steps else rules.startup_loss_timeout
     else:
@@ -224,7 +243,7 @@ def _find_stall(
         return None
     cause = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
     reason = f"no progress for {view.seconds_without_progress:.0f} s, {cause}"
-    return Action(kind="fail", reason=reason, dump_stacks=not silent_ids)
+    return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=not silent_ids)
 
 
 def _propose_next(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
@@ -234,10 +253,10 @@ def _propose_next(view: ClusterView, rules: MembershipRules, attempt: Attempt) -
     ]
     for member in responsive_ids:
         status = view.statuses[member]
-        is_busy = member != view.own_id and status.phase in ("warming", "spare", "running")
+        is_busy = member != view.own_id and status.phase not in (*WAITING_PHASES, AgentPhase.ENDED)
         if status.attempt != attempt.number or is_busy:
             return NO_ACTION
-    waiting_ids = [member for member in responsive_ids if view.statuses[member].phase in ("failed", "saved")]
+    waiting_ids = [member for member in responsive_ids if view.statuses[member].phase in WAITING_PHASES]
     return _propose_on_turn(view, waiting_ids, next_attempt(view, rules, attempt, waiting_ids), rules)
 
 
@@ -246,22 +265,26 @@ def next_attempt(
 ) -> Attempt | None:
     """Return the attempt after this one; without members when the job must end, None while machines are too few."""
     statuses = {machine_id: view.statuses[machine_id] for machine_id in responsive_ids}
-    final_failures = [status for status in statuses.values() if status.fault == "final"]
+    final_failures = [status for status in statuses.values() if status.fault == Fault.FINAL]
     if final_failures:
-        return Attempt(end_state="failed", reason=final_failures[0].reason)
-    own_failures = [status for status in statuses.values() if status.fault == "own"]
-    first_failure_reason = next((status.reason for status in statuses.values() if status.phase == "failed"), "")
+        return Attempt(end_state=MachineState.FAILED, reason=final_failures[0].reason)
+    own_failures = [status for status in statuses.values() if status.fault == Fault.OWN]
+    first_failure_reason = next(
+        (status.reason for status in statuses.values() if status.phase == AgentPhase.FAILED), ""
+    )
     failure_reason = _describe_failures(own_failures, rules)
     fault_counts = dict(attempt.fault_counts)
     for status in own_failures:
         fault_counts[status.machine_name] = fault_counts.get(status.machine_name, 0) + 1
     step = max((status.last_step for status in statuses.values()), default=-1)
     crash_count = 0
-    if len(responsive_ids) == len(attempt.members) and any(status.phase == "failed" for status in statuses.values()):
+    if len(responsive_ids) == len(attempt.members) and any(
+        status.phase == AgentPhase.FAILED for status in statuses.values()
+    ):
         crash_count = 1 + (attempt.crash_count if attempt.crash_step == step else 0)
     if crash_count >= MAX_CRASHES:
         reason = failure_reason or first_failure_reason
-        return Attempt(end_state="failed", reason=f"{reason} ({MAX_CRASHES} times at step {max(step, 0)})")
+        return Attempt(end_state=MachineState.FAILED, reason=f"{reason} ({MAX_CRASHES} times at step {max(step, 0)})")
 
     leaving = [status for status in statuses.values() if status.leave_reason]
     banned_names = {name for name, count in fault_counts.items() if count >= MAX_CRASHES}
@@ -275,8 +298,9 @@ def next_attempt(
     members = tuple(staying_ids + joining_ids)
     if not members:
         if leaving and not banned_names:
-            return Attempt(end_state="left" if rules.is_rented else "stopped", reason=leaving[0].leave_reason)
-        return Attempt(end_state="failed", reason=f"{failure_reason} ({MAX_CRASHES} times)")
+            end_state = MachineState.LEFT if rules.is_rented else MachineState.STOPPED
+            return Attempt(end_state=end_state, reason=leaving[0].leave_reason)
+        return Attempt(end_state=MachineState.FAILED, reason=f"{failure_reason} ({MAX_CRASHES} times)")
     if len(members) < rules.min_size:
         return None
     lost_ids = [member for member in attempt.members if member not in responsive_ids]
@@ -305,7 +329,7 @@ def _propose_on_turn(
         return NO_ACTION
     if view.seconds_in_phase < rules.proposal_delay * proposer_ids.index(view.own_id):
         return NO_ACTION
-    return Action(kind="propose", attempt=attempt)
+    return Action(kind=ActionKind.PROPOSE, attempt=attempt)
 
 
 def _describe_failures(failed: Iterable[MachineStatus], rules: MembershipRules) -> str:

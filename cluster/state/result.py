@@ -1,12 +1,12 @@
 """Writes result.json when a job has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from train.data.order import usage_log
 from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
-from train.metrics.records import EpochRow, TrainResult
+from train.metrics.records import EpochRow
 from train.recipe import target
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE
@@ -14,8 +14,10 @@ from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import decode, encode, read_record
 
 from . import attempts, timeline
+from .job_result import JobResult, TrainerResult
 from .run_folder import RunFolder
 from .spec import JobSpec
+from .states import JobState
 from .status import (
     add_job_times,
     best_informed_status,
@@ -25,8 +27,6 @@ from .status import (
     reported_time_table,
     seconds_by_state,
 )
-
-JobResult = Mapping[str, Any]
 
 
 class CostMeter(Protocol):
@@ -59,7 +59,7 @@ def write_result(
     cost: CostMeter,
     unreachable: Sequence[str] = (),
     end_reason: str = "",
-    end_state: str = "failed",
+    end_state: JobState = JobState.FAILED,
 ) -> None:
     """Write the result of a job that has no living agent: what the trainers measured, and how the job ended.
 
@@ -67,58 +67,64 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    trainer_result = read_record(run_folder.shared / RESULT_FILE, TrainResult)
-    if trainer_result:
-        state, reason = "done", ""
-    elif end_reason:
-        state, reason = end_state, end_reason
+    measured = read_record(run_folder.shared / RESULT_FILE, TrainerResult)
+    if measured:
+        state, reason = JobState.DONE, ""
+        usage_errors = check_image_usage(run_folder, measured.epochs) if spec.train.log_ids else None
     else:
-        state, reason = infer_end_state(run_folder, spec)
-    epochs: Sequence[EpochResult] = trainer_result.epochs if trainer_result else read_metrics(run_folder.path, EpochRow)
-    validated_epochs = [epoch for epoch in epochs if epoch.top1 is not None]
+        state, reason = (end_state, end_reason) if end_reason else infer_end_state(run_folder, spec)
+        measured = _measurements_so_far(run_folder, spec)
+        usage_errors = None
     agent_seconds = seconds_by_state(run_folder, spec)
-    trainer_seconds = (
-        {part: seconds for part, seconds in trainer_result.seconds.items() if part != "attempt"}
-        if trainer_result
-        else {}
+    trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
+    measured = replace(
+        measured,
+        recipe=measured.recipe or spec.recipe.name,
+        seed=spec.recipe.seed if measured.seed is None else measured.seed,
+        goodput=_job_goodput(run_folder, measured),
+        where=add_job_times(run_folder, spec, measured.where, agent_seconds["total"]) if measured.where else None,
+        seconds={**agent_seconds, **trainer_seconds},
+        target=target_outcome(run_folder, spec, cost, measured.epochs),
+        procs=spec.procs,
+        git_commit=spec.git_commit,
     )
-    where = trainer_result.where if trainer_result else reported_time_table(best_informed_status(run_folder, spec))
     newest = attempts.newest_attempt(run_folder.shared)
-    result = {
-        "job": spec.name,
-        "recipe": spec.recipe.name,
-        "state": state,
-        "reason": reason,
-        "top1": validated_epochs[-1].top1 if validated_epochs else None,
-        "top5": validated_epochs[-1].top5 if validated_epochs else None,
-        "epochs": encode(epochs),
-        "images_per_second": None,
-        "goodput": None,
-        "seed": spec.recipe.seed,
-        **(encode(trainer_result) if trainer_result else {}),
-        "where": encode(add_job_times(run_folder, spec, where, agent_seconds["total"])) if where else None,
-        "seconds": {**agent_seconds, **trainer_seconds},
-        "machines": spec.machines,
-        "procs": spec.procs,
-        "setup": {name: row["seconds"] for name, row in machine_rows(run_folder, spec).items()},
-        "attempts": attempts.last_training_attempt_number(run_folder.shared, newest),
-        "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
-        "dollars": cost.cost_dollars(),
-        "backend": spec.backend,
-        "git_commit": spec.git_commit,
-        "did_not_answer": list(unreachable),
-    }
-    if trainer_result and result["goodput"]:
-        # The trainers do not know the time that changes of attempt cost: it adds to their wall time.
-        wall_seconds = trainer_result.seconds.get("first step to last", 0.0)
-        if wall_seconds:
-            lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
-            result["goodput"] *= wall_seconds / (wall_seconds + lost_seconds)
-    result["target"] = encode(target_outcome(run_folder, spec, cost, epochs))
-    result |= forecast_vs_actual(spec.forecast, {**result, "state": state})
-    if trainer_result and spec.train.log_ids:
-        result["ids_wrong"] = check_image_usage(run_folder, trainer_result.epochs)
-    write_atomic(run_folder.result_path, to_json_bytes({**result, "state": state}))
+    result = JobResult(
+        **vars(measured),
+        job=spec.name,
+        state=state,
+        reason=reason,
+        machines=spec.machines,
+        setup={name: row.seconds for name, row in machine_rows(run_folder, spec).items()},
+        attempts=attempts.last_training_attempt_number(run_folder.shared, newest),
+        timeline=timeline.attempt_rows(run_folder.path, run_folder.shared),
+        dollars=cost.cost_dollars(),
+        backend=spec.backend,
+        did_not_answer=list(unreachable),
+        ids_wrong=usage_errors,
+    )
+    write_atomic(run_folder.result_path, to_json_bytes(encode(with_forecast(result, spec.forecast))))
+
+
+def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainerResult:
+    """Return what is known of a run whose trainers have not written their result."""
+    epochs = read_metrics(run_folder.path, EpochRow)
+    last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
+    return TrainerResult(
+        epochs=tuple(epochs),
+        top1=last_validated.top1 if last_validated else None,
+        top5=last_validated.top5 if last_validated else None,
+        where=reported_time_table(best_informed_status(run_folder, spec)),
+    )
+
+
+def _job_goodput(run_folder: RunFolder, measured: TrainerResult) -> float | None:
+    """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
+    wall_seconds = measured.seconds.get("first step to last", 0.0)
+    if not measured.goodput or not wall_seconds:
+        return measured.goodput
+    lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
+    return measured.goodput * wall_seconds / (wall_seconds + lost_seconds)
 
 
 def target_outcome(
@@ -148,20 +154,20 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
 
 
-def forecast_vs_actual(launch_forecast: Mapping[str, Any] | None, result: JobResult) -> dict[str, Any]:
-    """Return the forecast part of a result.
+def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:
+    """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
-    `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
-    holds it and `against` compares it with the run. Returns {} for a job that is not done or measured too little.
+    Nothing is added for a job that is not done or measured too little.
     """
-    if result.get("state") != "done":
-        return {}
+    if result.state != JobState.DONE:
+        return result
     try:
-        run = decode(MeasuredRun, result)
-        comparison: dict[str, Any] = {"constants": encode(calibrate(run))}
-        if launch_forecast:
-            comparison["forecast"] = dict(launch_forecast)
-            comparison["against"] = encode(compare_with_run(decode(ForecastRecord, launch_forecast), run))
+        run = decode(MeasuredRun, encode(result))
+        constants = calibrate(run, start=result.start_seconds(include_one_time=False))
+        if not launch_forecast:
+            return replace(result, constants=constants)
+        forecast = decode(ForecastRecord, launch_forecast)
+        comparison = compare_with_run(forecast, run, result.start_seconds())
     except (ValueError, ZeroDivisionError):
-        return {}
-    return comparison
+        return result
+    return replace(result, constants=constants, forecast=forecast, against=tuple(comparison))

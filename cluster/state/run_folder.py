@@ -1,5 +1,7 @@
-"""A run: one job as its files describe it, and the paths inside its run folder."""
+"""A run: one job as its files describe it, the paths inside its run folder, and the locks that show who is alive."""
 
+import contextlib
+import fcntl
 import json
 import time
 from collections.abc import Callable
@@ -10,6 +12,20 @@ from typing import Self
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
+
+# The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
+AGENT_LOCK = "agent.lock"  # in an agent's work folder
+SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this computer holds a lock file. A missing file is not locked."""
+    with contextlib.suppress(FileNotFoundError), path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def stop_reason(shared: Path) -> str:

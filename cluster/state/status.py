@@ -2,8 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,168 +10,264 @@ from typing import Any
 from train.metrics.records import RowT, read_metrics_file
 from train.metrics.time_table import TimeTable
 from train.recipe import target
-from train.tools.filesystem import read_json
-from train.tools.records import decode, encode
+from train.tools.records import decode, encode, read_record
+from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, cloud_activity, timeline
+from .heartbeats import MachineStatus
+from .job_result import JobResult
+from .machine_setup import MachineSetup, SetupRecord
 from .run_folder import RunFolder
 from .spec import JobSpec
+from .states import AgentPhase, JobState, MachineState, SetupStep
 
-# States of a machine in which the job does not run: not yet, or not any more.
-INACTIVE_STATES = ("setup", "failed", "stopped")
-# States of a machine. A job counts as being in the last of its machines' states in this order.
+# A job counts as being in the last of its machines' states in this order.
 STATES_BY_PROGRESS = (
-    "setup",
-    "fetching",
-    "warming",
-    "waiting",
-    "failed",
-    "saved",
-    "starting",
-    "indexing",
-    "joining",
-    "stopping",
-    "validating",
-    "training",
+    MachineState.SETUP,
+    MachineState.FETCHING,
+    MachineState.WARMING,
+    MachineState.WAITING,
+    MachineState.FAILED,
+    MachineState.SAVED,
+    MachineState.STARTING,
+    MachineState.INDEXING,
+    MachineState.JOINING,
+    MachineState.STOPPING,
+    MachineState.VALIDATING,
+    MachineState.TRAINING,
 )
-# Phases of an agent. A machine in an earlier phase of this tuple knows more about the job.
-PHASES_BEST_INFORMED_FIRST = ("running", "saved", "failed", "spare", "warming", "ended")
+# A machine in an earlier phase of this tuple knows more about the job.
+PHASES_BEST_INFORMED_FIRST = (
+    AgentPhase.RUNNING,
+    AgentPhase.SAVED,
+    AgentPhase.FAILED,
+    AgentPhase.SPARE,
+    AgentPhase.WARMING,
+    AgentPhase.ENDED,
+)
+# The states of a machine in which its job does not run: not yet, or not any more.
+JOB_STATE_OF_INACTIVE = {
+    MachineState.SETUP: JobState.SETUP,
+    MachineState.FETCHING: JobState.SETUP,
+    MachineState.FAILED: JobState.FAILED,
+    MachineState.STOPPED: JobState.STOPPED,
+}
+# The steps of a start that the agent measures.
+AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
-def read_agent_status(run_folder: RunFolder, machine: str = "0") -> dict[str, Any]:
-    """Return the last status of a machine's agent in the last launch, {} before its first."""
-    status = read_json(run_folder.status_path(machine))
-    return status if isinstance(status, dict) and status.get("launch", "") == run_folder.launch_id else {}
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """The state of a job and its numbers; None for what is not known.
+
+    `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
+    0 before the first. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder.
+    `created` is in seconds since 1970, `seconds` the time at work.
+    """
+
+    job: str
+    recipe: str
+    backend: str
+    machines: int
+    procs: int
+    created: float
+    state: JobState
+    doing: str = ""
+    reason: str = ""
+    attempt: int = 0
+    progress: str = ""
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    images_per_second: float | None = None
+    lr: float | None = None
+    top1: float | None = None
+    top5: float | None = None
+    where: TimeTable | None = None
+    target: str | None = None
+    run: str
+    goodput: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRow:
+    """One machine of a job: its host and state, its agent's last status, and the seconds of each step of its start.
+
+    Before the agent's first status, `state` is the step of the set-up. `notes` are warnings of the set-up.
+    """
+
+    host: str
+    state: MachineState | SetupStep
+    reason: str
+    status: MachineStatus | None
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:  # Any: values of several types, for the output of the command line
+        """Return the row as plain data, with the known values of the status among the others."""
+        row = encode(self)
+        known = {name: value for name, value in (row.pop("status") or {}).items() if value is not None}
+        return {**known, **row}
+
+
+def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatus | None:
+    """Return the last status of a machine's agent in the last launch, None before its first."""
+    status = read_record(run_folder.status_path(machine), MachineStatus)
+    return status if status and status.launch == run_folder.launch_id else None
+
+
+def read_setup_record(run_folder: RunFolder) -> SetupRecord:
+    """Return the record of the machines' set-up, an empty one when there is none."""
+    return read_record(run_folder.path / "machines.json", SetupRecord) or SetupRecord()
 
 
 def agents_start_time(run_folder: RunFolder, spec: JobSpec) -> float:
     """Return when the agents of the last launch were started: at the launch, or when their machines were set up."""
     launch_path = run_folder.launch_path
     launch_time = launch_path.stat().st_mtime if launch_path.exists() else spec.created
-    setup_progress = read_json(run_folder.path / "machines.json") or {}
-    is_of_this_launch = setup_progress.get("launch") == run_folder.launch_id
-    return max(launch_time, setup_progress.get("finished", 0.0) if is_of_this_launch else 0.0)
+    setup_record = read_setup_record(run_folder)
+    is_of_this_launch = setup_record.launch == run_folder.launch_id
+    return max(launch_time, setup_record.finished if is_of_this_launch else 0.0)
 
 
-def machine_statuses(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str, Any]]:
+def machine_statuses(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineStatus]:
     """Return the last status of each machine in the last launch, without machines that have not written one."""
     statuses = {name: read_agent_status(run_folder, name) for name in spec.machine_names}
     return {name: status for name, status in statuses.items() if status}
 
 
-def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-    """Return the status of the machine that knows most about the job, {} before the first status.
+def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> MachineStatus | None:
+    """Return the status of the machine that knows most about the job, None before the first status.
 
     A machine that is done comes first, then the machine of the newest attempt, then the order of
     `PHASES_BEST_INFORMED_FIRST`.
     """
 
-    def sort_key(status: Mapping[str, Any]) -> tuple[bool, int, int]:
-        phase = status.get("phase")
-        phase_rank = PHASES_BEST_INFORMED_FIRST.index(phase) if phase in PHASES_BEST_INFORMED_FIRST else 0
-        return status.get("state") != "done", -int(status.get("attempt", 0)), phase_rank
+    def sort_key(status: MachineStatus) -> tuple[bool, int, int]:
+        return status.state != MachineState.DONE, -status.attempt, PHASES_BEST_INFORMED_FIRST.index(status.phase)
 
-    return min(machine_statuses(run_folder, spec).values(), key=sort_key, default={})
+    return min(machine_statuses(run_folder, spec).values(), key=sort_key, default=None)
 
 
-def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the job's state and numbers as plain data. `result` is its result, None while it has not ended."""
+def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -> JobStatus:
+    """Return the job's state and numbers. `result` is its result, None while it has not ended."""
     agent_status = best_informed_status(run_folder, spec)
     newest = attempts.newest_attempt(run_folder.shared)
-    progress_keys = ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
+    numbers: TrainingNumbers = agent_status or TrainingNumbers()
     where = reported_time_table(agent_status)
-    status = {
-        "job": spec.name,
-        "recipe": spec.recipe.name,
-        "backend": spec.backend,
-        "machines": spec.machines,
-        "procs": spec.procs,
-        "created": spec.created,
-        "state": "booting",
-        "doing": agent_status.get("doing") or agent_status.get("state", ""),
-        "reason": agent_status.get("reason", ""),
-        "attempt": attempts.last_training_attempt_number(run_folder.shared, newest),
-        "progress": agent_status.get("progress", ""),
-        **{key: agent_status.get(key) for key in progress_keys},
-        "where": encode(add_job_times(run_folder, spec, where)) if where else None,
-        "target": spec.train.target or None,
-        "run": str(run_folder.path),
-    }
+    status = JobStatus(
+        job=spec.name,
+        recipe=spec.recipe.name,
+        backend=spec.backend,
+        machines=spec.machines,
+        procs=spec.procs,
+        created=spec.created,
+        state=JobState.BOOTING,
+        doing=(agent_status.doing or agent_status.state) if agent_status else "",
+        reason=agent_status.reason if agent_status else "",
+        attempt=attempts.last_training_attempt_number(run_folder.shared, newest),
+        progress=agent_status.progress if agent_status else "",
+        step=numbers.step,
+        steps=numbers.steps,
+        epoch=numbers.epoch,
+        epochs=numbers.epochs,
+        images_per_second=numbers.images_per_second,
+        lr=numbers.lr,
+        top1=numbers.top1,
+        top5=numbers.top5,
+        where=add_job_times(run_folder, spec, where) if where else None,
+        target=spec.train.target or None,
+        run=str(run_folder.path),
+    )
     if result is not None:
-        return {**status, **_ended_job_status(result)}
+        return _ended_job_status(status, result)
     if agent_status:
-        status |= _running_job_status(run_folder, agent_status, newest)
+        status = _running_job_status(run_folder, status, agent_status, newest)
     else:
-        status |= _starting_job_status(run_folder, spec)
-    return {**status, "seconds": seconds_by_state(run_folder, spec)["total"]}
+        status = _starting_job_status(run_folder, spec, status)
+    return replace(status, seconds=seconds_by_state(run_folder, spec)["total"])
 
 
-def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a job's status that comes from its result."""
-    shared_keys = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
-    status = {key: result.get(key) for key in shared_keys}
-    outcome = result.get("target")
-    status["target"] = target.describe_outcome(decode(target.TargetOutcome, outcome)) if outcome else None
-    if result["state"] == "done":
-        status["step"] = status["steps"] = result.get("steps")
+def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
+    """Return a job's status with what its result says."""
+    if result.state == JobState.DONE:
         # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
-        status["epoch"] = status["epochs"] = result["epochs"][-1].get("epoch") if result["epochs"] else 0
-    return {**status, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
+        last_epoch = result.epochs[-1].epoch if result.epochs else 0
+        status = replace(status, step=result.steps, steps=result.steps, epoch=last_epoch, epochs=last_epoch)
+    return replace(
+        status,
+        top1=result.top1,
+        top5=result.top5,
+        state=result.state,
+        reason=result.reason,
+        images_per_second=result.images_per_second,
+        goodput=result.goodput,
+        where=result.where,
+        target=target.describe_outcome(result.target) if result.target else None,
+        doing="",
+        attempt=result.attempts,
+        seconds=result.seconds["total"],
+    )
 
 
-def _starting_job_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-    """Return the state of a job whose agents have not written a status: machines are rented or set up."""
+def _starting_job_status(run_folder: RunFolder, spec: JobSpec, status: JobStatus) -> JobStatus:
+    """Return the status of a job whose agents have not written one: machines are rented or set up."""
     activity = cloud_activity.read_activity(run_folder.path) if spec.cloud else None
     if activity and activity.doing:
-        return {"state": "acquiring", "doing": activity.doing}
-    setup_progress = read_json(run_folder.path / "machines.json")
-    if setup_progress:
-        step_counts = Counter(row["step"] for row in setup_progress["machines"].values() if row["step"])
+        return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
+    setup_record = read_record(run_folder.path / "machines.json", SetupRecord)
+    if setup_record:
+        step_counts = Counter(row.step for row in setup_record.machines.values() if row.step)
         steps = ", ".join(f"{step} on {count}" for step, count in step_counts.items())
-        return {"state": "setup", "doing": f"setting up: {steps}"}
-    return {}
+        return replace(status, state=JobState.SETUP, doing=f"setting up: {steps}")
+    return status
 
 
 def _running_job_status(
-    run_folder: RunFolder, agent_status: dict[str, Any], newest: attempts.Attempt | None
-) -> dict[str, Any]:
-    """Return state and reason of a job whose agents have written statuses."""
-    state = "setup" if agent_status["state"] == "fetching" else agent_status["state"]
-    if state not in INACTIVE_STATES or agent_status.get("phase") == "failed":
-        state = "running"
-    reason = agent_status.get("reason", "")
+    run_folder: RunFolder, status: JobStatus, agent_status: MachineStatus, newest: attempts.Attempt | None
+) -> JobStatus:
+    """Return the status of a job whose agents have written statuses, with its state and reason."""
+    state = JOB_STATE_OF_INACTIVE.get(agent_status.state, JobState.RUNNING)
+    if agent_status.phase == AgentPhase.FAILED:
+        state = JobState.RUNNING
+    reason = agent_status.reason
     if newest and newest.number > 1 and newest.launch_id == run_folder.launch_id:
-        if state == "running" and agent_status["state"] not in ("training", "validating", "done"):
-            state = "recovering"
+        has_recovered = agent_status.state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.DONE)
+        if state == JobState.RUNNING and not has_recovered:
+            state = JobState.RECOVERING
         reason = reason or newest.reason
-    return {"state": state, "reason": reason}
+    return replace(status, state=state, reason=reason)
 
 
-def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """Return a row for each machine: host, state, its agent's last status, notes, and the seconds of each step so far.
+def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
+    """Return a row for each machine.
 
     The supervisor measures the steps of setting up, the agent those from its start to the first training step.
     """
     statuses = machine_statuses(run_folder, spec)
-    setup_rows = (read_json(run_folder.path / "machines.json") or {}).get("machines", {})
+    setup_rows = read_setup_record(run_folder).machines
     newest = attempts.newest_attempt(run_folder.shared)
     rows = {}
     for name in spec.machine_names:
-        setup_row = setup_rows.get(name, {})
-        status = statuses.get(name, {})
-        row = {
-            "host": setup_row.get("host", ""),
-            "state": setup_row.get("step", ""),
-            "reason": setup_row.get("reason", ""),
-            **status,
-        }
-        is_behind = newest and status.get("phase") == "running" and status.get("attempt", 0) < newest.number
-        if status and not status.get("ended") and (is_behind or run_folder.result_path.exists()):
-            row["state"] = "lost"
-        row["notes"] = setup_row.get("notes", [])
-        row["seconds"] = {**setup_row.get("seconds", {}), **timeline.startup_seconds(run_folder.path, name)}
-        rows[name] = row
+        setup_row = setup_rows.get(name, MachineSetup())
+        status = statuses.get(name)
+        state: MachineState | SetupStep = status.state if status else setup_row.step
+        if status and not status.ended:
+            is_behind = newest and status.phase == AgentPhase.RUNNING and status.attempt < newest.number
+            if is_behind or run_folder.result_path.exists():
+                state = MachineState.LOST
+        setup_seconds = {str(step): seconds for step, seconds in setup_row.seconds.items()}
+        rows[name] = MachineRow(
+            host=setup_row.host,
+            state=state,
+            reason=status.reason if status else setup_row.reason,
+            status=status,
+            notes=setup_row.notes,
+            seconds=setup_seconds | timeline.startup_seconds(run_folder.path, name),
+        )
     return rows
 
 
@@ -192,14 +287,14 @@ def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
     At each moment the job is in the state of the machine that is furthest (STATES_BY_PROGRESS): a machine that waits or
     has gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
     """
-    spans: list[tuple[float, float, str]] = []
+    spans: list[tuple[float, float, MachineState]] = []
     for name in spec.machine_names:
         for (state, begin), (next_state, end) in pairwise(timeline.state_changes(run_folder, name)):
-            is_new_agent = next_state == "setup"  # until then no agent was alive
+            is_new_agent = next_state == MachineState.SETUP  # until then no agent was alive
             if state not in timeline.FINAL_AGENT_STATES and not is_new_agent and end > begin:
                 spans.append((begin, end, state))
 
-    def progress(state: str) -> int:
+    def progress(state: MachineState) -> int:
         return STATES_BY_PROGRESS.index(state) if state in STATES_BY_PROGRESS else len(STATES_BY_PROGRESS)
 
     seconds: dict[str, float] = {}
@@ -208,14 +303,14 @@ def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
         states = [state for span_begin, span_end, state in spans if span_begin <= begin and span_end >= end]
         if states:
             state = max(states, key=progress)
-            part = "validation" if state == "validating" else state
+            part = "validation" if state == MachineState.VALIDATING else str(state)
             seconds[part] = seconds.get(part, 0.0) + end - begin
     return {"total": sum(seconds.values()), **seconds}
 
 
-def reported_time_table(agent_status: Mapping[str, Any]) -> TimeTable | None:
+def reported_time_table(agent_status: MachineStatus | None) -> TimeTable | None:
     """Return the table of the wall time that a machine's status has from its trainers; None before their first."""
-    table = agent_status.get("where")
+    table = agent_status.where if agent_status else None
     return decode(TimeTable, table, "the status of a machine") if table else None
 
 
@@ -229,29 +324,31 @@ def add_job_times(
     job are given, that moment is subtracted, so that all parts add up to the total.
     """
     pauses = timeline.lost_seconds(run_folder.path, run_folder.shared)
-    start_seconds = [dict[str, float](row["seconds"]) for row in machine_rows(run_folder, spec).values()]
+    start_seconds = [dict(row.seconds) for row in machine_rows(run_folder, spec).values()]
     slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or dict(table.start)
-    if total_seconds is not None and "first step" in slowest:
-        agent_steps = {*timeline.STARTUP_STEP_BY_STATE.values(), "indexing", "standby"}
-        agent_seconds = sum(slowest.get(step, 0.0) for step in agent_steps)
+    if total_seconds is not None and SetupStep.FIRST_STEP in slowest:
+        agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
         delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall - pauses))
-        slowest["first step"] = max(0.0, slowest["first step"] - delay)
+        first_step = str(SetupStep.FIRST_STEP)
+        slowest[first_step] = max(0.0, slowest[first_step] - delay)
     return replace(table, start=slowest, pauses=pauses)
 
 
-def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[str, str]:
+def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[JobState, str]:
     """Return state and reason of a job that has neither a result nor a living agent."""
-    if agreed := attempts.agreed_end(run_folder.shared, run_folder.launch_id):
-        return agreed.end_state, agreed.reason
+    agreed = attempts.agreed_end(run_folder.shared, run_folder.launch_id)
+    if agreed and agreed.end_state:
+        return JobState(agreed.end_state), agreed.reason
     statuses = list(machine_statuses(run_folder, spec).values())
-    final_statuses = [status for status in statuses if status.get("ended")]
-    for state in ("stopped", "failed"):  # a stop on request explains the end best, then a failure with its reason
+    final_statuses = [status for status in statuses if status.ended]
+    # A stop on request explains the end best, then a failure with its reason.
+    for job_state, machine_state in ((JobState.STOPPED, MachineState.STOPPED), (JobState.FAILED, MachineState.FAILED)):
         for status in final_statuses:
-            if status["state"] == state:
-                return state, status.get("reason", "")
+            if status.state == machine_state:
+                return job_state, status.reason
     if final_statuses and len(final_statuses) == len(statuses):
-        return "stopped", final_statuses[0].get("reason", "")
-    return "failed", explain_missing_agent(run_folder, bool(statuses))
+        return JobState.STOPPED, final_statuses[0].reason
+    return JobState.FAILED, explain_missing_agent(run_folder, bool(statuses))
 
 
 def explain_missing_agent(run_folder: RunFolder, has_status: bool = True) -> str:

@@ -1,56 +1,87 @@
 """History of a job: its attempts, their members, times, reasons, and what each change of attempt cost. Only reads."""
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from train.metrics.records import StepRow, read_metrics_file
 from train.tools.agent_protocol import metrics_file
-from train.tools.filesystem import read_json, read_json_lines
+from train.tools.filesystem import read_json_lines
+from train.tools.records import DamagedRecord, decode, read_record
 
 from . import attempts
+from .heartbeats import MachineStatus
 from .run_folder import RunFolder
+from .states import AttemptReason, MachineState, SetupStep
 
-FINAL_AGENT_STATES = ("done", "stopped", "gone", "left")  # an agent in one of these states has ended
+# An agent in one of these states has ended.
+FINAL_AGENT_STATES = (MachineState.DONE, MachineState.STOPPED, MachineState.GONE, MachineState.LEFT)
 STARTUP_STEP_BY_STATE = {  # what status and report call the seconds that an agent spent in a state before training
-    "setup": "data",
-    "fetching": "fetch",
-    "starting": "rendezvous",
-    "joining": "group",
-    "warming": "first step",
-    "waiting": "others",
+    MachineState.SETUP: SetupStep.DATA,
+    MachineState.FETCHING: SetupStep.FETCH,
+    MachineState.STARTING: SetupStep.RENDEZVOUS,
+    MachineState.INDEXING: SetupStep.INDEXING,
+    MachineState.JOINING: SetupStep.GROUP,
+    MachineState.WARMING: SetupStep.FIRST_STEP,
+    MachineState.WAITING: SetupStep.OTHERS,
 }
 
 
-def attempt_rows(run_path: Path, shared: Path) -> list[dict[str, Any]]:
-    """Return a row for each attempt.
+@dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """A line of an agent's state log: the state that began at `time` (seconds since 1970), and its reason."""
+
+    time: float
+    attempt: int = 0
+    state: MachineState
+    reason: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One attempt in the history of a job.
 
     `at` is when the attempt was agreed on (seconds since 1970, by the wall clock of the machine that proposed it).
-    `pause` is the time in seconds from the last step before the attempt to its own first step. `steps_lost` is the
-    number of steps that were done again. Both are None before they are known, and for the first attempt.
+    `machines` are the names of its members; the row of the job's end has none. `pause` is the time in seconds from the
+    last step before the attempt to its own first step. `steps_lost` is the number of steps that were done again. Both
+    are None before they are known, and for the first attempt.
     """
-    rows: list[dict[str, Any]] = []
+
+    attempt: int
+    at: float
+    machines: tuple[str, ...]
+    reason: str
+    first_step: int
+    last_step: int | None = None
+    pause: float | None = None
+    steps_lost: int | None = None
+
+
+def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
+    """Return a row for each attempt."""
+    rows: list[AttemptRow] = []
     moved_launches = moved_launch_ids(run_path)
     previous_launch = ""
     last_trained_launch = ""
     last_step: tuple[int, float] | None = None  # number and time of the last step so far, made in that launch
     for attempt in attempts.history(shared):
         step_times = _read_step_times(run_path, attempt.number)
-        row: dict[str, Any] = {
-            "attempt": attempt.number,
-            "at": attempt.time,
-            "machines": list(attempt.machine_names),
-            "reason": attempt.reason,
-            "first_step": attempt.first_step,
-            "last_step": step_times[-1][0] if step_times else None,
-            "pause": None,
-            "steps_lost": None,
-        }
+        row = AttemptRow(
+            attempt=attempt.number,
+            at=attempt.time,
+            machines=attempt.machine_names,
+            reason=attempt.reason,
+            first_step=attempt.first_step,
+            last_step=step_times[-1][0] if step_times else None,
+        )
         if last_step and attempt.members:
-            row["steps_lost"] = max(0, last_step[0] - attempt.first_step)
+            row = replace(row, steps_lost=max(0, last_step[0] - attempt.first_step))
             if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                row["pause"] = step_times[0][1] - last_step[1]
+                row = replace(row, pause=step_times[0][1] - last_step[1])
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
-            row["reason"] = "all machines were lost; new ones were rented"
+            row = replace(row, reason=AttemptReason.MOVED)
         if step_times:
             last_step = step_times[-1]
             last_trained_launch = attempt.launch_id
@@ -98,44 +129,43 @@ def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
     return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_path, attempt), StepRow)]
 
 
-def _state_log_path(run_path: Path, machine: str) -> Path:
-    return run_path / "logs" / f"agent-{machine}.jsonl"
+def _read_state_log(run_path: Path, machine: str) -> Iterator[StateChange]:
+    """Yield the lines of the state log of a machine's agents, without damaged ones."""
+    for line in read_json_lines(run_path / "logs" / f"agent-{machine}.jsonl"):
+        with contextlib.suppress(DamagedRecord):
+            yield decode(StateChange, line)
 
 
-def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[str, float]]:
+def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
-    When the last state is not final, it is followed by "gone" at the agent's last heartbeat: the agent was killed and
-    not yet replaced, or it lives and its last heartbeat is recent.
+    When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
+    yet replaced, or it lives and its last heartbeat is recent.
     """
-    rows = read_json_lines(_state_log_path(run_folder.path, machine), "time", "state")
-    changes = [(str(row["state"]), float(row["time"])) for row in rows if isinstance(row["time"], int | float)]
-    if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, "failed"):
-        status = read_json(run_folder.status_path(machine))
-        heartbeat = status.get("time") if isinstance(status, dict) else None
-        heartbeat_time = float(heartbeat) if isinstance(heartbeat, int | float) else 0.0
-        changes.append(("gone", max(changes[-1][1], heartbeat_time)))
+    changes = [(change.state, change.time) for change in _read_state_log(run_folder.path, machine)]
+    if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
+        status = read_record(run_folder.status_path(machine), MachineStatus)
+        changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 
 
 def startup_seconds(run_path: Path, machine: str) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
-    Returns {} until training has begun.
+    A state that is no step of a start, such as that of a failed attempt, counts under its own name. Returns {} until
+    training has begun.
     """
     seconds: dict[str, float] = {}
-    previous: tuple[str, float] | None = None
-    for row in read_json_lines(_state_log_path(run_path, machine), "time", "state"):
-        state, begin = str(row["state"]), float(row["time"])
+    previous: StateChange | None = None
+    for change in _read_state_log(run_path, machine):
         if previous:
-            previous_state, previous_begin = previous
-            are_trainers_started = "rendezvous" in seconds or previous_state == "starting"
-            if previous_state == "warming" and not are_trainers_started:
-                name = "standby"
+            are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
+            if previous.state == MachineState.WARMING and not are_trainers_started:
+                name = str(SetupStep.STANDBY)
             else:
-                name = STARTUP_STEP_BY_STATE.get(previous_state, previous_state)
-            seconds[name] = round(seconds.get(name, 0.0) + max(0.0, begin - previous_begin), 3)
-        if state == "training":
+                name = str(STARTUP_STEP_BY_STATE.get(previous.state, previous.state))
+            seconds[name] = round(seconds.get(name, 0.0) + max(0.0, change.time - previous.time), 3)
+        if change.state == MachineState.TRAINING:
             return seconds
-        previous = state, begin
+        previous = change
     return {}

@@ -61,7 +61,7 @@ class HandMadeRun:
 
     def write_status(self, state: str, machine: str = "0", **more: Any) -> None:
         """Write the status of a machine's agent."""
-        status = {"state": state, "time": time.time(), **more}
+        status = {"id": f"{machine}.test", "state": state, "time": time.time(), **more}
         self.write_shared(f"status/{machine}.json", json.dumps(status))
 
     def write_state_log(self, *states: tuple[str, float], machine: str = "0") -> None:

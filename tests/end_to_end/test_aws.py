@@ -7,7 +7,6 @@ with nothing that costs.
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.aws_user import TYPE, Renter, renter
@@ -17,6 +16,7 @@ from support.ssh_machines import command_line
 
 from cluster.jobs.job import Job
 from cluster.state import attempts
+from cluster.state.job_result import JobResult
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -40,12 +40,12 @@ def wait_for_steps(renter: Renter, job: Job, attempt: int = 1, steps: int = 4) -
     return renter.training_step(job)
 
 
-def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -> dict[str, Any]:
+def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -> JobResult:
     """Wait until the job has ended in this state. Returns its result."""
     renter.wait_for(lambda: job.has_ended, seconds)
     assert job.state == state, f"{job.status()}\n{renter.describe()}"
     assert job.result is not None
-    return dict(job.result)
+    return job.result
 
 
 def wait_for_members(renter: Renter, job: Job, *machines: str) -> None:
@@ -114,17 +114,17 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     assert {instance["reason"] for instance in terminated} == {"Client.UserInitiatedShutdown"}
 
     result = wait_for_end(renter, job, "done", 600)
-    assert len(result["epochs"]) == 170 and result["attempts"] >= 4
+    assert len(result.epochs) == 170 and result.attempts >= 4
     assert len(renter.all_instance_ids()) == 5 and set(first_ids) < set(renter.all_instance_ids())
     table = renter.run("status", job.name)
-    trained_attempts = [row["attempt"] for row in result["timeline"] if row["machines"]]
+    trained_attempts = [row.attempt for row in result.timeline if row.machines]
     assert all(re.search(rf"^ *{number} ", table, re.MULTILINE) for number in trained_attempts), table
     names = {path.name for path in job.path.rglob("*") if path.is_file()}
     assert {"result.json", "rank-0.log", "val-000001.json"} <= names and list(job.path.rglob("*tfevents*"))
     renter.assert_nothing_left()
     assert_costs_match_the_bill(renter, job)
     evaluation = renter.run_json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
-    assert evaluation["rows"][0]["top1"] == result["epochs"][-1]["top1"]
+    assert evaluation["rows"][0]["top1"] == result.epochs[-1]["top1"]
     renter.run("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
     renter.run("record", "--check", "mine.tsv")
@@ -163,7 +163,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     renter.run("stop", job.name)
     assert job.state == "stopped"
     renter.assert_nothing_left()
-    stopped_step = int(job.status()["step"])
+    stopped_step = int(job.status().step)
     ended_ids = renter.all_instance_ids()
     renter.run("resume", "-d", job.name)
     wait_for_steps(renter, job, newest_attempt(job).number + 1)
@@ -194,7 +194,7 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
         wait_for_steps(renter, job)
     for job, unit in ((hours_job, "hours"), (dollars_job, "dollars")):
         result = wait_for_end(renter, job, "stopped", 180)
-        assert unit in result["reason"] and job.status()["step"] > 0, result["reason"]
+        assert unit in result.reason and job.status().step > 0, result.reason
         assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
     assert len(renter.all_instance_ids()) == 2
     renter.assert_nothing_left()
@@ -211,7 +211,7 @@ def test_stop_saves_and_fetches_the_files_without_a_supervisor(renter: Renter) -
     )
     agent_status = json.loads(job.run_folder.status_path("0").read_text())
     assert agent_status["state"] == "stopped" and saved_step == agent_status["step"] > 2
-    assert "user" in result["reason"]
+    assert "user" in result.reason
     renter.assert_nothing_left()
 
 
@@ -233,10 +233,10 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
     assert "nothing to remove" in renter.run("gc")
     renter.run("ls")
     # The files at home do not show the end, and a supervisor rents no machines that nobody asked for.
-    reason = wait_for_end(renter, job, "stopped")["reason"]
+    reason = wait_for_end(renter, job, "stopped").reason
     assert "limit" in reason and f"imgnet-cluster resume {job.name}" in reason and len(renter.all_instance_ids()) == 2
     renter.run("resume", "-d", job.name)
     renter.wait_for(lambda: not (job.has_ended and job.state == "stopped"))
     result = wait_for_end(renter, job, "done")
-    assert len(result["epochs"]) == 25
+    assert len(result.epochs) == 25
     renter.assert_nothing_left()

@@ -37,7 +37,7 @@ def remove_capacity(renter: Renter) -> None:
 def is_booting(renter: Renter, job: Job, machines: int = 2) -> bool:
     """Return whether all machines have been rented and are waited for."""
     is_rented = len(renter.live_instance_ids()) == machines and bool(renter.granted_ids(job))
-    return is_rented and job.status()["state"] == "setup"
+    return is_rented and job.status().state == "setup"
 
 
 def launch_until_booting(renter: Renter) -> Job:
@@ -61,7 +61,7 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         assert launch.wait(20) == 130
         output = renter.sandbox.output(number - 1)
         assert f"detached; job-{number} keeps running" in output and "Traceback" not in output, output
-        assert job.status()["state"] == "acquiring" and renter.wait_for_supervisor()
+        assert job.status().state == "acquiring" and renter.wait_for_supervisor()
         start = time.monotonic()
         renter.run(command, job.name)
         assert time.monotonic() - start < 30, "the supervisor was not interrupted between two requests"
@@ -102,7 +102,7 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     renter.wait_for(lambda: len(json.loads((job.path / "hosts.json").read_text())["machines"]) == 2)
 
     def is_set_up() -> bool:
-        activity = job.status()["doing"]
+        activity = job.status().doing
         return activity.startswith("setting up") and "boot" not in activity
 
     renter.wait_for(is_set_up)
@@ -267,7 +267,7 @@ def test_launch_without_quota_fails_soon_and_says_what_to_request(renter: Renter
     start = time.monotonic()
     launched = renter.cli(*(argument for argument in renter.launch_arguments() if argument != "-d"))
     assert launched.code == 100 and time.monotonic() - start < 30, launched
-    reason = renter.sandbox.job().status()["reason"]
+    reason = renter.sandbox.job().status().reason
     assert "MaxSpotInstanceCountExceeded" in reason and "\n" not in reason, reason
     assert renter.all_instance_ids() == []
     renter.assert_nothing_left()

@@ -53,7 +53,7 @@ class ElasticJob:
     sandbox: Sandbox
     job: Job
 
-    def statuses(self) -> dict[str, dict[str, Any]]:
+    def statuses(self) -> dict[str, status.MachineStatus]:
         """Return the last status of each machine."""
         return status.machine_statuses(self.job.run_folder, self.job.spec)
 
@@ -64,7 +64,7 @@ class ElasticJob:
         return job_attempts.newest_attempt(self.job.run_folder.shared) or job_attempts.Attempt()
 
     def agent_pid(self, machine: str) -> int:
-        return int(self.statuses()[machine]["pid"])
+        return self.statuses()[machine].pid or 0
 
     def kill_agents(self, *machines: str) -> None:
         for pid in [self.agent_pid(machine) for machine in machines]:
@@ -76,7 +76,7 @@ class ElasticJob:
             f"{attempt.number} {attempt.machine_names} {attempt.reason} from {attempt.first_step}"
             for attempt in self.attempts()
         ]
-        states = {machine: row.get("state") for machine, row in self.statuses().items()}
+        states = {machine: row.state for machine, row in self.statuses().items()}
         return "\n".join([*lines, json.dumps(states)])
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -86,7 +86,7 @@ class ElasticJob:
             if value := condition():
                 return value
             result = self.job.result
-            assert result is None, f"the job has ended: {result['reason']}\n{self.describe()}"
+            assert result is None, f"the job has ended: {result.reason}\n{self.describe()}"
             return None
 
         wait_for(holds, seconds, describe=self.describe, poll_seconds=0.05)
@@ -100,8 +100,9 @@ class ElasticJob:
             return (
                 newest.number > after_attempt
                 and sorted(newest.machine_names) == sorted(machines)
-                and all(statuses.get(machine, {}).get("attempt") == newest.number for machine in machines)
-                and all(statuses[machine]["last_step"] >= newest.first_step + steps for machine in machines)
+                and all(machine in statuses for machine in machines)
+                and all(statuses[machine].attempt == newest.number for machine in machines)
+                and all(statuses[machine].last_step >= newest.first_step + steps for machine in machines)
             )
 
         self.wait_for(have_trained)
@@ -142,7 +143,7 @@ def elastic_job(sandbox: Sandbox) -> ElasticJob:
 def final_parameters(job: Job) -> dict[str, Any]:
     """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
     assert job.result
-    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result['attempts']:06d}")
+    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result.attempts:06d}")
     assert path is not None
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
@@ -154,14 +155,14 @@ def final_parameters(job: Job) -> dict[str, Any]:
 def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:
     """Assert that the job is done, with every image once per epoch and the undisturbed parameters, and left nothing."""
     job = elastic_job.job
-    assert job.result and job.result["state"] == "done", elastic_job.describe()
+    assert job.result and job.result.state == "done", elastic_job.describe()
     first_steps = {attempt.number: attempt.first_step for attempt in elastic_job.attempts() if attempt.members}
     steps = dict.fromkeys(range(EPOCHS), STEPS_PER_EPOCH)
     assert usage_log.find_usage_errors(job.path / "ids", first_steps, IMAGES, steps) == []
     parameters = final_parameters(job)
     assert parameters.keys() == undisturbed_parameters.keys()
     assert not [name for name, value in parameters.items() if not torch.equal(value, undisturbed_parameters[name])]
-    assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS_PER_EPOCH
+    assert len(job.result.epochs) == EPOCHS and job.result.steps == EPOCHS * STEPS_PER_EPOCH
     elastic_job.sandbox.wait_for(lambda: not elastic_job.sandbox.job_pids(), 30)
 
 
@@ -192,17 +193,17 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert job.wait(60) == "done"
-    states = {machine: row["state"] for machine, row in elastic_job.statuses().items()}
+    states = {machine: row.state for machine, row in elastic_job.statuses().items()}
     assert states == {"0": "done", "1": "done", "2": "left"}
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)
 
     assert job.result
-    rows = job.result["timeline"]
-    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and rows[0]["reason"] == "start"
-    rows_by_reason = {row["reason"]: row for row in rows}
-    assert rows_by_reason[attempt_after_notice.reason]["steps_lost"] == 0, "a change with notice loses no step"
-    trained_rows = [row for row in rows[1:] if row["last_step"] is not None]  # an attempt may end before its first step
-    assert len(trained_rows) >= 4 and all(0 < row["pause"] < 60 for row in trained_rows)
+    rows = job.result.timeline
+    assert [row.attempt for row in rows] == list(range(1, len(rows) + 1)) and rows[0].reason == "start"
+    rows_by_reason = {row.reason: row for row in rows}
+    assert rows_by_reason[attempt_after_notice.reason].steps_lost == 0, "a change with notice loses no step"
+    trained_rows = [row for row in rows[1:] if row.last_step is not None]  # an attempt may end before its first step
+    assert len(trained_rows) >= 4 and all(0 < row.pause < 60 for row in trained_rows)
 
 
 def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
@@ -218,8 +219,8 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
     os.kill(supervisor_pid, signal.SIGKILL)
     number = elastic_job.newest_attempt().number
-    step = max(row["last_step"] for row in elastic_job.statuses().values())
-    elastic_job.wait_for(lambda: min(row["last_step"] for row in elastic_job.statuses().values()) > step + 2)
+    step = max(row.last_step for row in elastic_job.statuses().values())
+    elastic_job.wait_for(lambda: min(row.last_step for row in elastic_job.statuses().values()) > step + 2)
     assert elastic_job.newest_attempt().number == number, "the end of the supervisor has changed something"
 
     elastic_job.kill_agents("0", "1", "2")

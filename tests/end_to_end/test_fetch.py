@@ -56,12 +56,12 @@ def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
     assert f" kB, index only; each machine fetches it from {root} to {disk}/set before" in launched.out, launched
     job = sandbox.job()
     sandbox.wait_for(lambda: job.has_ended)
-    assert job.result and job.state == "done" and job.result["epochs"][0]["val_images"] == 20, job.result
+    assert job.result and job.state == "done" and job.result.epochs[0]["val_images"] == 20, job.result
     assert content(disk / "set-sz/32") == content(root.with_name("set-sz") / "32")
     assert not list((disk / "set").rglob("*.bin")) and (disk / "set/train/index.npy").exists()
     logs = [(job.path / f"logs/setup-{machine}.log").read_text() for machine in (0, 1)]
     assert sum("100 %" in log for log in logs) == 1, "one machine fetches; the other shares its disk and need not"
-    assert all(job.result["setup"][machine]["fetch"] > 0 for machine in ("0", "1"))
+    assert all(job.result.setup[machine]["fetch"] > 0 for machine in ("0", "1"))
     assert "fetch" in sandbox.cli("status", "job-1").out
 
 
@@ -91,7 +91,7 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
     launched = sandbox.cli("launch", *LOCAL_OPTIONS, "--data", "set", "--fetch", "disk", write_recipe(sandbox))
     assert launched.code == 0
     job = sandbox.job()
-    sandbox.wait_for(lambda: job.status()["doing"].startswith("fetching"))
+    sandbox.wait_for(lambda: job.status().doing.startswith("fetching"))
     assert job.state == "setup"
     assert sandbox.cli("stop", "job-1").code == 0 and job.state == "stopped"
     assert not sandbox.pids("data fetch")

@@ -136,7 +136,7 @@ def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: San
     assert checkpoints
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
-    assert job.result and job.result["attempts"] == 2 and len(job.result["epochs"]) == 30
+    assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 30
     log = sandbox.cli("logs", "job-1").out
     (resume_line,) = [line for line in log.splitlines() if line.startswith("resumed from ")]
     assert f"checkpoints/000002/resume-{checkpoints[-1].stem.removeprefix('step-')}-" in resume_line
@@ -154,7 +154,7 @@ def wait_for_attempt(sandbox: Sandbox, job: Job, number: int) -> None:
 
     def trains() -> bool:
         status = job.status()
-        return status["attempt"] == number and status["doing"] in ("training", "validating")
+        return status.attempt == number and status.doing in ("training", "validating")
 
     sandbox.wait_for(trains)
 
@@ -163,12 +163,12 @@ def test_job_fails_at_the_third_death_of_a_rank_with_rank_and_signal(sandbox: Sa
     launch, job = launch_and_follow(sandbox, ENDLESS, "--procs", "2", "--workers", "0")
     for attempt in (1, 2, 3):
         wait_for_attempt(sandbox, job, attempt)
-        assert (job.status()["reason"] != "") == (attempt > 1)
+        assert (job.status().reason != "") == (attempt > 1)
         kill_rank_1(sandbox)
     assert launch.wait(30) == 100
-    reason = job.status()["reason"]
+    reason = job.status().reason
     assert "rank 1" in reason and "SIGKILL" in reason and "3 times" in reason
-    assert job.result and [row["attempt"] for row in job.result["timeline"]] == [1, 2, 3, 4]
+    assert job.result and [row.attempt for row in job.result.timeline] == [1, 2, 3, 4]
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
     assert "Traceback" not in sandbox.output()
 
@@ -178,7 +178,7 @@ def test_killed_loader_worker_starts_a_new_attempt_with_a_reason(sandbox: Sandbo
     sandbox.wait_for_step(job, 4)
     os.kill(sandbox.worker_pids()[0], signal.SIGKILL)
     wait_for_attempt(sandbox, job, 2)
-    assert "worker" in job.status()["reason"].lower()
+    assert "worker" in job.status().reason.lower()
     assert sandbox.cli("stop", "job-1").code == 0
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
 
@@ -203,7 +203,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     stopped = sandbox.cli("stop", "job-1")
     assert stopped.code == 0 and "stopped" in stopped.out
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
-    assert job.state == "stopped" and job.status()["reason"] == "stopped by the user"
+    assert job.state == "stopped" and job.status().reason == "stopped by the user"
     last_checkpoint = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))[-1]
     saved_step = int(last_checkpoint.stem.split("-")[1])
     second_stop = sandbox.cli("stop", "job-1")
@@ -213,7 +213,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     exit_codes = sorted(resume.wait(120) for resume in resumes)
     assert exit_codes == [0, 1], sandbox.output(0) + sandbox.output(1)
     assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
-    assert job.result and job.result["attempts"] == 2 and len(job.result["epochs"]) == 60
+    assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 60
     assert job.state == "done"
     images = [row.images for row in job.metric_rows(StepRow)]
     assert images == sorted(set(images)), "a step is in the metrics twice"
@@ -221,16 +221,16 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
 
 def test_max_hours_stops_the_job_and_resume_of_a_running_job_is_refused(sandbox: Sandbox) -> None:
     launch, job = launch_and_follow(sandbox, ENDLESS, "--max-hours", "0.0015")
-    sandbox.wait_for(lambda: job.status()["state"] == "running")
+    sandbox.wait_for(lambda: job.status().state == "running")
     resume = sandbox.cli("resume", "job-1")
     assert resume.code == 1 and resume.err.startswith("error: job-1 is running") and resume.err.count("\n") == 1
     assert launch.wait(60) == 103
-    assert job.result and "--max-hours" in job.result["reason"] and job.state == "stopped"
+    assert job.result and "--max-hours" in job.result.reason and job.state == "stopped"
 
 
 def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:
     job = sandbox.launch(ENDLESS, "--data", "sample")
-    sandbox.wait_for(lambda: job.status()["state"] == "setup" and job.status()["progress"])
+    sandbox.wait_for(lambda: job.status().state == "setup" and job.status().progress)
     logs = sandbox.cli("logs", "job-1")
     assert logs.code == 0 and "drawing" in logs.out, "before the first attempt, logs shows the log of the setup"
     start = time.monotonic()
@@ -239,7 +239,7 @@ def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:
     assert job.state == "stopped"
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
     assert sandbox.cli("resume", "-d", "job-1").code == 0
-    sandbox.wait_for(lambda: job.status()["state"] == "setup")
+    sandbox.wait_for(lambda: job.status().state == "setup")
     assert sandbox.cli("stop", "job-1").code == 0
 
 

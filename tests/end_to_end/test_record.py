@@ -18,18 +18,18 @@ def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox
 
     result = job.result
     assert result
-    outcome = result["target"]
-    epochs = result["epochs"]
-    assert (result["state"], result["attempts"], outcome["reached"]) == ("done", 2, True)
+    outcome = result.target
+    epochs = result.epochs
+    assert (result.state, result.attempts, outcome["reached"]) == ("done", 2, True)
     assert outcome["epoch"] == len(epochs) < 400 and epochs[-1]["top5"] >= 60
     assert all(epoch["top5"] < 60 for epoch in epochs[:-1])
     first, second = (
         json.loads((job.path / f"metrics/00000{attempt}.jsonl").read_text().splitlines()[0]) for attempt in (1, 2)
     )
-    assert first["begun"] == second["begun"] == result["clock"]["begun"] < first["time"] < second["time"]
+    assert first["begun"] == second["begun"] == result.clock.begun < first["time"] < second["time"]
     assert outcome["seconds"] > second["time"] - first["time"], "the clock goes on between the attempts"
     assert outcome["seconds_all"] > outcome["seconds"] and outcome["dollars"] is None
-    assert {row["term"] for row in result["against"]} >= {"steps", "all"}
+    assert {row["term"] for row in result.against} >= {"steps", "all"}
     (target_line,) = [line for line in sandbox.cli("status").out.splitlines() if line.startswith("target ")]
     assert "reached in epoch" in target_line
 

@@ -74,7 +74,7 @@ class SshUser:
                 return False
             statuses = status.machine_statuses(job.run_folder, job.spec).values()
             return any(
-                machine["attempt"] == newest.number and machine["last_step"] >= newest.first_step + steps
+                machine.attempt == newest.number and machine.last_step >= newest.first_step + steps
                 for machine in statuses
             )
 
@@ -124,10 +124,10 @@ def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[[
     assert job.wait(120) == "done", user.describe(job)
     result = job.result
     assert result
-    assert result["ids_wrong"] == [] and len(result["epochs"]) == EPOCHS and result["attempts"] >= 4
-    assert result["timeline"][0]["machines"] == ["0", "1", "2", "3"]
-    assert set(result["setup"]) == {"0", "1", "2", "3"}
-    assert result["setup"]["1"].keys() >= {"connected", "code", "agent"}
+    assert result.ids_wrong == [] and len(result.epochs) == EPOCHS and result.attempts >= 4
+    assert result.timeline[0].machines == ("0", "1", "2", "3")
+    assert set(result.setup) == {"0", "1", "2", "3"}
+    assert result.setup["1"].keys() >= {"connected", "code", "agent"}
 
     undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, user.recipe)
     assert undisturbed.code == 0, undisturbed
@@ -152,8 +152,8 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
     sandbox.wait_for(lambda: sandbox.pids("-m cluster.jobs.supervisor"), 10)  # status has started another
     for machine in user.bed.machines:
         machine.plug()
-    step = job.status()["step"]
-    user.wait_for(lambda: job.has_ended or job.status()["step"] > step, job)
+    step = job.status().step
+    user.wait_for(lambda: job.has_ended or job.status().step > step, job)
     assert len(attempts.history(job.run_folder.shared)) == 1, user.describe(job)
     shell = sandbox.cli("ssh", "job-1", "--machine", "1", "--", "sh", "-c", "echo $HOME")
     assert shell.out.strip() == str(user.bed.machines[1].home), shell
@@ -165,14 +165,14 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
     adopted_again = sandbox.cli("adopt", "--ssh", user.hosts_file, cwd=other_folder)
     assert adopted_again.code == 1 and "is here already" in adopted_again.err
     adopted_job = Job(next((other_folder / "runs").iterdir()))
-    user.wait_for(lambda: (adopted_job.status()["step"] or 0) > 0, adopted_job)
+    user.wait_for(lambda: (adopted_job.status().step or 0) > 0, adopted_job)
     assert sandbox.cli("stop", adopted_job.name, cwd=other_folder).code == 0
     user.wait_for(lambda: job.has_ended and adopted_job.has_ended, job)
     assert job.state == adopted_job.state == "stopped"
 
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0, resumed
-    assert job.result and job.result["ids_wrong"] == [] and job.state == "done"
+    assert job.result and job.result.ids_wrong == [] and job.state == "done"
     for path in (job.path / "logs").rglob("rank-*.log"):
         assert path.read_bytes() == (user.remote_shared_folder() / path.relative_to(job.path)).read_bytes()
     assert user.bed.leaks() == []

@@ -127,7 +127,7 @@ class Renter:
     def training_step(self, job: Job) -> int:
         """Return the step that the job trains, 0 while it does not train."""
         status = job.status()
-        return int(status["step"] or 0) if status["doing"] in ("training", "validating") else 0
+        return int(status.step or 0) if status.doing in ("training", "validating") else 0
 
     def assert_nothing_left(self) -> None:
         """Raises `AssertionError` when an instance or placement group of ours is left, or `gc` finds anything."""

@@ -145,7 +145,7 @@ class Sandbox:
 
         def has_trained() -> bool:
             status = job.status()
-            return (status["step"] or 0) >= step and status["doing"] in ("training", "validating")
+            return (status.step or 0) >= step and status.doing in ("training", "validating")
 
         wait_for(has_trained)
 

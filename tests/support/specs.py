@@ -3,8 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from cluster.state.recovery import RecoveryOptions
-from cluster.state.spec import JobSpec
+from cluster.state.spec import JobSpec, RecoveryOptions
 from train.engine.options import TrainOptions
 
 GROUPS = {"train": TrainOptions, "recovery": RecoveryOptions}

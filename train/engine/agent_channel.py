@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from train.tools import agent_protocol
 from train.tools.errors import TrainingError, is_peer_failure
 from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import encode
+from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress, TrainerState
 
 THROTTLE_SECONDS = 0.5  # a throttled report is dropped when the last write is younger than this
 
@@ -29,7 +32,7 @@ class AgentChannel:
         self.folder = Path(work) if work else None
         self.rank = int(os.environ.get("RANK", 0))
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        self.last_report: dict[str, Any] = {}
+        self.last_report: TrainerProgress | None = None
         self.last_write_time = 0.0
         self.finished_state_seconds: dict[str, float] = {}  # seconds spent in each earlier state
         self.state_start = time.perf_counter()
@@ -50,28 +53,31 @@ class AgentChannel:
             self.folder is not None and (self.folder / agent_protocol.STOP_REQUEST_FILE).exists()
         )
 
-    def report_state(self, state: str, throttled: bool = False, **numbers: Any) -> None:
-        """Report a state and update numbers; earlier numbers stay.
+    # Any: `replace` refuses a name that is no field of `TrainingNumbers`.
+    def report_state(
+        self, state: TrainerState, throttled: bool = False, **numbers: Any
+    ) -> None:  # Any: `replace` checks the names
+        """Report a state and update numbers (fields of `TrainingNumbers`); earlier numbers stay.
 
         A `throttled` report is not written when the last one is fresh. Its numbers are part of the next report.
         """
-        if state != self.last_report.get("state"):
+        if self.last_report is None or state != self.last_report.state:
             self.finished_state_seconds = self.seconds_by_state()
             self.state_start = time.perf_counter()
-        self.last_report |= {"state": state, **numbers}
+        self.last_report = replace(self.last_report or TrainerProgress(state=state), state=state, **numbers)
         now = time.monotonic()
         if self.folder is None or self.local_rank:
             return
         if throttled and now - self.last_write_time < THROTTLE_SECONDS:
             return
         self.last_write_time = now
-        write_atomic(self.folder / agent_protocol.PROGRESS_FILE, to_json_bytes(self.last_report), durable=False)
+        write_atomic(self.folder / agent_protocol.PROGRESS_FILE, to_json_bytes(encode(self.last_report)), durable=False)
 
     def seconds_by_state(self) -> dict[str, float]:
         """Return the seconds spent in each state until now."""
-        state = self.last_report.get("state")
-        if state is None:
+        if self.last_report is None:
             return {}
+        state = str(self.last_report.state)  # a plain text, because checkpoints store it
         seconds = self.finished_state_seconds.get(state, 0.0) + time.perf_counter() - self.state_start
         return {**self.finished_state_seconds, state: seconds}
 
@@ -79,14 +85,16 @@ class AgentChannel:
         """Show progress where there is nothing else to report: the agent takes a silent trainer for a hung one."""
         self.ticks += 1
         if self.last_report:
-            self.report_state(self.last_report["state"], throttled=True, ticks=self.ticks)
+            self.report_state(self.last_report.state, throttled=True, ticks=self.ticks)
 
-    def report_failure(self, reason: str, fault: str = "own") -> None:
-        """Write why this process fails. `fault` is "own", "peer" or "final" (see the module)."""
+    def report_failure(self, reason: str, fault: Fault = Fault.OWN) -> None:
+        """Write why this process fails."""
         if self.folder is None:
             return
-        failure = {"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}
-        write_atomic(self.folder / agent_protocol.failure_file(self.rank), to_json_bytes(failure), durable=False)
+        failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=time.time())
+        write_atomic(
+            self.folder / agent_protocol.failure_file(self.rank), to_json_bytes(encode(failure)), durable=False
+        )
 
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.
@@ -102,8 +110,9 @@ class AgentChannel:
         reason = next((line for line in reversed(text.splitlines()) if line[:1].strip()), kind.__name__)
         try:
             if isinstance(error, TrainingError):
-                self.report_failure(reason, "final")
+                self.report_failure(reason, Fault.FINAL)
             else:
-                self.report_failure(f"{kind.__name__}: {reason}", "peer" if is_peer_failure(kind, text) else "own")
+                fault = Fault.PEER if is_peer_failure(kind, text) else Fault.OWN
+                self.report_failure(f"{kind.__name__}: {reason}", fault)
         finally:
             os._exit(1)

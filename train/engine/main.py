@@ -12,6 +12,7 @@ from train.recipe.files import RecipeError, read_recipes, select_recipes
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError, WorkerLost
 from train.tools.filesystem import one_line_error
+from train.tools.trainer_reports import Fault, TrainerState
 
 from .agent_channel import AgentChannel
 from .launcher import gpu_count, launch_ranks
@@ -65,7 +66,7 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook
-    agent_channel.report_state("starting")
+    agent_channel.report_state(TrainerState.STARTING)
     from . import run  # torch takes seconds to import; the agent gets the report above first
 
     try:
@@ -73,6 +74,6 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
     except (TrainingError, WorkerLost, DataError, OSError) as error:
         message = one_line_error(error)
         print(f"error: {message}", file=sys.stderr, flush=True)
-        agent_channel.report_failure(message, "own" if isinstance(error, WorkerLost) else "final")
+        agent_channel.report_failure(message, Fault.OWN if isinstance(error, WorkerLost) else Fault.FINAL)
         sys.stderr.flush()
         os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

@@ -12,6 +12,7 @@ from train.metrics.time_table import TimeTable
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.records import encode
+from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
 from .options import RunOptions
@@ -61,7 +62,7 @@ class ProgressReporter:
         `wait_seconds` are medians: of a step, and of a step's wait for its images.
         """
         self.agent_channel.report_state(
-            "training",
+            TrainerState.TRAINING,
             throttled=True,
             step=step,
             epoch=epoch.number + 1,
@@ -79,7 +80,7 @@ class ProgressReporter:
         """Report a finished epoch."""
         accuracies = {} if epoch.top1 is None else {"top1": epoch.top1, "top5": epoch.top5}
         where = encode(self.time_breakdown.table())
-        self.agent_channel.report_state("training", False, step=step, where=where, **accuracies)
+        self.agent_channel.report_state(TrainerState.TRAINING, False, step=step, where=where, **accuracies)
         if self.group.is_first:
             self.log.write_epoch(step, images_seen, epoch)
 

@@ -25,6 +25,7 @@ from train.tools.agent_protocol import EXIT_SAVED, RESULT_FILE, checkpoint_folde
 from train.tools.errors import TrainingError
 from train.tools.provenance import git_commit, package_versions
 from train.tools.records import encode
+from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
 from .options import RunOptions
@@ -42,7 +43,7 @@ def run_attempt(
     attempt_start_time = time.time()
     options.out.mkdir(parents=True, exist_ok=True)
     if dataset is None:
-        agent_channel.report_state("indexing")
+        agent_channel.report_state(TrainerState.INDEXING)
         dataset = open_run_dataset(options, recipe)
     checkpoint = resume_path(options)
     run_start_time = dataset.load_start_time or attempt_start_time
@@ -50,7 +51,7 @@ def run_attempt(
         is_new_run = options.attempt == 1 and checkpoint is None
         run_start_time = target.start_clock(options.out, run_start_time, is_new_run=is_new_run)
 
-    agent_channel.report_state("joining")
+    agent_channel.report_state(TrainerState.JOINING)
     group = process_group.join_process_group()
     agent_channel.install_signal_handlers()
     recipe = dataset.recipe
@@ -85,7 +86,7 @@ def run_attempt(
         decoder = BatchDecoder(dataset.indexes, recipe.seed)
         trainer.train(decoder, process_group.loader_process_count(group, options.workers))
     except StopRequested:
-        agent_channel.report_state("saved", step=trainer.steps_done)
+        agent_channel.report_state(TrainerState.SAVED, step=trainer.steps_done)
         print(f"stopped on request: saved at step {trainer.steps_done}", flush=True)
         os._exit(EXIT_SAVED)  # a regular exit would wait for the loader's batches in flight
     if group.is_first:
@@ -95,7 +96,7 @@ def run_attempt(
         if result.target:
             print(target.describe_outcome(result.target), flush=True)
     process_group.barrier(group)
-    agent_channel.report_state("done", step=trainer.steps_done)
+    agent_channel.report_state(TrainerState.DONE, step=trainer.steps_done)
     process_group.exit_process(group)
     return 0
 

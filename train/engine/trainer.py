@@ -47,6 +47,7 @@ from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.provenance import package_versions
 from train.tools.records import decode, encode
+from train.tools.trainer_reports import TrainerState
 
 from . import resume_check
 from .agent_channel import AgentChannel
@@ -148,7 +149,9 @@ class Trainer:
         batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
 
         epoch_count = self.schedule.epochs[-1].number + 1
-        self.agent_channel.report_state("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epoch_count)
+        self.agent_channel.report_state(
+            TrainerState.WARMING, steps=self.schedule.steps, step=self.steps_done, epochs=epoch_count
+        )
         if not isinstance(self.model, registry.ResNet):
             input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
@@ -336,7 +339,7 @@ class Trainer:
 
         Raises `Diverged` when a validation loss is not a finite number.
         """
-        self.agent_channel.report_state("validating")
+        self.agent_channel.report_state(TrainerState.VALIDATING)
         image_count = len(self.sampler.indexes["val", None])
         with self.time_breakdown.measure(TimePart.VALIDATION):
             accuracies = {

@@ -16,7 +16,7 @@ docs/forecast.md compares the forecast with published runs. This project has not
 run on GPUs.
 """
 
-from .calibration import MeasuredRun, TermComparison, calibrate, compare_with_run
+from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run
 from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
 from .hardware import DEVICES, MODEL_COSTS, RDMA_NETWORK, TCP_NETWORK, DeviceSpec, NetworkSpec
 from .model import STEP_TERMS, TERMS, Forecast, ForecastRecord, MachineSpec, PhaseForecast, forecast, scaling_efficiency
@@ -39,6 +39,7 @@ __all__ = [
     "MeasuredRun",
     "NetworkSpec",
     "PhaseForecast",
+    "StartSeconds",
     "TermComparison",
     "calibrate",
     "compare_with_run",

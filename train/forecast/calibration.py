@@ -14,9 +14,19 @@ from .model import ForecastRecord
 
 MIN_WAIT_SHARE = 0.05  # share of a phase's step time that must be waits, for the loader's speed to be known from it
 UNLIMITED_GBIT = 1e9  # Gbit/s, for networks whose time is in the measured steps already
-# The set-up steps of a machine before its trainers start. The other steps belong to the trainers.
-SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent", "data", "fetch", "standby")
-ONE_TIME_STEPS = ("data", "indexing")  # done once for a data set: it is drawn, its folders are searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSeconds:
+    """The seconds before a run's first step: until its trainers start, and from then on."""
+
+    setup: float
+    trainers: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.setup + self.trainers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +40,7 @@ class StartTimes:
 class MeasuredRun:
     """What a forecast takes from the result of a finished run: of the trainers themselves, or of a job.
 
-    `procs` is the number of processes of each of the `machines`; a trainer's own result counts as one machine. `setup`
-    has the seconds of each machine before its first step, by machine and by step of the set-up.
+    `procs` is the number of processes of each of the `machines`; a trainer's own result counts as one machine.
     """
 
     recipe: str
@@ -42,7 +51,6 @@ class MeasuredRun:
     schedule: tuple[PhaseRow, ...]
     schedule_gpus: int
     seconds: dict[str, float]
-    setup: dict[str, dict[str, float]] = field(default_factory=dict)
     where: StartTimes | None = None
 
     @property
@@ -81,8 +89,11 @@ def epoch_part_seconds(epoch: EpochResult) -> dict[str, float]:
     return dict(epoch.where) or {"steps": epoch.train_seconds, "validation": epoch.val_seconds}
 
 
-def calibrate(run: MeasuredRun, source: str = "") -> Constants:
+def calibrate(run: MeasuredRun, source: str = "", start: StartSeconds | None = None) -> Constants:
     """Return the constants that a finished run measured. `source` names them (default: the job).
+
+    `start` is what the launching side measured, without work that is done once for a data set. Without it, the trainers
+    know their own start only.
 
     The time that a step sends gradients is within its seconds, and is taken to be the same on other numbers of GPUs.
     Raises `ValueError` when the run made no step.
@@ -94,7 +105,7 @@ def calibrate(run: MeasuredRun, source: str = "") -> Constants:
             loader_speeds[copy, size] = images / seconds / run.machines
     if not batch_seconds:
         raise ValueError("no training step was measured")
-    setup_seconds, startup_seconds = _startup_seconds(run, include_one_time=False)
+    start = start or _trainers_start(run)
     epoch_seconds, switch_seconds = _fixed_seconds(run)
     return Constants(
         source=source or run.job or run.recipe,
@@ -106,8 +117,8 @@ def calibrate(run: MeasuredRun, source: str = "") -> Constants:
         loader_speeds=tuple((copy, size, speed) for (copy, size), speed in sorted(loader_speeds.items())),
         epoch_seconds=epoch_seconds,
         switch_seconds=switch_seconds,
-        startup_seconds=startup_seconds,
-        setup_seconds=setup_seconds,
+        startup_seconds=start.trainers,
+        setup_seconds=start.setup,
     )
 
 
@@ -174,22 +185,11 @@ def _fixed_seconds(run: MeasuredRun) -> tuple[SecondsBySize, SecondsBySize]:
     return ((0, rest_seconds / len(epochs)),), ((0, switch_seconds / switches),) if switch_seconds else ()
 
 
-def _startup_seconds(run: MeasuredRun, include_one_time: bool = True) -> tuple[float, float]:
-    """Return the seconds of the slowest machine before its trainers start, and from then to the first step.
-
-    Without `include_one_time`, what is done once for a data set does not count.
-    """
-    machines = [
-        {step: seconds for step, seconds in steps.items() if include_one_time or step not in ONE_TIME_STEPS}
-        for steps in run.setup.values()
-        if steps
-    ]
-    if machines:
-        slowest = max(machines, key=lambda steps: sum(steps.values()))
-        setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
-        return setup_seconds, sum(slowest.values()) - setup_seconds
+def _trainers_start(run: MeasuredRun) -> StartSeconds:
+    """Return the start of the trainers: what their attempt took beside the time from its first step to the last."""
     attempt_seconds = run.seconds.get("attempt", 0.0)
-    return 0.0, max(0.0, attempt_seconds - run.seconds.get("first step to last", attempt_seconds))
+    trainer_seconds = attempt_seconds - run.seconds.get("first step to last", attempt_seconds)
+    return StartSeconds(setup=0.0, trainers=max(0.0, trainer_seconds))
 
 
 # --- forecast and actual --------------------------------------------------------------------------------------------
@@ -203,11 +203,14 @@ COMPARED_TERMS = {
 }
 
 
-def compare_with_run(forecast: ForecastRecord, run: MeasuredRun) -> list[TermComparison]:
+def compare_with_run(
+    forecast: ForecastRecord, run: MeasuredRun, start: StartSeconds | None = None
+) -> list[TermComparison]:
     """Return each term of a forecast beside what the run took.
 
     The last row is the sum. The steps are one term: what is sent within them cannot be told apart. A run that ended
-    early, at its target, is compared with the forecast of the epochs that it ran.
+    early, at its target, is compared with the forecast of the epochs that it ran. `start` counts where the run's table
+    of the wall time has no start.
     """
     forecast_seconds = terms_until(forecast, run.epochs[-1].epoch)
     actual_seconds = defaultdict[str, float](float)
@@ -218,7 +221,7 @@ def compare_with_run(forecast: ForecastRecord, run: MeasuredRun) -> list[TermCom
         wall_seconds = run.seconds.get("first step to last", 0.0)
         actual_seconds["other"] = max(0.0, wall_seconds - sum(actual_seconds.values()))
     measured_start = run.where.start if run.where else None
-    actual_start = sum(measured_start.values()) if measured_start else sum(_startup_seconds(run))
+    actual_start = sum(measured_start.values()) if measured_start else (start or _trainers_start(run)).total
     rows = [
         (name, sum(forecast_seconds.get(term, 0.0) for term in terms), sum(actual_seconds[part] for part in parts))
         for name, (terms, parts) in COMPARED_TERMS.items()

@@ -150,7 +150,7 @@ class AwsBackend(RemoteBackend, BilledBackend):
         for name, connector in fleet.connectors.items():
             try:
                 connector.run(["sudo", "-n", "imgnet-limit", f"{seconds_left + grace_seconds:.0f}"], timeout=30)
-                limit_path = f"{fleet.setup_progress.rows[name]['work']}/limit"
+                limit_path = f"{fleet.setup_progress.rows[name].work}/limit"
                 connector.write(limit_path, json.dumps({"hours": hours}).encode())
             except (ClusterError, KeyError) as error:
                 problems.append(f"machine {name}: {error}")

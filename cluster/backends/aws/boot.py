@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from cluster.connectors.ssh import SSHRefused
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
+from cluster.state.states import SetupStep
 from infra.aws.instances.instances import Instance
 
 from .instances import JobInstances
@@ -39,7 +40,7 @@ class BootWaiter:
         instance = list_instances().get(name)
         if instance is None:
             raise SetupFailed("EC2 terminated the instance before it booted")
-        fleet.setup_progress.set_step(name, "booting")
+        fleet.setup_progress.set_step(name, SetupStep.BOOTING)
         while pending_reason := self._pending_reason(fleet, instance, list_instances()):
             current = list_instances().get(name)
             if current is None or current.id != instance.id:
@@ -49,7 +50,7 @@ class BootWaiter:
             if stop_reason := self.get_stop_reason():
                 raise SetupFailed(stop_reason)
             time.sleep(BOOT_POLL_SECONDS)
-        fleet.setup_progress.set_step(name, "booting", time.monotonic() - start)
+        fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
         if instance.id not in own_host_keys(self.job_instances.journal):
             response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
             record_host_key(self.job_instances.journal, instance, response.out.decode().strip())

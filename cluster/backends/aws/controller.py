@@ -19,6 +19,8 @@ from cluster.machines.fleet import Fleet
 from cluster.state import attempts, cloud_activity
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
+from cluster.state.states import MachineState
+from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
 from infra.aws import tags
 from infra.aws.client import get_public_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials
@@ -26,7 +28,7 @@ from infra.aws.instances.gang import LaunchRefused, NoMachines
 from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
 from train.tools.agent_protocol import RESULT_FILE
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.filesystem import to_json_bytes, write_atomic
 
 from . import final_checkpoint, ssh_access
 from .boot import BootWaiter
@@ -127,8 +129,8 @@ class AwsController:
 
     def _new_launch_id(self) -> None:
         """Change the launch ID if earlier instances were set up, so that their status files differ from new ones."""
-        setup_progress = read_json(self.run_folder.path / "machines.json") or {}
-        if setup_progress.get("ready") and setup_progress.get("launch") == self.run_folder.launch_id:
+        setup_record = read_setup_record(self.run_folder)
+        if setup_record.is_ready and setup_record.launch == self.run_folder.launch_id:
             launch_id = uuid4().hex
             self.job_instances.record_move(launch_id)
             write_atomic(self.run_folder.launch_path, launch_id.encode())
@@ -288,12 +290,11 @@ class AwsController:
 
     def _move_if_interrupted(self) -> bool:
         """Move to new instances if no agent is running because EC2 interrupted the old ones. Returns whether it did."""
-        statuses = [read_json(self.run_folder.status_path(name)) or {} for name in self.spec.machine_names]
-        statuses = [status for status in statuses if status.get("launch") == self.run_folder.launch_id]
+        statuses = machine_statuses(self.run_folder, self.spec).values()
         self.live_instances = self.job_instances.list_instances()
-        if any(status.get("ended") and status.get("state") == "stopped" for status in statuses):  # reached its limit
+        if any(status.ended and status.state == MachineState.STOPPED for status in statuses):  # reached its limit
             return False
-        has_left = any(status.get("state") == "left" for status in statuses)
+        has_left = any(status.state == MachineState.LEFT for status in statuses)
         if not has_left and len(self.live_instances) >= self.spec.recovery.min_machines:
             return False
         self._move_to_new_instances()
@@ -339,10 +340,8 @@ class AwsController:
     def replace(self, name: str) -> None:
         """Start a machine's agent again, or rent another instance when the old one is gone or about to leave."""
         assert self.fleet
-        status = read_json(self.run_folder.status_path(name)) or {}
-        has_left = (
-            status.get("ended") and status.get("state") == "left" and status.get("launch") == self.run_folder.launch_id
-        )
+        status = read_agent_status(self.run_folder, name)
+        has_left = status is not None and status.ended and status.state == MachineState.LEFT
         old_instance = self.live_instances.get(name)
         if old_instance and not has_left:
             self.fleet.restart_agent(name)
@@ -353,9 +352,10 @@ class AwsController:
         """Rent another instance for a machine and start its agent. Runs in a thread of the fleet's pool."""
         assert self.fleet
         if old_instance:  # it got a spot notice or a request to leave, and its name is needed for the next instance
-            status = read_json(self.run_folder.status_path(name)) or {}
-            self.log(f"machine {name} leaves: {status.get('reason')}")
-            self.job_instances.terminate([old_instance.id], str(status.get("reason")))
+            status = read_agent_status(self.run_folder, name)
+            reason = status.reason if status else ""
+            self.log(f"machine {name} leaves: {reason}")
+            self.job_instances.terminate([old_instance.id], reason)
         self.log(f"renting a replacement for machine {name}")
         instance = self.job_instances.rent_replacement(name)
         self.live_instances[name] = instance

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from cluster.state.spec import RentalFacts
 from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Place
 from infra.aws.market.billing import ADDRESS_DOLLARS_PER_HOUR, DISK_DOLLARS_PER_GB_HOUR
@@ -19,7 +20,7 @@ METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on e
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentalSpec:
+class RentalSpec(RentalFacts):
     """The machines that a job rents."""
 
     places: tuple[Place, ...]  # tried in this order
@@ -31,11 +32,7 @@ class RentalSpec:
     # The AWS account of the machines. Credentials of another account would find none of them, and the supervisor
     # would take them for terminated.
     account_id: str = ""
-    gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
     is_address_fixed: bool = False  # the user set the address (--from); else it follows the supervisor's computer
-    torch_index_url: str | None = (
-        None  # pip index with a torch build for GPUs that the default build no longer supports
-    )
 
     @property
     def region(self) -> str:

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from cluster.agent.watchdog import SAVE_GRACE_SECONDS
+from cluster.state.heartbeats import MachineStatus
 from train.engine.options import parse_run_options
+from train.tools.records import read_record
 
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +95,7 @@ class Agents:
         return list(self.place.pids("-m train "))
 
     def wait_for_step(self, run: Any) -> None:
-        self.place.wait_for(lambda: (run.job.status()["step"] or 0) >= 8)
+        self.place.wait_for(lambda: (run.job.status().step or 0) >= 8)
 
     def end(self, run: Any) -> tuple[str, str]:
         """Return state and reason of the agent's final status."""
@@ -120,7 +122,7 @@ def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fix
     assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
     assert agents.states(run) == ["setup", "waiting", "starting", "training", "done"]
-    assert run.job.wait(5) == "done" and run.job.status()["attempt"] == 1
+    assert run.job.wait(5) == "done" and run.job.status().attempt == 1
 
 
 def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> None:
@@ -176,7 +178,7 @@ def test_agent_failed_trainer_ends_job_with_its_reason(
     else:
         assert end_reason.endswith("(3 times at step 0)")
     assert len(list((run.run_folder.shared / "attempts").iterdir())) == 4, "three tries and the end"
-    assert run.job.wait(5) == "failed" and run.job.result["reason"] == end_reason
+    assert run.job.wait(5) == "failed" and run.job.result.reason == end_reason
 
 
 def test_agent_final_failure_ends_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
@@ -199,8 +201,11 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
         json.loads(path.read_text())["reason"] for path in sorted((run.run_folder.shared / "attempts").iterdir())
     ]
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
-    assert run.job.wait(5) == "done" and run.job.result["attempts"] == 2
-    assert [row["reason"] for row in run.job.result["timeline"]] == reasons
+    assert run.job.wait(5) == "done" and run.job.result.attempts == 2
+    assert [row.reason for row in run.job.result.timeline] == reasons
+    final_status = read_record(run.run_folder.status_path(), MachineStatus)
+    assert final_status.pid == agents.started[0].pid and final_status.members == ("0",)
+    assert final_status.step == 8 and final_status.reason == "", "the reason of the crash belongs to the crash"
 
 
 def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:

@@ -13,6 +13,7 @@ from conftest import wait_for
 
 from cluster.agent import host_metrics
 from cluster.agent.host_metrics import HostSampler
+from cluster.state.heartbeats import GpuLoad, MachineLoad
 
 GPU_LINE = "0, 97, 61234, 64, 612.50"
 GPU_MEMORY_GB = 61234 * 2**20 / 1e9
@@ -73,15 +74,15 @@ def test_sample_cpu_counts_busy_ticks_since_last_call(host: Host) -> None:
     host.write_cpu_ticks(100, 0, 100, 1000, 50, 0, 0, 0, 70, 0)
     sampler = host.sampler()
     host.write_cpu_ticks(130, 5, 110, 1040, 60, 2, 2, 1, 99, 0)  # 50 of 100 ticks; a guest's 29 are in the user's
-    assert sampler.sample()["cpu"] == 50.0
+    assert sampler.sample().cpu == 50.0
     host.write_cpu_ticks(130, 5, 110, 1140, 60, 2, 2, 1, 99, 0)
-    assert sampler.sample()["cpu"] == 0.0
-    assert "cpu" not in sampler.sample()  # no tick has passed
+    assert sampler.sample().cpu == 0.0
+    assert sampler.sample().cpu is None  # no tick has passed
 
 
 def test_sample_memory_is_total_minus_available_in_decimal_gb(host: Host) -> None:
     host.write("proc/meminfo", "MemTotal: 2000000 kB\nMemFree: 10 kB\nMemAvailable: 500000 kB\nBuffers: 1 kB\n")
-    assert host.sampler().sample() == {"memory_gb": 1.54, "memory_total_gb": 2.05, "gpus": []}
+    assert host.sampler().sample() == MachineLoad(memory_gb=1.54, memory_total_gb=2.05)
 
 
 def test_sample_network_counts_physical_interfaces_only(host: Host) -> None:
@@ -94,9 +95,9 @@ def test_sample_network_counts_physical_interfaces_only(host: Host) -> None:
         lo=(10**12, 10**12), eth0=(10**9 + 500_000_000, 0), eth1=(0, 250_000_000), docker0=(10**9, 10**9)
     )
     metrics = sampler.sample()
-    assert (metrics["net_in_gbit"], metrics["net_out_gbit"]) == (2.0, 1.0)
+    assert (metrics.net_in_gbit, metrics.net_out_gbit) == (2.0, 1.0)
     host.clock.now += 1
-    assert sampler.sample()["net_in_gbit"] == 0.0
+    assert sampler.sample().net_in_gbit == 0.0
 
 
 def test_sample_network_without_devices_counts_all_but_loopback(host: Host) -> None:
@@ -104,7 +105,7 @@ def test_sample_network_without_devices_counts_all_but_loopback(host: Host) -> N
     sampler = host.sampler()
     host.clock.now += 1
     host.write_network_bytes(lo=(10**9, 0), veth=(125_000_000, 0))
-    assert sampler.sample()["net_in_gbit"] == 1.0
+    assert sampler.sample().net_in_gbit == 1.0
 
 
 def test_sample_network_new_or_reset_interface_has_no_rate(host: Host) -> None:
@@ -113,7 +114,7 @@ def test_sample_network_new_or_reset_interface_has_no_rate(host: Host) -> None:
     host.clock.now += 1
     host.write_network_bytes(eth0=(5, 5), eth1=(10**12, 10**12))
     metrics = sampler.sample()
-    assert (metrics["net_in_gbit"], metrics["net_out_gbit"]) == (0.0, 0.0)
+    assert (metrics.net_in_gbit, metrics.net_out_gbit) == (0.0, 0.0)
 
 
 def test_sample_network_counts_efa_bytes_and_infiniband_words(host: Host) -> None:
@@ -130,15 +131,15 @@ def test_sample_network_counts_efa_bytes_and_infiniband_words(host: Host) -> Non
     host.write_port_counters("efa_0", hw_counters__rx_bytes=10**9, hw_counters__tx_bytes=2 * 10**9)
     host.write_port_counters("mlx5_0", counters__port_rcv_data=10**9, counters__port_xmit_data=125_000_000)
     metrics = sampler.sample()
-    assert (metrics["net_in_gbit"], metrics["net_out_gbit"]) == (1 + 8 + 32, 16 + 4)
+    assert (metrics.net_in_gbit, metrics.net_out_gbit) == (1 + 8 + 32, 16 + 4)
 
 
-def test_sample_missing_sources_leave_out_keys(host: Host) -> None:
+def test_sample_missing_sources_leave_values_unknown(host: Host) -> None:
     host.write("proc/stat", "")
     host.write("proc/meminfo", "MemTotal: many kB\n")
     sampler = host.sampler()
     host.clock.now += 1
-    assert sampler.sample() == {"gpus": []}
+    assert sampler.sample() == MachineLoad()
 
 
 def test_sample_real_machine_takes_little_processor_time(host: Host) -> None:
@@ -147,7 +148,7 @@ def test_sample_real_machine_takes_little_processor_time(host: Host) -> None:
     for _ in range(100):
         metrics = sampler.sample()
     assert time.process_time() - start_time < 1.0  # processor time; 0.01 s is typical
-    assert metrics["memory_total_gb"] > metrics["memory_gb"] > 0 and metrics["net_in_gbit"] >= 0
+    assert metrics.memory_total_gb > metrics.memory_gb > 0 and metrics.net_in_gbit >= 0
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
@@ -203,14 +204,11 @@ def test_gpu_sampler_leaves_out_unavailable_values(smi: FakeNvidiaSmi) -> None:
     sampler = smi.install_logged(
         f'echo "{GPU_LINE}"; echo "nonsense, 1"; echo "1, [N/A], 10, [Unknown Error], 70.1"; exec sleep 100'
     )
-    readings = wait_for(lambda: [gpus for gpus in [sampler.sample()["gpus"]] if len(gpus) == 2])[0]
-    assert readings[0] == {
-        "use": 97.0,
-        "memory_gb": pytest.approx(GPU_MEMORY_GB, abs=0.01),
-        "temperature": 64.0,
-        "watts": 612.5,
-    }
-    assert readings[1] == {"memory_gb": 0.01, "watts": 70.1}
+    readings = wait_for(lambda: [gpus for gpus in [sampler.sample().gpus] if len(gpus) == 2])[0]
+    assert readings[0] == GpuLoad(
+        use=97.0, memory_gb=pytest.approx(GPU_MEMORY_GB, abs=0.01), temperature=64.0, watts=612.5
+    )
+    assert readings[1] == GpuLoad(memory_gb=0.01, watts=70.1)
     assert smi.starts[0].split()[1:] == [
         "--query-gpu=index,utilization.gpu,memory.used,temperature.gpu,power.draw",
         *("--format=csv,noheader,nounits", "-l", "1"),
@@ -222,9 +220,9 @@ def test_gpu_sampler_keeps_newest_line_of_one_process(smi: FakeNvidiaSmi) -> Non
         f'echo "{GPU_LINE}"; until [ -e {smi.folder}/go ]; do sleep 0.02; done; printf "0, 1, 2, "; sleep 0.1; '
         'printf "3, 4\\n"; exec sleep 100'
     )
-    wait_for(lambda: sampler.sample()["gpus"])
+    wait_for(lambda: sampler.sample().gpus)
     (smi.folder / "go").touch()
-    wait_for(lambda: sampler.sample()["gpus"] == [{"use": 1.0, "memory_gb": 0.0, "temperature": 3.0, "watts": 4.0}])
+    wait_for(lambda: sampler.sample().gpus == (GpuLoad(use=1.0, memory_gb=0.0, temperature=3.0, watts=4.0),))
     assert len(smi.starts) == 1
 
 
@@ -233,7 +231,7 @@ def test_gpu_sampler_reads_lines_of_buffering_program_at_once(
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     sampler = smi.install(f"import time\nprint('{GPU_LINE}')\ntime.sleep(100)", sys.executable)
-    assert wait_for(lambda: sampler.sample()["gpus"])[0]["use"] == 97.0
+    assert wait_for(lambda: sampler.sample().gpus)[0].use == 97.0
 
 
 def test_gpu_sampler_hung_process_never_blocks_and_is_replaced(smi: FakeNvidiaSmi) -> None:
@@ -241,7 +239,7 @@ def test_gpu_sampler_hung_process_never_blocks_and_is_replaced(smi: FakeNvidiaSm
         f'[ -e {smi.folder}/once ] || {{ touch {smi.folder}/once; exec sleep 100; }}; echo "{GPU_LINE}"; sleep 100'
     )
     for _ in range(20):
-        assert sampler.sample()["gpus"] == []
+        assert sampler.sample().gpus == ()
     wait_for((smi.folder / "once").exists)
     assert not has_ended(smi.pids[0]), "a sample has waited for the end of nvidia-smi, which takes 100 s"
     smi.clock.now += host_metrics.HUNG_SECONDS + 1
@@ -249,17 +247,17 @@ def test_gpu_sampler_hung_process_never_blocks_and_is_replaced(smi: FakeNvidiaSm
     wait_for(lambda: has_ended(smi.pids[0]))
     wait_for(lambda: sampler.sample() and sampler.gpus.process is None)
     smi.clock.now += 2
-    wait_for(lambda: sampler.sample()["gpus"])
+    wait_for(lambda: sampler.sample().gpus)
     assert len(smi.starts) == 2
 
 
 def test_gpu_sampler_hides_stale_values(smi: FakeNvidiaSmi) -> None:
     sampler = smi.install_logged(f'echo "{GPU_LINE}"; exec sleep 100')
-    wait_for(lambda: sampler.sample()["gpus"])
+    wait_for(lambda: sampler.sample().gpus)
     smi.clock.now += host_metrics.STALE_SECONDS - 1
-    assert sampler.sample()["gpus"]
+    assert sampler.sample().gpus
     smi.clock.now += 2
-    assert not sampler.sample()["gpus"]
+    assert not sampler.sample().gpus
 
 
 def test_gpu_sampler_restart_delay_doubles(smi: FakeNvidiaSmi) -> None:
@@ -280,7 +278,7 @@ def test_gpu_sampler_restart_delay_doubles(smi: FakeNvidiaSmi) -> None:
 def test_gpu_sampler_restart_delay_resets_after_long_run(smi: FakeNvidiaSmi) -> None:
     sampler = smi.install_logged(f'echo "{GPU_LINE}"; exec sleep 100')
     sampler.gpus.restart_delay = 60.0
-    wait_for(lambda: sampler.sample()["gpus"])
+    wait_for(lambda: sampler.sample().gpus)
     smi.clock.now += 61
     os.kill(smi.pids[0], signal.SIGKILL)
     wait_for(lambda: sampler.sample() and sampler.gpus.process is None)
@@ -294,7 +292,7 @@ def test_gpu_sampler_program_cannot_start_returns_no_gpus(smi: FakeNvidiaSmi, co
     (smi.folder / "nvidia-smi").write_text(content)
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
-        assert sampler.sample()["gpus"] == []
+        assert sampler.sample().gpus == ()
         smi.clock.now += 1
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files
 
@@ -306,7 +304,7 @@ def test_gpu_sampler_close_kills_process_for_good(smi: FakeNvidiaSmi) -> None:
     assert has_ended(smi.pids[0])
     sampler.close()
     smi.clock.now += 100
-    assert sampler.sample()["gpus"] == [] and sampler.gpus.process is None
+    assert sampler.sample().gpus == () and sampler.gpus.process is None
 
 
 def test_gpu_sampler_process_dies_with_killed_parent(smi: FakeNvidiaSmi) -> None:

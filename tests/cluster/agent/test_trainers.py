@@ -245,7 +245,7 @@ def test_collect_exit_ignores_reports_of_earlier_attempt(make_trainers: Fixture)
     (trainers.shared / "again").touch()
     trainers.stop()
     trainers.start(attempt(2), 0)
-    assert trainers.read_progress() == {} and not (trainers.work / "000001").exists()
+    assert trainers.read_progress() is None and not (trainers.work / "000001").exists()
     trainers.processes[0].kill()
     assert wait_for_exit(trainers).reason == "the trainer of rank 0 was killed by SIGKILL"
 
@@ -254,7 +254,7 @@ def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
     train = "report.install_signal_handlers(); report.report_state('training')\n"
     trainers = make_trainers(train + "def stuck():\n    until(lambda: False)\nstuck()")
     log = trainers.start(attempt(), 0)
-    wait_for(lambda: trainers.read_progress().get("state") == "training")
+    wait_for(lambda: (progress := trainers.read_progress()) and progress.state == "training")
     trainers.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
     assert trainers.exit_codes() == [None]

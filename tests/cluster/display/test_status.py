@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from cluster.display import status, tables
+from cluster.state.states import JobState
+from cluster.state.status import JobStatus
 from train.metrics import text
 
 Fixture = Any
@@ -79,13 +81,20 @@ def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
 
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
-    job_status = {
-        "created": 0.0,
-        "seconds": 12_600.0,
-        "images_per_second": 401_234.5,
-        "top1": 76.1234,
-        "lr": 0.000123456,
-    }
+    job_status = JobStatus(
+        job="job-3",
+        recipe="tiny",
+        backend="local",
+        machines=1,
+        procs=1,
+        created=0.0,
+        state=JobState.RUNNING,
+        run="/runs/job-3",
+        seconds=12_600.0,
+        images_per_second=401_234.5,
+        top1=76.1234,
+        lr=0.000123456,
+    )
     status.show_status(job_status, {}, [])
     values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
     assert (values["time"], values["images/s"]) == ("3:30:00", "401234")

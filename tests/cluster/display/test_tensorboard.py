@@ -116,7 +116,7 @@ def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixtu
     for group in groups:
         assert group["hparams"] == place_with_job.job().hparams and group["hparams"]["world"] == 2
         values = {metric["name"]["tag"]: metric["value"] for metric in group["metricValues"]}
-        assert values == {"val/top1": pytest.approx(result["top1"]), "val/top5": pytest.approx(result["top5"])}
+        assert values == {"val/top1": pytest.approx(result.top1), "val/top5": pytest.approx(result.top5)}
         assert group["sessions"][0]["status"] == "STATUS_SUCCESS"
 
     shutil.copytree(runs / "job-1", runs / "job-4")
@@ -125,7 +125,7 @@ def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixtu
 
 
 def test_serve_all_without_jobs_is_refused(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match="there are none"):
+    with pytest.raises(NoSuchJob, match="there is no job in"):
         tensorboard.serve_all(0)
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 

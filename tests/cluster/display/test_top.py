@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,51 @@ from cluster.display.top import (
     machine_table_rows,
     show_top,
 )
+from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
+from cluster.state.status import JobStatus, MachineRow
 
-USE = {
-    "cpu": 34.2,
-    "memory_gb": 120.4,
-    "memory_total_gb": 1152.0,
-    "net_in_gbit": 40.21,
-    "net_out_gbit": 41.0,
-    "gpus": [
-        {"use": 98.0, "memory_gb": 61.2, "temperature": 64.0, "watts": 600.0},
-        {"use": 91.0, "memory_gb": 70.3, "temperature": 71.0},
-    ],
-}
-JOB = {
-    **{"job": "job-3", "state": "running", "doing": "training", "step": 120, "steps": 4500, "epoch": 2, "epochs": 16},
-    **{"images_per_second": 330123.4, "top1": 63.456, "seconds": 613.2},
-}
+LOAD = MachineLoad(
+    cpu=34.2,
+    memory_gb=120.4,
+    memory_total_gb=1152.0,
+    net_in_gbit=40.21,
+    net_out_gbit=41.0,
+    gpus=(
+        GpuLoad(use=98.0, memory_gb=61.2, temperature=64.0, watts=600.0),
+        GpuLoad(use=91.0, memory_gb=70.3, temperature=71.0),
+    ),
+)
+EARLY_JOB = JobStatus(
+    job="job-3",
+    recipe="tiny",
+    backend="ssh",
+    machines=3,
+    procs=2,
+    created=0.0,
+    state="setup",
+    doing="drawing",
+    run="/r",
+)
+JOB = replace(
+    EARLY_JOB, state="running", doing="training", step=120, steps=4500, epoch=2, epochs=16,
+    images_per_second=330123.4, top1=63.456, seconds=613.2,
+)  # fmt: skip
 
 
-def status(number: int = 0, **more: Any) -> dict[str, Any]:
-    """A status as an agent writes it."""
-    fields = {"id": str(number), "name": f"gpu-{number}", "state": "training", "attempt": 2, "step": 120, "steps": 4500}
-    return {**fields, "images_per_second": 21000.4, "loss": 3.21, "use": USE, "busy": [0.7, 0.7], "time": 1.0, **more}
+def machine(**more: Any) -> MachineRow:
+    """A machine with a status as its agent writes it; without `more`, one without a status."""
+    values = {"state": "training", "attempt": 2, "step": 120, "steps": 4500, "images_per_second": 21000.4}
+    values |= {"loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more}
+    status = MachineStatus(id="0.a", **values)
+    return MachineRow(host="", state=status.state, reason=status.reason, status=status, notes=(), seconds={})
+
+
+NEW_MACHINE = MachineRow(host="", state="", reason="", status=None, notes=(), seconds={})
+UNKNOWN = dict.fromkeys(("attempt", "step", "steps", "images_per_second", "loss", "use", "busy"))
 
 
 def test_machine_row_aggregates_its_gpus() -> None:
-    (row,) = machine_table_rows({"0": status()}, 0.0)
+    (row,) = machine_table_rows({"gpu-0": machine()}, 0.0)
     assert row.cells == {
         "machine": "gpu-0",
         "state": "training",
@@ -73,95 +93,118 @@ def test_machine_row_aggregates_its_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "sparse_status",
+    "sparse_machine",
     [
-        {},
-        {name: None for name in status()},
-        {"use": {"gpus": None, "cpu": None}, "busy": None, "loss": float("nan")},
-        {"use": {"gpus": [{}, None, {"use": None}]}, "busy": [None], "images_per_second": "fast"},
-        {"use": [], "busy": 3},
+        NEW_MACHINE,
+        machine(state="", **UNKNOWN),
+        machine(state="", **{**UNKNOWN, "use": MachineLoad()}),
+        machine(state="", **{**UNKNOWN, "use": MachineLoad(gpus=(GpuLoad(), GpuLoad())), "busy": (None,)}),
     ],
 )
-def test_machine_row_missing_values_leave_empty_cells(sparse_status: dict[str, Any]) -> None:
-    (row,) = machine_table_rows({"m7": sparse_status}, 0.0)
+def test_machine_row_missing_values_leave_empty_cells(sparse_machine: MachineRow) -> None:
+    (row,) = machine_table_rows({"m7": sparse_machine}, 0.0)
     assert row.cells["machine"] == "m7" and row.cells.keys() == {*TOP_COLUMNS}
     assert not any(text for name, text in row.cells.items() if name != "machine")
-    assert job_summary_line(sparse_status) == ""
 
 
 def test_machine_rows_are_in_natural_order() -> None:
-    rows = machine_table_rows({name: {} for name in ("m10", "m9", "head", "10", "2")}, 0.0)
+    rows = machine_table_rows({name: NEW_MACHINE for name in ("m10", "m9", "head", "10", "2")}, 0.0)
     assert [row.cells["machine"] for row in rows] == ["2", "10", "head", "m9", "m10"]
 
 
 # --- the slowest --------------------------------------------------------------------------------------------------
 
 
-def slowest(**statuses: dict[str, Any]) -> dict[str, str]:
+def slowest(**machines: MachineRow) -> dict[str, str]:
     """The cells of the column "slowest" that are not empty, by machine."""
     return {
-        row.cells["machine"]: row.cells["slowest"] for row in machine_table_rows(statuses, 0.0) if row.cells["slowest"]
+        row.cells["machine"]: row.cells["slowest"] for row in machine_table_rows(machines, 0.0) if row.cells["slowest"]
     }
 
 
 def test_slowest_is_the_busiest_rank_clearly_above_the_median() -> None:
-    others = {str(number): status(number) for number in range(3)}
-    assert slowest(**others, x=status(8, busy=[0.70, 0.80])) == {"gpu-8": "slowest: GPU 1"}
-    assert slowest(a=status(1, busy=[0.8] * 3), x=status(8, busy=[0.9])) == {"gpu-8": "slowest"}  # 0.9 - 0.8 < 0.1
-    assert slowest(**others, x=status(8, busy=[None, 0.95])) == {"gpu-8": "slowest: GPU 1"}
-    assert slowest(**others, x=status(8, busy=[0.95])) == {"gpu-8": "slowest"}
-    assert slowest(**others, x=status(8, busy=[0.70, 0.79])) == {}
+    others = {str(number): machine() for number in range(3)}
+    assert slowest(
+        **others,
+        gpu8=machine(
+            busy=(
+                0.70,
+                0.80,
+            )
+        ),
+    ) == {"gpu8": "slowest: GPU 1"}
+    assert slowest(a=machine(busy=(0.8,) * 3), gpu8=machine(busy=(0.9,))) == {"gpu8": "slowest"}  # 0.9 - 0.8 < 0.1
+    assert slowest(
+        **others,
+        gpu8=machine(
+            busy=(
+                None,
+                0.95,
+            )
+        ),
+    ) == {"gpu8": "slowest: GPU 1"}
+    assert slowest(**others, gpu8=machine(busy=(0.95,))) == {"gpu8": "slowest"}
+    assert (
+        slowest(
+            **others,
+            gpu8=machine(
+                busy=(
+                    0.70,
+                    0.79,
+                )
+            ),
+        )
+        == {}
+    )
 
 
 def test_slowest_is_neither_an_idle_nor_a_single_machine() -> None:
-    assert slowest(a=status(1, busy=[0.8]), b=status(2, busy=[0.8]), c=status(3, busy=[0.1])) == {}
-    assert slowest(a=status(1, busy=[0.99])) == {}
+    assert slowest(a=machine(busy=(0.8,)), b=machine(busy=(0.8,)), c=machine(busy=(0.1,))) == {}
+    assert slowest(a=machine(busy=(0.99,))) == {}
 
 
 def test_slowest_ignores_older_attempts_and_stale_machines() -> None:
-    others = {str(number): status(number) for number in range(2)}
-    assert slowest(**others, x=status(8, busy=[0.99], attempt=1)) == {}
+    others = {str(number): machine() for number in range(2)}
+    assert slowest(**others, gpu8=machine(busy=(0.99,), attempt=1)) == {}
     tracker = StatusAgeTracker()
-    tracker.update(statuses := {**others, "x": status(8, busy=[0.99])}, 0.0)
+    tracker.update(statuses := {**others, "x": machine(busy=(0.99,))}, 0.0)
     assert [row.cells["slowest"] for row in machine_table_rows(statuses, 0.0, tracker)] == ["", "", "slowest"]
-    tracker.update(
-        statuses := {name: {**status, "time": 2.0} if name != "x" else status for name, status in statuses.items()}, 9.0
-    )
+    tracker.update(statuses := {name: machine(time=2.0) if name != "x" else row for name, row in statuses.items()}, 9.0)
     assert [row.cells["slowest"] for row in machine_table_rows(statuses, 9.0, tracker)] == ["", "", ""]
 
 
 # --- the age of a status --------------------------------------------------------------------------------------------
 
 
-def age_cell(tracker: StatusAgeTracker, status: dict[str, Any], now: float) -> tuple[str, bool]:
+def age_cell(tracker: StatusAgeTracker, row: MachineRow, now: float) -> tuple[str, bool]:
     """Update the tracker with a status of machine 0; its cell "last status", and whether it is stale."""
-    tracker.update({"0": status}, now)
-    (row,) = machine_table_rows({"0": status}, now, tracker)
-    return row.cells["last status"], row.is_stale
+    tracker.update({"0": row}, now)
+    (table_row,) = machine_table_rows({"0": row}, now, tracker)
+    return table_row.cells["last status"], table_row.is_stale
 
 
 def test_status_age_ignores_the_machines_clock() -> None:
     tracker = StatusAgeTracker()
-    assert age_cell(tracker, status(time=5e9), 100.0) == ("", False)  # the status may be a day old
-    assert age_cell(tracker, status(time=4e9), 101.0) == ("0 s ago", False)
-    assert age_cell(tracker, status(time=4e9), 106.0) == ("5 s ago", False)
-    assert age_cell(tracker, status(time=4e9), 113.0) == ("12 s ago", True)
-    assert age_cell(tracker, status(time=4e9 + 1), 114.0) == ("0 s ago", False)
+    assert age_cell(tracker, machine(time=5e9), 100.0) == ("", False)  # the status may be a day old
+    assert age_cell(tracker, machine(time=4e9), 101.0) == ("0 s ago", False)
+    assert age_cell(tracker, machine(time=4e9), 106.0) == ("5 s ago", False)
+    assert age_cell(tracker, machine(time=4e9), 113.0) == ("12 s ago", True)
+    assert age_cell(tracker, machine(time=4e9 + 1), 114.0) == ("0 s ago", False)
 
 
 def test_status_age_of_an_unchanged_status_is_a_lower_bound() -> None:
     tracker = StatusAgeTracker()
-    assert age_cell(tracker, status(), 100.0) == ("", False)
-    assert age_cell(tracker, status(), 105.0) == ("", False)
-    assert age_cell(tracker, status(), 112.0) == ("> 12 s ago", True)
+    assert age_cell(tracker, machine(), 100.0) == ("", False)
+    assert age_cell(tracker, machine(), 105.0) == ("", False)
+    assert age_cell(tracker, machine(), 112.0) == ("> 12 s ago", True)
 
 
 def test_status_age_of_a_machine_that_came_back_starts_anew() -> None:
     tracker = StatusAgeTracker()
-    tracker.update({"0": status()}, 0.0)
-    tracker.update({"0": status(step=121)}, 1.0)
+    tracker.update({"0": machine()}, 0.0)
+    tracker.update({"0": machine(step=121)}, 1.0)
     tracker.update({}, 2.0)
-    assert age_cell(tracker, status(step=122), 3.0) == ("", False)
+    assert age_cell(tracker, machine(step=122), 3.0) == ("", False)
 
 
 # --- output --------------------------------------------------------------------------------------------------
@@ -169,12 +212,22 @@ def test_status_age_of_a_machine_that_came_back_starts_anew() -> None:
 
 def test_job_summary_line_has_the_known_values() -> None:
     assert job_summary_line(JOB) == "job-3 running  step 120/4500  epoch 2/16  330123 img/s  top-1 63.46 %  after 10:13"
-    early = {"job": "job-3", "state": "setup", "doing": "drawing", "step": None, "top1": None, "seconds": 0.0}
-    assert job_summary_line(early) == "job-3 setup  drawing  after 0:00"
+    assert job_summary_line(EARLY_JOB) == "job-3 setup  drawing  after 0:00"
 
 
 def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
-    rows = machine_table_rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
+    rows = machine_table_rows(
+        {
+            "0": machine(),
+            "1": machine(
+                busy=(
+                    0.7,
+                    0.95,
+                )
+            ),
+        },
+        0.0,
+    )
     assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"} and len(COLUMN_DROP_ORDER) == len(TOP_COLUMNS) - 1
     full_width = Console(width=300).measure(display_top._build_table(rows, 300)).maximum
     assert (
@@ -191,12 +244,12 @@ def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
 
 
 def test_fitting_columns_without_a_slowest_machine() -> None:
-    assert "slowest" not in fitting_columns(machine_table_rows({"0": status()}, 0.0), 1000)
+    assert "slowest" not in fitting_columns(machine_table_rows({"0": machine()}, 0.0), 1000)
 
 
 def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the trainer of rank 3 " + "died " * 60 + "at last"
-    show_top(lambda: (JOB, {"0": status(), "1": status(1, state="failed", reason=reason)}))
+    show_top(lambda: (JOB, {"gpu-0": machine(), "gpu-1": machine(state="failed", reason=reason)}))
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == job_summary_line(JOB)
     assert lines[2].split() == " ".join(TOP_COLUMNS[:-1]).split()
@@ -208,13 +261,14 @@ SCRIPT = """
 import os, sys
 from cluster.display.top import show_top
 sys.path.insert(0, {tests!r})
-from test_top import JOB, status
+from dataclasses import replace
+from test_top import JOB, machine
 count = 0
 def read():
     global count
     count += 1
-    return {{**JOB, "step": 100 + count, "state": "done" if count == {last} else "running"}}, {{
-        str(n): status(n, step=count, name=f"machine-{{n}}-of-a-long-name") for n in range(3)}}
+    return replace(JOB, step=100 + count, state="done" if count == {last} else "running"), {{
+        f"machine-{{n}}-of-a-long-name": machine(step=count) for n in range(3)}}
 show_top(read, once={once})
 """
 

@@ -183,7 +183,7 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
     result = finished.job().result
     rows = report["rows"]
     assert [(row["crop"], row["size"]) for row in rows][:3] == [("center", 32), ("center", 48), ("rect", 32)]
-    assert (rows[0]["top1"], rows[0]["top5"]) == (result["top1"], result["top5"])
+    assert (rows[0]["top1"], rows[0]["top5"]) == (result.top1, result.top5)
     assert (report["epoch"], report["images"], report["procs"]) == (3, 20, 1)
     assert report["step"] == int(Path(report["checkpoint"]).stem.rpartition("-")[2]) > 3
     expected_buckets = [(bucket["from"], bucket["to"], bucket["images"]) for bucket in report["buckets"]]

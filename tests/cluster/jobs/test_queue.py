@@ -46,7 +46,7 @@ def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
 def state_and_activity(job: Any) -> tuple[str, str]:
     """The state of a job, and what it is doing."""
     status = job.status()
-    return status["state"], status["doing"]
+    return status.state, status.doing
 
 
 # --- with real processes --------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert state_and_activity(last) == ("waiting", "waiting for job-1, job-2, job-3")
 
     unwanted.stop()
-    assert unwanted.has_ended and unwanted.state == "stopped" and unwanted.result["reason"] == "stopped while it waited"
+    assert unwanted.has_ended and unwanted.state == "stopped" and unwanted.result.reason == "stopped while it waited"
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
@@ -92,8 +92,8 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     sandbox.wait_for_step(long)
     assert long.run_folder.launch_id == launch_id and last.is_waiting
     long.stop()
-    assert last.wait(120) == "done" and last.result["attempts"] == 1
-    assert gone.state == "failed" and f"{shifting}: there is no such data folder" in gone.result["reason"]
+    assert last.wait(120) == "done" and last.result.attempts == 1
+    assert gone.state == "failed" and f"{shifting}: there is no such data folder" in gone.result.reason
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
@@ -118,7 +118,7 @@ class RecordingBackend:
         """Record the launch, and write a status as an agent does."""
         with self.record.open("a") as file:
             file.write(f"{run_folder.path.name}\n")
-        status = {"state": "training", "time": time.time(), "launch": run_folder.launch_id}
+        status = {"id": "0.a", "state": "training", "time": time.time(), "launch": run_folder.launch_id}
         run_folder.status_path().parent.mkdir(exist_ok=True)
         run_folder.status_path().write_text(json.dumps(status))
 
@@ -239,8 +239,8 @@ def test_advance_queue_failing_start_does_not_block_next(
 
     monkeypatch.setattr(LocalBackend, "launch", launch)
     backend.advance()
-    assert (first.state, first.status()["reason"]) == ("failed", "no tmux here")
-    assert (third.state, third.status()["reason"]) == ("failed", "/disk: No space left")
+    assert (first.state, first.status().reason) == ("failed", "no tmux here")
+    assert (third.state, third.status().reason) == ("failed", "/disk: No space left")
     assert backend.started == ["job-4"] and fourth.state == "running"
 
 

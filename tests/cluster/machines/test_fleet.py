@@ -53,9 +53,7 @@ class RunningJob:
         run = self.make_run_folder(name, **values)
         run.run_folder.launch_path.write_text("first")
         if progress:
-            (run.run_folder.path / "machines.json").write_text(
-                json.dumps({"launch": "first", "machines": {}, **progress})
-            )
+            (run.run_folder.path / "machines.json").write_text(json.dumps({"launch": "first", **progress}))
         self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=2))
         return self.fleets[-1]
 
@@ -261,12 +259,12 @@ def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
 
 
 def test_restart_agent_by_two_fleets_leaves_one_agent(job: RunningJob) -> None:
-    first, second = job.fleet, job.new_fleet("job-2", adopted=True)
+    first, second = job.fleet, job.new_fleet("job-2", is_adopted=True)
     second.set_up_machines()
     assert (job.agent_starts("0"), job.agent_starts("1")) == (1, 1), (
         "an adopted job's running agents are not started again"
     )
-    assert second.setup_progress.data["ready"] and second.setup_progress.failure_reasons == {}
+    assert second.setup_progress.record.is_ready and second.setup_progress.failure_reasons == {}
     before = job.status("1")["pid"]
     first.kill_machine("1", None)
     wait_for(lambda: first.dead_machines() == ["1"] and second.dead_machines() == ["1"])
@@ -309,6 +307,7 @@ def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., An
     ({"state": "failed", "ended": True, "launch": "now", "reason": "stopped"}, False),
 ])  # fmt: skip
 def test_has_stopped_by_itself_needs_old_status_of_this_launch(status: Any, is_over: bool) -> None:
+    status = {"id": "0.a", **status}
     long_ago = time.monotonic() - 60
     fleet = SimpleNamespace(
         folders=SimpleNamespace(launch_id="now"), last_status={"status/0.json": (json.dumps(status).encode(), long_ago)}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from cluster.connectors import mounts
 from cluster.machines import checks, probe
-from cluster.state import mounts
 
 GPU = "NVIDIA A100-SXM4-40GB, 40960, 550.54.15, GPU-{n}, 8.0"
 FACTS: dict[str, Any] = {
@@ -141,12 +141,12 @@ def test_find_markers_ignores_file_with_other_content(tmp_path: Path, monkeypatc
 )
 def test_mount_of_returns_deepest_and_last_mount(path: str, kind: str, network: bool) -> None:
     mount = mounts.mount_of(Path(path), MOUNTS)
-    assert (mount["type"], mount["network"]) == (kind, network)
+    assert (mount.type, mount.network) == (kind, network)
 
 
 def test_mount_of_joins_mount_and_file_system_options() -> None:
     mount = mounts.mount_of(Path("/srv/nfs/x"), MOUNTS)
-    assert mount["options"].startswith("rw,noatime,rw,vers=4.1") and mount["source"] == "server:/export"
+    assert mount.options.startswith("rw,noatime,rw,vers=4.1") and mount.source == "server:/export"
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from support.ssh_machines import Testbed
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
+from cluster.backends.aws.rental_spec import RentalSpec
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
 from cluster.machines.fleet import Fleet
+from infra.aws.instances.request import Place
 
 NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
@@ -162,7 +164,7 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     machines_json = json.loads(fleet.setup_progress.path.read_text())
     assert (
         machines_json["machines"]["1"]["reason"] == fleet.setup_progress.failure_reasons["1"]
-        and not machines_json["ready"]
+        and not machines_json["is_ready"]
     )
     assert not job.calls("cluster.agent")
     assert fleet.terminate() == (["1"] if break_machine in (use_unauthorized_key, swap_host_key) else [])
@@ -193,13 +195,29 @@ def test_set_up_machines_two_faults_are_both_named(make_job: Callable[..., Setup
         job.fleet().set_up_machines()
 
 
+def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
+    make_job: Callable[..., SetupJob], tmp_path: Path
+) -> None:
+    place = Place(region="us-east-1", zone="us-east-1a", type="p3.2xlarge", market="spot", price=3.06)
+    index = "https://example.org/cu126"
+    rental = RentalSpec(
+        places=(place,), ssh_address="203.0.113.7/32", owner="us", gpus_per_machine=1, torch_index_url=index
+    )
+    job = make_job(0, cloud=rental.to_json())
+    job.override("cluster.machines.python_env-0", f'echo "$PIP_EXTRA_INDEX_URL $UV_EXTRA_INDEX_URL" >{tmp_path}/index')
+    with pytest.raises(SetupFailed, match="GPU"):
+        job.fleet().set_up_machines()
+    assert (tmp_path / "index").read_text() == f"{index} {index}\n"
+
+
 def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> None:
     job = make_job(0, 1, machines=1, spares=1)
     break_probe(job)
     fleet = job.fleet()
     fleet.set_up_machines()
     assert (
-        fleet.setup_progress.data["ready"] and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
+        fleet.setup_progress.record.is_ready
+        and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     )
     wait_for(lambda: job.calls("cluster.agent") == ["0"])
     assert not job.calls("train.distributed.network_probe") and fleet.agents_alive() and fleet.dead_machines() == []
@@ -209,7 +227,7 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
     job = make_job(0, 1)
     fleet = job.fleet()
     fleet.set_up_machines()
-    assert {*fleet.setup_progress.rows["1"]["seconds"]} == {
+    assert {*fleet.setup_progress.rows["1"].seconds} == {
         "connected",
         "code",
         "environment",
@@ -261,7 +279,7 @@ class PausedLaunch:
         return len(inodes & held)
 
     def states(self) -> list[str]:
-        return [details["state"] for details in self.job.machine_details().values()]
+        return [details.state for details in self.job.machine_details().values()]
 
 
 @pytest.fixture
@@ -304,7 +322,7 @@ def test_stop_during_setup_starts_no_agent(
     completed = sandbox.cli("stop", "job-1")
     launched_job.hold.unlink()
     assert completed.code == 0
-    assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result["reason"]
+    assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result.reason
     assert "cluster.agent" not in launched_job.log.read_text()
     sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(launched_job.job.path)), 20)
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from conftest import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
+from cluster.state.machine_setup import MachineSetup, SetupRecord
+from train.tools.records import decode
 
 
 @pytest.fixture
@@ -39,44 +42,44 @@ def written_data(progress: SetupProgress) -> dict[str, Any]:
 
 
 def test_start_launch_resets_rows(progress: SetupProgress) -> None:
-    progress.update("0", reason="no way", python="/usr/bin/python3")
+    progress.update("0", lambda row: replace(row, reason="no way", python="/usr/bin/python3"))
     progress.mark_ready()
     progress.start_launch("second", {"0": "gpu3"})
     data = written_data(progress)
-    assert data["launch"] == "second" and data["ready"] is False and progress.failure_reasons == {}
-    assert data["machines"]["0"] == {"host": "gpu3", "step": "", "reason": "", "notes": [], "seconds": {}}
+    assert data["launch"] == "second" and data["is_ready"] is False and progress.failure_reasons == {}
+    assert decode(MachineSetup, data["machines"]["0"]) == MachineSetup(host="gpu3")
 
 
 def test_setup_progress_reads_file_of_another_process(progress: SetupProgress) -> None:
-    progress.update("1", code="/code/abc")
+    progress.update("1", lambda row: replace(row, code="/code/abc"))
     progress.mark_ready()
-    assert SetupProgress(progress.path).data["ready"] and SetupProgress(progress.path).rows["1"]["code"] == "/code/abc"
+    assert SetupProgress(progress.path).record.is_ready and SetupProgress(progress.path).rows["1"].code == "/code/abc"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{"])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"machines": {"0": {"step": "flying"}}}'])
 def test_setup_progress_ignores_damaged_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "machines.json"
     path.write_text(text)
-    assert SetupProgress(path).data == {"launch": "", "machines": {}}
+    assert SetupProgress(path).record == SetupRecord()
 
 
 def test_timed_step_repeated_adds_seconds(progress: SetupProgress) -> None:
     for _ in range(2):
         with timed_step(progress, "0", "code"):
-            assert progress.rows["0"]["step"] == "code"
-    seconds = progress.rows["0"]["seconds"]["code"]
+            assert progress.rows["0"].step == "code"
+    seconds = progress.rows["0"].seconds["code"]
     progress.set_step("0", "code", 1.5)
-    assert progress.rows["0"]["seconds"]["code"] == pytest.approx(seconds + 1.5)
+    assert progress.rows["0"].seconds["code"] == pytest.approx(seconds + 1.5)
 
 
 def test_timed_step_failed_records_no_seconds(progress: SetupProgress) -> None:
     with pytest.raises(OSError), timed_step(progress, "0", "code"):
         raise OSError
-    assert progress.rows["0"]["step"] == "code" and progress.rows["0"]["seconds"] == {}
+    assert progress.rows["0"].step == "code" and progress.rows["0"].seconds == {}
 
 
 def test_update_writes_reason_at_once(progress: SetupProgress) -> None:
-    progress.update("1", reason="its key has changed")
+    progress.set_failure_reason("1", "its key has changed")
     assert written_data(progress)["machines"]["1"]["reason"] == "its key has changed"
     assert progress.failure_reasons == {"1": "its key has changed"}
 
@@ -107,10 +110,10 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     progress.start_launch("first", dict.fromkeys(names, "gpu"))
 
     def set_up(name: str) -> None:
-        for number in range(30):
+        for _ in range(30):
             progress.set_step(name, "checks", 1.0)
-            progress.update(name, **{f"value{number}": number})
-        progress.update(name, reason=f"reason {name}")
+            progress.update(name, lambda row: replace(row, notes=(*row.notes, str(len(row.notes)))))
+        progress.set_failure_reason(name, f"reason {name}")
 
     threads = [threading.Thread(target=set_up, args=(name,)) for name in names]
     for thread in threads:
@@ -118,7 +121,7 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     while any(thread.is_alive() for thread in threads):
         assert written_data(progress)["launch"] == "first"
     progress.mark_ready()
-    assert written_data(progress)["machines"] == progress.rows and progress.failure_reasons == {
+    assert decode(SetupRecord, written_data(progress)).machines == progress.rows and progress.failure_reasons == {
         name: f"reason {name}" for name in names
     }
-    assert all(row["seconds"]["checks"] == 30 and row["value29"] == 29 for row in progress.rows.values())
+    assert all(row.seconds["checks"] == 30 and row.notes[29] == "29" for row in progress.rows.values())

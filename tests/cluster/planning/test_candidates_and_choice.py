@@ -19,12 +19,14 @@ from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
 from cluster.state import result as state_result
+from cluster.state.job_result import JobResult
 from cluster.state.result import write_result
+from cluster.state.states import JobState
 from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
 from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, forecast
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.tools.records import decode, encode
+from train.tools.records import encode
 
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
@@ -300,26 +302,28 @@ DONE: dict[str, Any] = encode(
 )
 
 
+RESULT_ON_CPU = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1, device="cpu")
+
+
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
     run.write_shared("result.json", json.dumps(DONE))
     write_result(run.run_folder, run.spec, run.job.backend)
-    result = json.loads(run.run_folder.result_path.read_text())
-    assert result["forecast"] == planned and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
+    result = run.job.result
+    assert result.forecast == planned and {row["term"]: row["error"] for row in result.against}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
-    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == decode(
-        Constants, result["constants"]
-    )
+    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == result.constants
 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state="failed")
-    result = json.loads(run.run_folder.result_path.read_text())
-    assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
-    assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}
-    for useless_result in (None, result, {"state": "done"}):
+    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
+    result = run.job.result
+    assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
+    empty_result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1)
+    assert state_result.with_forecast(empty_result, {"terms": {}}) == empty_result
+    for useless_result in (None, result, empty_result):
         with pytest.raises(BadInput, match="--from job-1"):
             calibration.measured_constants("job-1", useless_result)
 
@@ -373,10 +377,10 @@ def test_constants_for_type_between_cpus_and_gpus() -> None:
 
 def test_job_machine_type_of_rented_and_own_machines(hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    assert calibration.job_machine_type(run.spec, {"device": "cpu"}).gpu == "CPU"
-    local = calibration.job_machine_type(run.spec, {})
+    assert calibration.job_machine_type(run.spec, RESULT_ON_CPU).gpu == "CPU"
+    local = calibration.job_machine_type(run.spec, None)
     assert (local.name, local.gpus, local.gpu, local.on_demand_price) == (f"as {run.spec.name}'s", 2, "", 0.0)
     rented = replace(run.spec, cloud={"places": [{"type": "p5.48xlarge"}, {"type": A100_TYPE}]})
-    assert calibration.job_machine_type(rented, {"device": "cuda"}, A100_TYPE) == candidates.get_machine_type(
-        A100_TYPE
-    ), "not the type that was tried first"
+    assert calibration.job_machine_type(
+        rented, replace(RESULT_ON_CPU, device="cuda"), A100_TYPE
+    ) == candidates.get_machine_type(A100_TYPE), "not the type that was tried first"

@@ -276,7 +276,7 @@ def test_dawnbench_entry_schedule_is_the_executed_one(facts: Any) -> None:
         (LOST_STEP - SAVED_STEP) * STEP_SECONDS + PAUSE_SECONDS + STEP_SECONDS
     )
     assert (second_attempt["machines"], second_attempt["processes"], second_attempt["reason"]) == (
-        ["0", "1"],
+        ("0", "1"),
         2,
         "lost",
     )
@@ -382,8 +382,8 @@ def test_dawnbench_entry_has_only_used_optimizer_settings(facts: Any, name: str,
 @pytest.mark.parametrize("backend", ["local", "aws"])
 def test_write_result_has_seconds_and_dollars_to_target(hand_made: Fixture, backend: str) -> None:
     job = make_job(hand_made, backend)
-    target = job.result["target"]
-    row = job.result["epochs"][-1]
+    target = job.result.target
+    row = job.result.epochs[-1]
     assert (target["metric"], target["goal"], target["reached"], target["epoch"], target["best"]) == (
         "top5",
         93.0,
@@ -405,8 +405,8 @@ def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any
 
 def test_collect_run_data_failed_job_has_its_epochs(hand_made: Fixture) -> None:
     job = make_job(hand_made, done=False, target="top5=99")
-    assert job.state == "failed" and job.result["target"]["reached"] is False
-    assert job.result["target"]["best"] == 94.0
+    assert job.state == "failed" and job.result.target["reached"] is False
+    assert job.result.target["best"] == 94.0
     facts = run_data.collect_run_data(job)
     assert (
         problems(table=writers.render_tsv(facts), entry=json_copy(writers.dawnbench_entry(facts)), run_data=facts) == []
@@ -428,7 +428,7 @@ def test_collect_run_data_running_job_is_refused(hand_made: Fixture) -> None:
     run = hand_made(target="top5=93")
     run.write_status("training", step=8, steps=16)
     with run.hold_agent_lock():
-        assert run.job.status()["target"] == "top5=93"
+        assert run.job.status().target == "top5=93"
         with pytest.raises(ClusterError, match="job-1 is running; a record can only be made of a job that has ended"):
             run_data.collect_run_data(run.job)
 

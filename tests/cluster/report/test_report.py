@@ -79,18 +79,18 @@ def run(hand_made: Fixture, tmp_path: Path) -> Any:
 
 def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
-    assert facts["losses"] == [("1", 13.0)]
-    spans = facts["activity"]["1"]
+    assert facts.losses == [("1", 13.0)]
+    spans = facts.activity["1"]
     assert [span for span in spans if span[0] == "lost"] == [("lost", 13.0, 17.0)]
     assert spans[0] == ("getting ready", 0.0, 4.0) and spans[-1] == ("training", 21.0, 32.0)
-    attempts = [(row["attempt"], row["seconds"], row["machines"]) for row in facts["timeline"]]
-    assert attempts == [(1, 3.0, ["0", "1"]), (2, 15.0, ["0"]), (3, 20.0, ["0", "1"])]
-    epochs = [(row["at"], row["images"], row["top1"]) for row in facts["epochs"]]
+    attempts = [(row.attempt, row.seconds, row.machines) for row in facts.timeline]
+    assert attempts == [(1, 3.0, ("0", "1")), (2, 15.0, ("0",)), (3, 20.0, ("0", "1"))]
+    epochs = [(row["at"], row["images"], row["top1"]) for row in facts.epochs]
     assert epochs == [(25.0, 60, 10.0), (32.0, 120, 20.0)]
 
 
 def test_collect_facts_repeated_steps_appear_once(run: Any) -> None:
-    assert [row["images"] for row in report_facts.collect_facts(run.job)["train"]] == [8, 32, 48, 56, 96]
+    assert [row["images"] for row in report_facts.collect_facts(run.job).train] == [8, 32, 48, 56, 96]
 
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
@@ -110,8 +110,8 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
     run.write_attempt(2, "0.a", time=BEGIN + 21)
     done(run)
     facts = report_facts.collect_facts(run.job)
-    assert facts["activity"]["1"][-1] == ("lost", 20.0, 50.0) and facts["losses"] == [("1", 20.0)]
-    assert facts["activity"]["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
+    assert facts.activity["1"][-1] == ("lost", 20.0, 50.0) and facts.losses == [("1", 20.0)]
+    assert facts.activity["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
 
 
 def test_downsample_keeps_end_and_mean() -> None:
@@ -302,7 +302,7 @@ def test_render_report_run_of_older_version_has_a_page(hand_made: Fixture) -> No
     agent(run, "0", ("training", 0), ("done", 30))
     page = reports.render_report([run.job])
     assert {"Accuracy over time", "Time of each epoch by part"} <= set(chart_titles(page))
-    assert [row["at"] for row in report_facts.collect_facts(run.job)["epochs"]] == [11.5, 23.0]
+    assert [row["at"] for row in report_facts.collect_facts(run.job).epochs] == [11.5, 23.0]
 
 
 def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
@@ -372,13 +372,13 @@ def test_comparison_card_warm_up_only_where_known(hand_made: Fixture) -> None:
 
 def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> None:
     small = hand_made(scale=0.1)
-    provenance = dict(report_facts.collect_facts(small.job)["provenance"])
+    provenance = dict(report_facts.collect_facts(small.job).provenance)
     assert provenance["images"] == "6 for training, 2 for validation: a rehearsal with 0.1 of all"
     assert provenance["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert provenance["training"] == metrics_text.describe_training(small.spec.recipe)
     large = hand_made("job-2", machines=2, procs=8, gpus=16)
     large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
-    provenance = dict(report_facts.collect_facts(large.job)["provenance"])
+    provenance = dict(report_facts.collect_facts(large.job).provenance)
     assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
@@ -386,8 +386,8 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
 def test_headline_values_minutes_have_three_digits(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
     for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
-        status = {**facts["status"], "seconds": 60 * actual}
-        values = summary.headline_values({**facts, "status": status, "forecast": {"minutes": forecast}})
+        status = replace(facts.status, seconds=60 * actual)
+        values = summary.headline_values(replace(facts, status=status, forecast={"minutes": forecast}))
         assert (values["minutes"], values["minutes forecast"]) == expected
 
 
@@ -444,9 +444,9 @@ def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> No
         InstanceEnded(time=BEGIN + 1000, id="i-1", name="0", ended=BEGIN + 1000, reason="ended by us"),
     )
     done(run, dollars=1.0)
-    cost = report_facts.collect_facts(run.job)["cost"]
-    assert cost["total"] == pytest.approx(1.003, abs=0.001) and cost["over_time"][0][1] < cost["over_time"][-1][1]
-    assert cost["over_time"][-1] == (1000.0, pytest.approx(cost["total"]))
+    cost = report_facts.collect_facts(run.job).cost
+    assert cost.total == pytest.approx(1.003, abs=0.001) and cost.over_time[0][1] < cost.over_time[-1][1]
+    assert cost.over_time[-1] == (1000.0, pytest.approx(cost.total))
     page = reports.render_report([run.job])
     assert "Cost over time" in chart_titles(page) and "g5.xlarge" in page and "$1.00" in page
 

@@ -1,13 +1,14 @@
 """Tests of status files: ages by the reader's own clock, and files that are damaged, missing or of another launch."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.state.heartbeats import MachineStatus, PeerStatuses
+from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses, parse_status
+from train.tools.records import encode
+from train.tools.trainer_reports import TrainingNumbers
 
 
 class Folder:
@@ -18,8 +19,8 @@ class Folder:
         (shared / "status").mkdir()
 
     def write_status(self, machine_id: str, time: int = 0, launch: str = "now", **more: Any) -> None:
-        status = asdict(MachineStatus(id=machine_id, **more))
-        text = json.dumps({**status, "launch": launch, "time": time, "use": {"cpu": 1}})
+        status = MachineStatus(id=machine_id, launch=launch, time=time, use=MachineLoad(cpu=1.0), **more)
+        text = json.dumps(encode(status))
         self.write_text(machine_id.partition(".")[0], text)
 
     def write_text(self, name: str, text: str) -> None:
@@ -58,6 +59,8 @@ def test_refresh_reads_machine_status_fields(folder: Folder, peers: PeerStatuses
         fault="own",
         address="10.0.0.7",
         port=9,
+        launch="now",
+        use=MachineLoad(cpu=1.0),
     )
     assert status.machine_name == "1" and peers.ages(5.0) == {"1.b": 0.0}
 
@@ -73,7 +76,22 @@ def test_ages_use_readers_clock(folder: Folder, peers: PeerStatuses) -> None:
     assert peers.ages(104.5) == {"0.a": 4.5, "1.b": 0.5}
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"id": "1.', "[]", "7", "null", "{}", '{"launch": "now"}', "\x00" * 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"id": "1.',
+        "[]",
+        "7",
+        "null",
+        "{}",
+        '{"launch": "now"}',
+        "\x00" * 40,
+        '{"launch": "now", "id": "1.b", "phase": "sleeping"}',
+        '{"launch": "now", "id": "1.b", "attempt": "2"}',
+    ],
+)
 def test_refresh_damaged_file_keeps_last_status(folder: Folder, peers: PeerStatuses, text: str) -> None:
     folder.write_status("1.b", last_step=5)
     peers.refresh(0.0)
@@ -129,4 +147,15 @@ def test_discount_pause_shortens_ages(folder: Folder, peers: PeerStatuses) -> No
 def test_from_json_unknown_key_is_ignored(folder: Folder, peers: PeerStatuses) -> None:
     folder.write_text("1", json.dumps({"id": "1.b", "launch": "now", "phase": "spare", "mood": "good"}))
     peers.refresh(0.0)
-    assert peers.statuses["1.b"] == MachineStatus(id="1.b", phase="spare")
+    assert peers.statuses["1.b"] == MachineStatus(id="1.b", phase="spare", launch="now")
+
+
+def test_with_numbers_unknown_numbers_keep_the_earlier_ones() -> None:
+    status = MachineStatus(id="1.b", step=8, top1=50.0).with_numbers(TrainingNumbers(step=9, lr=0.1))
+    assert (status.id, status.step, status.top1, status.lr) == ("1.b", 9, 50.0, 0.1)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"{}", b'{"id": "1.b", "state": "asleep"}', b"\xff"])
+def test_parse_status_damaged_text_is_none(text: bytes) -> None:
+    assert parse_status(text) is None
+    assert parse_status(b'{"id": "1.b", "state": "training"}') == MachineStatus(id="1.b", state="training")

@@ -76,7 +76,7 @@ def test_decide_first_attempt_waits_for_all_machines() -> None:
     leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leave_reason="a notice")]
     assert decide(view(leaving, attempt=None), RULES).kind == "nothing"
     first = proposed(decide(view(ready("2.c", "0.a", "1.b"), attempt=None), RULES))
-    assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", "")
+    assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", None)
 
 
 def test_decide_first_attempt_orders_ranks_by_machine_number() -> None:
@@ -286,7 +286,7 @@ def test_decide_loss_counts_neither_crash_nor_fault() -> None:
     statuses = [status("0.a", "failed"), status("1.b", "failed"), status("2.c")]
     before = replace(FIRST, crash_count=2, crash_step=8)
     next_attempt = proposed(decide(view(statuses, attempt=before, silent={"2.c": SILENT}), RULES))
-    assert (next_attempt.crash_count, next_attempt.fault_counts, next_attempt.end_state) == (0, {}, "")
+    assert (next_attempt.crash_count, next_attempt.fault_counts, next_attempt.end_state) == (0, {}, None)
 
 
 def test_decide_below_min_size_waits_for_spares() -> None:
@@ -383,7 +383,7 @@ def test_decide_crashes_at_different_steps_continue() -> None:
 def test_decide_machine_with_three_faults_is_left_out() -> None:
     attempt = replace(FIRST, fault_counts={"1": 2}, crash_step=3, crash_count=1)
     left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
-    assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state == ""
+    assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state is None
     later = [status("0.a", "saved", attempt=2), status("2.c", "saved", attempt=2), status("1.new", "spare")]
     next_attempt = proposed(decide(view(later, attempt=replace(left, number=2)), RULES))
     assert next_attempt.members == ("0.a", "2.c"), (

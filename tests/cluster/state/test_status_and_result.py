@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,17 @@ import pytest
 from support.train_records import epoch_line, make_epoch, make_result, step_line
 
 from cluster.errors import ClusterError
+from cluster.jobs.job import Job
 from cluster.state import result as job_result
 from cluster.state import status as job_status
+from cluster.state.job_result import JobResult
+from cluster.state.states import JobState, MachineState
+from train.forecast import StartSeconds
 from train.metrics.records import EpochRow, StepRow
 from train.metrics.time_table import TimeTable
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import decode, encode
+from train.tools.trainer_reports import TrainerState
 
 Fixture = Any
 NOW = time.time()
@@ -46,11 +52,11 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     job.refresh()
     assert job.has_ended and job.state == "done"
     result = job.result
-    assert (result["top1"], result["images_per_second"], result["goodput"]) == (50.0, 7.5, 0.9)
-    assert (result["machines"], result["procs"], result["attempts"], result["dollars"]) == (1, 2, 1, 0)
-    assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
+    assert (result.top1, result.images_per_second, result.goodput) == (50.0, 7.5, 0.9)
+    assert (result.machines, result.procs, result.attempts, result.dollars) == (1, 2, 1, 0)
+    assert (result.job, result.backend, result.git_commit) == ("job-1", "local", "of the launch")
     # The trainers measured 4 s of training, the agent saw 6 s: the trainers' figure counts.
-    assert result["seconds"] == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
+    assert result.seconds == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
     assert (run.run_folder.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
@@ -60,8 +66,8 @@ def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, r
     run.write_status(state, reason=reason, ended=True)
     job = run.job
     job.refresh()
-    assert (job.state, job.result["reason"]) == (state, reason)
-    assert job.result["top1"] is None and job.result["epochs"] == [] and job.result["attempts"] == 0
+    assert (job.state, job.result.reason) == (state, reason)
+    assert job.result.top1 is None and job.result.epochs == [] and job.result.attempts == 0
 
 
 def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
@@ -70,9 +76,9 @@ def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -
     run.write_metrics(1, epoch(60, 25.0), epoch(120, 30.0))
     job = run.job
     job.refresh()
-    assert job.state == "failed" and "was killed" in job.result["reason"]
-    assert "imgnet-cluster resume job-1" in job.result["reason"]
-    assert (job.result["top1"], len(job.result["epochs"])) == (30.0, 2)
+    assert job.state == "failed" and "was killed" in job.result.reason
+    assert "imgnet-cluster resume job-1" in job.result.reason
+    assert (job.result.top1, len(job.result.epochs)) == (30.0, 2)
 
 
 def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
@@ -80,7 +86,7 @@ def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) ->
     run.write_status("training")
     run.write_shared("result.json", trained())
     run.job.refresh()
-    assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
+    assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
 
 
 def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture) -> None:
@@ -89,7 +95,7 @@ def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture)
     assert not young.job.has_ended and young.job.state == "booting"
     old = hand_made("job-2")
     old.job.refresh()
-    assert old.job.state == "failed" and "before it wrote its first status" in old.job.result["reason"]
+    assert old.job.state == "failed" and "before it wrote its first status" in old.job.result.reason
 
 
 def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +122,7 @@ def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixtu
     assert not run.job.has_ended, "its agent may still start"
     os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
-    assert run.job.state == "failed" and "before it wrote its first status" in run.job.result["reason"]
+    assert run.job.state == "failed" and "before it wrote its first status" in run.job.result.reason
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: 
         run.job.refresh()
         assert not run.job.has_ended and run.job.is_alive
         status = run.job.status()
-        assert (status["state"], status["doing"], status["step"], status["steps"]) == (job_state, agent_state, 8, 16)
+        assert (status.state, status.doing, status.step, status.steps) == (job_state, agent_state, 8, 16)
         with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
             run.job.wait(0)
     run.job.refresh()
@@ -151,7 +157,7 @@ def test_write_result_full_disk_is_the_reason(small_disk: Fixture, hand_made: Fi
     run = hand_made(str(small_disk / "job-1"))
     run.write_status("training")
     run.job.refresh()
-    assert run.job.state == "failed" and "no space left on the disk" in run.job.result["reason"]
+    assert run.job.state == "failed" and "no space left on the disk" in run.job.result.reason
 
 
 def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) -> None:
@@ -181,20 +187,20 @@ def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixtur
     without = {**epoch(120, 0.0), "top1": None, "top5": None}
     run.write_metrics(1, epoch(60, 25.0), without)
     run.job.refresh()
-    assert (run.job.result["top1"], run.job.result["top5"], len(run.job.result["epochs"])) == (25.0, 90.0, 2)
+    assert (run.job.result.top1, run.job.result.top5, len(run.job.result.epochs)) == (25.0, 90.0, 2)
     assert run.job.scalars("val/top1") == [(60, 25.0)]
     other = hand_made("job-2")
     other.write_status("failed", ended=True)
     other.write_metrics(1, without)
     other.job.refresh()
-    assert other.job.result["top1"] is None
+    assert other.job.result.top1 is None
     for arguments in (("ls",), ("status", "job-2")):
         assert sandbox.cli(*arguments).code == 0
 
 
 def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, sandbox: Fixture) -> None:
     run = hand_made()
-    assert run.job.status()["where"] is None
+    assert run.job.status().where is None
     run.write_attempt(1, "0.a", reason="start")
     run.write_metrics(1, {**step(8), "step": 1, "time": 100.0}, {**step(16), "step": 9, "time": 108.0})
     run.write_attempt(2, "0.a", reason="crash", resume="checkpoints/000002/resume-00000009-abcd.pt")
@@ -202,13 +208,13 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
     run.write_status("training", step=8, where=WHERE)
     with run.hold_agent_lock():
         run.job.refresh()
-        assert run.job.status()["where"] == {**WHERE, "slower": None, "pauses": 12.5}
+        assert encode(run.job.status().where) == {**WHERE, "slower": None, "pauses": 12.5}
         output = sandbox.cli("status").out
     assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
     assert "first step to last       62.50" in output and "{" not in output
     run.write_shared("result.json", trained(where=replace(TIME_TABLE, slower=2.0)))
     run.job.refresh()
-    assert run.job.result["where"] == {**WHERE, "slower": 2.0, "pauses": 12.5}
+    assert run.job.result.where == {**WHERE, "slower": 2.0, "pauses": 12.5}
     assert "goodput 90.0%" in sandbox.cli("status").out
 
 
@@ -220,7 +226,7 @@ def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> 
     failed = (("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011))
     run.write_state_log(*stopped, *killed, *failed)
     run.job.refresh()
-    seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
+    seconds = {part: round(value, 3) for part, value in run.job.result.seconds.items()}
     assert seconds == {"total": 22.0, "setup": 3.0, "starting": 12.0, "training": 7.0}
 
 
@@ -241,7 +247,7 @@ def test_seconds_by_state_killed_agent_counts_until_last_heartbeat(hand_made: Fi
     run.write_status("training", time=NOW + 531)
     run.job.refresh()
     assert run.job.state == "failed"
-    assert run.job.result["seconds"] == {"total": 91.0, "setup": 3.0, "training": 88.0}
+    assert run.job.result.seconds == {"total": 91.0, "setup": 3.0, "training": 88.0}
 
 
 def test_refresh_launch_time_in_future_still_fails(hand_made: Fixture) -> None:
@@ -283,11 +289,11 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
     with run.hold_agent_lock("2"):
         run.job.refresh()
         status = run.job.status()
-        assert (status["state"], status["doing"], status["step"], status["machines"]) == ("running", "training", 8, 3)
+        assert (status.state, status.doing, status.step, status.machines) == ("running", "training", 8, 3)
         run.write_attempt(2, "1.b", "2.c", reason="machine 0 lost", launch_id="")
         run.write_status("starting", "1", phase="running", attempt=2)
         status = run.job.status()
-        assert (status["state"], status["attempt"], status["reason"]) == ("recovering", 2, "machine 0 lost")
+        assert (status.state, status.attempt, status.reason) == ("recovering", 2, "machine 0 lost")
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
@@ -298,7 +304,7 @@ def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason:
     run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
     run.write_attempt(2, end_state=state, reason=reason, launch_id="")
     run.job.refresh()
-    assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 1)
+    assert (run.job.state, run.job.result.reason, run.job.result.attempts) == (state, reason, 1)
     assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
 
 
@@ -309,7 +315,7 @@ def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> No
     os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
     run.write_status("training", "1", launch="the second")
     run.job.refresh()
-    assert run.job.state == "failed" and "was killed" in run.job.result["reason"]
+    assert run.job.state == "failed" and "was killed" in run.job.result.reason
 
 
 @pytest.mark.parametrize(
@@ -330,7 +336,7 @@ def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, 
         else:
             run.write_status("training", str(name))
     run.job.refresh()
-    assert run.job.state == state and reason in run.job.result["reason"]
+    assert run.job.state == state and reason in run.job.result.reason
 
 
 def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
@@ -357,7 +363,7 @@ def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) ->
         run.write_status("done", name, ended=True)
     run.write_shared("result.json", trained(seconds={}))
     run.job.refresh()
-    seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
+    seconds = {part: round(value, 3) for part, value in run.job.result.seconds.items()}
     assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
 
 
@@ -377,7 +383,7 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     state_log = run.run_folder.path / "logs/agent-0.jsonl"
     state_log.parent.mkdir(exist_ok=True)
     state_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert job_status.machine_rows(run.run_folder, run.spec)["0"]["seconds"] == {
+    assert job_status.machine_rows(run.run_folder, run.spec)["0"].seconds == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
@@ -395,7 +401,7 @@ def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture)
     job_result.write_result(
         run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
     )
-    assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
+    assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
 
 
 def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixture) -> None:
@@ -406,4 +412,49 @@ def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixt
     run.write_shared("result.json", trained(epochs=epochs))
     run.job.refresh()
     status = run.job.status()
-    assert (status["state"], status["epoch"], status["epochs"]) == ("done", 26, 26)
+    assert (status.state, status.epoch, status.epochs) == ("done", 26, 26)
+
+
+def test_start_seconds_are_those_of_the_slowest_machine() -> None:
+    setup = {
+        "0": {"booting": 20.0, "environment": 10.0, "first step": 4.0},
+        "1": {
+            "booting": 30.0,
+            "data": 8.0,
+            "environment": 12.0,
+            "rendezvous": 1.0,
+            "indexing": 2.0,
+            "first step": 5.0,
+        },
+        "2": {},
+    }
+    result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1, setup=setup)
+    assert result.start_seconds() == StartSeconds(setup=50.0, trainers=8.0)
+    assert result.start_seconds(include_one_time=False) == StartSeconds(setup=42.0, trainers=6.0)
+    assert JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1).start_seconds() is None
+
+
+def test_every_state_of_a_trainer_is_one_of_its_machine() -> None:
+    assert [MachineState(state) for state in TrainerState] == [*TrainerState]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"id": "0.a", "state": "asleep"}', '{"id": "0.a", "step": "8"}'])
+@pytest.mark.parametrize("is_supervisor", [False, True])
+def test_status_damaged_machine_status_is_one_line_with_path(
+    hand_made: Fixture, text: str, is_supervisor: bool
+) -> None:
+    run = hand_made()
+    path = run.write_shared("status/0.json", text)
+    job = Job(run.run_folder.path, is_supervisor=is_supervisor)
+    for read in (job.status, job.machine_details, job.refresh):
+        with pytest.raises(ClusterError, match=re.escape(f"{run.run_folder.path}: a file in it is damaged")) as error:
+            read()
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["machines.json", "result.json"])
+def test_status_damaged_record_of_run_folder_is_one_line(hand_made: Fixture, name: str) -> None:
+    run = hand_made()
+    (run.run_folder.path / name).write_text('{"machines": {"0": {"step": 7}}}')
+    with pytest.raises(ClusterError, match=f"{name}: .*`"):
+        run.job.status()

@@ -15,12 +15,12 @@ def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "
     run.write_metrics(attempt, *rows, tail=tail)
 
 
-def timeline_rows(run: Any) -> list[dict[str, Any]]:
+def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
     """End the job and return its timeline, which must be part of the result."""
     run.write_status("failed", ended=True)
     run.job.refresh()
     rows = timeline.attempt_rows(run.run_folder.path, run.run_folder.shared)
-    assert rows == run.job.result["timeline"]
+    assert rows == run.job.result.timeline
     return rows
 
 
@@ -37,16 +37,16 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> 
     run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
     write_steps(run, 3, (41, 146.0))
     first, second, third = timeline_rows(run)
-    assert (first["machines"], first["reason"], first["pause"], first["steps_lost"]) == (
-        ["0", "1"],
+    assert (first.machines, first.reason, first.pause, first.steps_lost) == (
+        ("0", "1"),
         "start",
         None,
         None,
     )
-    assert (first["first_step"], first["last_step"]) == (0, 20)
-    assert (second["machines"], second["first_step"], second["last_step"]) == (["1"], 16, 40)
-    assert (second["pause"], second["steps_lost"]) == (3.5, 4)
-    assert (third["machines"], third["pause"], third["steps_lost"]) == (["1", "0"], 1.0, 0)
+    assert (first.first_step, first.last_step) == (0, 20)
+    assert (second.machines, second.first_step, second.last_step) == (("1",), 16, 40)
+    assert (second.pause, second.steps_lost) == (3.5, 4)
+    assert (third.machines, third.pause, third.steps_lost) == (("1", "0"), 1.0, 0)
 
 
 def test_attempt_rows_attempt_without_steps_has_no_pause(
@@ -59,8 +59,8 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
     run.write_attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
     write_steps(run, 3, (17, 130.0))
     _, second, third = timeline_rows(run)
-    assert (second["last_step"], second["pause"], second["steps_lost"]) == (None, None, 4)
-    assert (third["pause"], third["steps_lost"]) == (11.0, 4)
+    assert (second.last_step, second.pause, second.steps_lost) == (None, None, 4)
+    assert (third.pause, third.steps_lost) == (11.0, 4)
 
 
 def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
@@ -69,8 +69,8 @@ def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
     write_steps(run, 1, (8, 100.0))
     run.write_attempt(2, end_state="failed", reason="killed (3 times at step 8)")
     end = timeline_rows(run)[1]
-    assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
-        [],
+    assert (end.machines, end.reason, end.pause, end.steps_lost) == (
+        (),
         "killed (3 times at step 8)",
         None,
         None,
@@ -81,7 +81,7 @@ def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start")
     write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
-    assert timeline_rows(run)[0]["last_step"] == 8
+    assert timeline_rows(run)[0].last_step == 8
 
 
 def test_lost_intervals_exclude_time_between_launches(
@@ -101,7 +101,7 @@ def test_lost_intervals_exclude_time_between_launches(
         4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt"
     )
     write_steps(run, 4, (31, 30_016.0))
-    assert [row["pause"] for row in timeline_rows(run)] == [None, None, None, 3.0]
+    assert [row.pause for row in timeline_rows(run)] == [None, None, None, 3.0]
     intervals = timeline.lost_intervals(run.run_folder.path, run.run_folder.shared)
     assert intervals == [
         (100.0, 119.0),

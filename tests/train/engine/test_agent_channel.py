@@ -12,6 +12,8 @@ import pytest
 
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
+from train.tools.records import read_record
+from train.tools.trainer_reports import TrainerProgress
 
 
 @pytest.fixture
@@ -22,15 +24,15 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read_progress(work_dir: Path) -> Any:
-    return json.loads((work_dir / "progress.json").read_text())
+def read_progress(work_dir: Path) -> TrainerProgress | None:
+    return read_record(work_dir / "progress.json", TrainerProgress)
 
 
 def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> None:
     channel = AgentChannel()
     channel.report_state("warming", steps=10, step=0)
     channel.report_state("training", step=3, top1=float("nan"))
-    assert read_progress(work_dir) == {"state": "training", "steps": 10, "step": 3, "top1": None}
+    assert read_progress(work_dir) == TrainerProgress(state="training", steps=10, step=3, top1=None)
     assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 
@@ -43,12 +45,12 @@ def test_report_state_throttled_numbers_come_with_the_next_report(
     channel.report_state("training", step=1)
     now += 0.1
     channel.report_state("training", throttled=True, step=2, lr=0.1)
-    assert read_progress(work_dir)["step"] == 1
+    assert read_progress(work_dir).step == 1
     channel.report_state("validating")
-    assert read_progress(work_dir) == {"state": "validating", "step": 2, "lr": 0.1}
+    assert read_progress(work_dir) == TrainerProgress(state="validating", step=2, lr=0.1)
     now += 1
     channel.report_state("training", throttled=True, step=3)
-    assert read_progress(work_dir)["step"] == 3
+    assert read_progress(work_dir).step == 3
 
 
 def test_report_state_only_local_rank_0_writes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +176,7 @@ def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: py
     assert (work_dir / "progress.json").read_text() == before, "not every tick writes the file"
     now += 0.6
     channel.tick()
-    assert read_progress(work_dir) == {"state": "validating", "step": 3, "ticks": 11}
+    assert read_progress(work_dir) == TrainerProgress(state="validating", step=3, ticks=11)
     now += 0.6
     channel.tick()
-    assert read_progress(work_dir)["ticks"] == 12
+    assert read_progress(work_dir).ticks == 12

@@ -14,6 +14,7 @@ from train.forecast import (
     Forecast,
     ForecastRecord,
     MeasuredRun,
+    StartSeconds,
     TermComparison,
     calibrate,
     compare_with_run,
@@ -96,10 +97,12 @@ def make_forecast(schedule: Schedule, constants: Constants, processes: int = 2) 
     return result
 
 
-def compared(forecast_of_run: Forecast, result: MeasuredRun) -> dict[str, TermComparison]:
+def compared(
+    forecast_of_run: Forecast, result: MeasuredRun, start: StartSeconds | None = None
+) -> dict[str, TermComparison]:
     """Return the rows of the comparison by term."""
     record = decode(ForecastRecord, json.loads(json.dumps(encode(forecast_of_run.to_record()))))
-    return {row.term: row for row in compare_with_run(record, result)}
+    return {row.term: row for row in compare_with_run(record, result, start)}
 
 
 def test_calibrate_finds_the_constants_of_the_run() -> None:
@@ -173,27 +176,15 @@ def test_calibrate_divides_accumulated_steps() -> None:
     assert make_forecast(schedule, constants).term_seconds["compute"] == pytest.approx(step_seconds)
 
 
-def test_calibrate_job_result_with_set_up_of_machines() -> None:
+def test_calibrate_takes_the_measured_start() -> None:
     trainer_result = make_result(make_schedule(gpus=4), processes=4)
-    setup = {
-        "0": {"booting": 20.0, "environment": 10.0, "first step": 4.0},
-        "1": {
-            "booting": 30.0,
-            "data": 8.0,
-            "environment": 12.0,
-            "rendezvous": 1.0,
-            "indexing": 2.0,
-            "first step": 5.0,
-        },
-        "2": {},
-    }
-    job_result = replace(trainer_result, procs=2, machines=2, job="job-7", setup=setup)
+    job_result = replace(trainer_result, procs=2, machines=2, job="job-7")
     assert trainer_result.process_count == job_result.process_count == 4
-    constants = calibrate(job_result)
+    constants = calibrate(job_result, start=StartSeconds(setup=42.0, trainers=6.0))
     assert constants.source == "job-7"
-    # Without "data" and "indexing", which are done once for a data set.
     assert (constants.setup_seconds, constants.startup_seconds) == (42.0, 6.0)
-    start = compared(make_forecast(make_schedule(), constants), job_result)["start"]
+    measured_start = StartSeconds(setup=50.0, trainers=8.0)
+    start = compared(make_forecast(make_schedule(), constants), job_result, measured_start)["start"]
     assert (start.forecast, start.actual) == (pytest.approx(48.0), pytest.approx(58.0))
 
 
@@ -206,7 +197,7 @@ def test_measured_run_refuses_an_incomplete_result(missing: str) -> None:
 
 
 def test_calibrate_refuses_a_run_without_steps() -> None:
-    with pytest.raises(ValueError, match="no training step"):
+    with pytest.raises(ValueError, match="no training step was measured"):
         calibrate(replace(make_result(), epochs=()))
 
 

@@ -14,9 +14,11 @@ from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
+from cluster.state.spec import RentalFacts
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from train.recipe import SAMPLE, Model, Phase, Recipe
+from train.tools.records import DamagedRecord
 
 RECIPE = Recipe(
     name="tiny",
@@ -126,3 +128,12 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
         submit.plan(RECIPE, make_launch_options(backend="aws", market="on-demand"), offline=True).spec,
     ):
         assert request_fingerprint(other) != request_fingerprint(spec)
+
+
+def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> None:
+    rental = replace(rental_spec(), gpus_per_machine=8, torch_index_url="https://example.org/cu126")
+    spec = hand_made(cloud=rental.to_json()).job.spec
+    assert spec.rental_facts == RentalFacts(gpus_per_machine=8, torch_index_url="https://example.org/cu126")
+    assert replace(spec, cloud=None).rental_facts == RentalFacts()
+    with pytest.raises(DamagedRecord, match="gpus_per_machine"):
+        _ = replace(spec, cloud={"gpus_per_machine": "eight"}).rental_facts

@@ -1,0 +1,66 @@
+"""Why a machine's part of a job ends: the job's result, a stop request, the time limit, or a notice to leave."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.state.membership import WAITING_PHASES
+from cluster.state.run_folder import stop_reason
+from cluster.state.spec import JobSpec
+from cluster.state.states import AgentPhase, MachineState
+from train.tools.agent_protocol import RESULT_FILE
+
+from .watchdog import SAVE_GRACE_SECONDS, Watchdog
+
+
+class JobFinished(Exception):
+    """The job has ended on this machine, in a state (DONE, FAILED, STOPPED, LEFT) and for a one-line reason."""
+
+    def __init__(self, state: MachineState, reason: str = "") -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+
+
+class EndConditions:
+    """The conditions under which this machine's part of the job ends. `stop_reason` is "" until the job has to stop."""
+
+    def __init__(
+        self, spec: JobSpec, shared: Path, watchdog: Watchdog, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.spec = spec
+        self.shared = shared
+        self.watchdog = watchdog
+        self.clock = clock
+        self.stop_reason = ""
+        self.stop_time = 0.0  # when the job was first seen to have to stop
+
+    def check(self, phase: AgentPhase, has_made_steps: bool) -> bool:
+        """Return whether the trainers have to save and exit, because the job has to stop.
+
+        Raises `JobFinished` when the job has ended here. `has_made_steps` says whether there is something to save.
+        """
+        if phase != AgentPhase.RUNNING and (self.shared / RESULT_FILE).exists():
+            raise JobFinished(MachineState.DONE)
+        if not self.stop_reason:
+            self.stop_reason = stop_reason(self.shared) or self.watchdog.limit_reason
+            self.stop_time = self.clock()
+        if not self.stop_reason:
+            if self.watchdog.leave_reason:
+                self._leave_when_safe(phase, has_made_steps)
+            return False
+        can_save = has_made_steps and phase == AgentPhase.RUNNING
+        if not can_save or self.clock() - self.stop_time > SAVE_GRACE_SECONDS:
+            raise JobFinished(MachineState.STOPPED, self.stop_reason)
+        return True
+
+    def _leave_when_safe(self, phase: AgentPhase, has_made_steps: bool) -> None:
+        """Raise `JobFinished` as soon as the other machines can go on without this one.
+
+        They need its last steps to be saved; before the first step of an attempt there is nothing to save.
+        """
+        must_wait = phase in WAITING_PHASES or (phase == AgentPhase.RUNNING and has_made_steps)
+        if not must_wait or self.watchdog.seconds_left() <= 0:
+            is_only_machine = len(self.spec.machine_names) == 1 and not self.spec.cloud
+            state = MachineState.STOPPED if is_only_machine else MachineState.LEFT
+            raise JobFinished(state, self.watchdog.leave_reason)

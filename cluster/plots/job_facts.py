@@ -1,0 +1,101 @@
+"""What a report shows of one job. `cluster/report/facts.py` collects it, page and charts show it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cluster.backends.rentals import MachineCost
+from cluster.state.job_result import JobResult
+from cluster.state.status import JobStatus
+from cluster.state.timeline import AttemptRow
+from train.forecast import ForecastRecord, TermComparison
+from train.recipe.schedule import PhaseRow
+
+JsonObject = dict[str, Any]  # Any: the columns of the curves, which differ
+
+
+class Activity(StrEnum):
+    """What a machine did, as the chart of machines shows it."""
+
+    GETTING_READY = "getting ready"
+    TRAINING = "training"
+    VALIDATING = "validating"
+    WAITING = "waiting"
+    LOST = "lost"
+
+
+ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
+SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
+RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of an image
+PixelSize = tuple[int, int]  # width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow(AttemptRow):
+    """One attempt, with the seconds at work when it was agreed on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostFacts:
+    """What a job has cost.
+
+    `total` is in dollars, `machines` has a row for each rented machine, `over_time` has points (seconds since the first
+    launch, dollars until then), and `unknown` names the machines without a known price, which are in no sum.
+    """
+
+    total: float
+    machines: Sequence[MachineCost] = ()
+    over_time: Sequence[tuple[float, float]] = ()
+    unknown: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleImage:
+    """A validation image as a thumbnail, with the part of it that the validation sees.
+
+    `src` is a data URI, `size` that of the image, `shown` that of the thumbnail, `pixels` that of the crop. `square`
+    and `rectangle` are the crops; `rectangle` is None when the phase does not use it.
+    """
+
+    label: str
+    src: str
+    size: PixelSize
+    shown: PixelSize
+    square: RelativeBox
+    rectangle: RelativeBox | None
+    pixels: PixelSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """All that a report shows of a job, in any state. Times are in seconds at work.
+
+    `epochs` and `train` have the rows of the metrics, with "at". `schedule`, `forecast` and `forecast_comparison` are
+    those of the result or, before it, of the plan. `settings` are those worth comparing with other jobs, None where a
+    value would mislead. `losses` are (machine, moment). `provenance` is what is needed to reproduce the numbers.
+    """
+
+    job: str
+    status: JobStatus
+    result: JobResult | None
+    model: str
+    settings: Mapping[str, str | int | float | None]
+    data: str
+    backend: str
+    machines: int
+    processes: int
+    epochs: Sequence[JsonObject]
+    train: Sequence[JsonObject]
+    schedule: Sequence[PhaseRow]
+    timeline: Sequence[TimelineRow]
+    activity: SpansByMachine
+    losses: Sequence[tuple[str, float]]
+    hosts: Mapping[str, str]
+    forecast: ForecastRecord | None
+    forecast_comparison: Sequence[TermComparison]
+    cost: CostFacts
+    sample_images: Sequence[SampleImage]
+    provenance: Sequence[tuple[str, str]]

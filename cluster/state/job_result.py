@@ -1,0 +1,104 @@
+"""The results of a job: that of its trainers, result.json in the shared folder, and the job's own in the run folder."""
+
+from dataclasses import dataclass, field
+
+from train.forecast import Constants, ForecastRecord, StartSeconds, TermComparison
+from train.metrics.records import RunClock
+from train.metrics.time_table import TimeTable
+from train.recipe.history import EpochResult
+from train.recipe.schedule import PhaseRow
+from train.recipe.target import TargetOutcome
+
+from .states import JobState, SetupStep
+from .timeline import AttemptRow
+
+# The steps of a machine before its trainers start. The other steps belong to the trainers.
+SETUP_STEPS = (
+    SetupStep.BOOTING,
+    SetupStep.CONNECTED,
+    SetupStep.CODE,
+    SetupStep.ENVIRONMENT,
+    SetupStep.CHECKS,
+    SetupStep.NETWORK,
+    SetupStep.AGENT,
+    SetupStep.DATA,
+    SetupStep.FETCH,
+    SetupStep.STANDBY,
+)
+ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerResult:
+    """What the trainers measured: their result (`train.metrics.records.TrainResult`), or what is known before it.
+
+    None: not known. `seconds` has the times by what they were spent on.
+    """
+
+    recipe: str = ""
+    top1: float | None = None
+    top5: float | None = None
+    top1_square: float | None = None
+    top5_square: float | None = None
+    epochs: tuple[EpochResult, ...]
+    images_per_second: float | None = None
+    images: int | None = None
+    steps: int | None = None
+    clock: RunClock | None = None
+    train_images: int | None = None
+    goodput: float | None = None
+    where: TimeTable | None = None
+    target: TargetOutcome | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    procs: int = 1
+    precision: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    schedule: tuple[PhaseRow, ...] | None = None
+    schedule_gpus: int | None = None
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult(TrainerResult):
+    """How a job ended and what its trainers measured.
+
+    `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
+    first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
+    the log of used images, None when there is no such log.
+
+    `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
+    holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.
+    """
+
+    job: str = ""
+    state: JobState
+    reason: str
+    machines: int = 1
+    attempts: int
+    setup: dict[str, dict[str, float]] = field(default_factory=dict)
+    timeline: list[AttemptRow] = field(default_factory=list)
+    dollars: float = 0.0
+    backend: str = ""
+    did_not_answer: list[str] = field(default_factory=list)
+    ids_wrong: list[str] | None = None
+    constants: Constants | None = None
+    forecast: ForecastRecord | None = None
+    against: tuple[TermComparison, ...] | None = None
+
+    def start_seconds(self, include_one_time: bool = True) -> StartSeconds | None:
+        """Return the seconds of the start of the slowest machine, None when no machine has measured its start.
+
+        Without `include_one_time`, what is done once for a data set does not count.
+        """
+        starts = [
+            {step: seconds for step, seconds in steps.items() if include_one_time or step not in ONE_TIME_STEPS}
+            for steps in self.setup.values()
+            if steps
+        ]
+        if not starts:
+            return None
+        slowest = max(starts, key=lambda steps: sum(steps.values()))
+        setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
+        return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)

@@ -1,0 +1,80 @@
+"""Why a machine's part of a job ends, with a clock of the test."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.agent.ending import EndConditions, JobFinished
+from cluster.agent.watchdog import SAVE_GRACE_SECONDS
+from cluster.state.states import AgentPhase, MachineState
+
+Fixture = Any
+
+
+class Conditions:
+    """End conditions of a job of two machines, of which this one has no watchdog thread."""
+
+    def __init__(self, run: Any) -> None:
+        self.now = 1000.0
+        self.shared: Path = run.run_folder.shared
+        self.watchdog = SimpleNamespace(limit_reason="", leave_reason="", seconds_left=lambda: self.seconds_left)
+        self.seconds_left = 60.0
+        self.conditions = EndConditions(run.spec, self.shared, self.watchdog, lambda: self.now)  # type: ignore[arg-type]
+
+    def check(self, phase: AgentPhase = AgentPhase.RUNNING, has_made_steps: bool = True) -> bool:
+        return self.conditions.check(phase, has_made_steps)
+
+    def end(self, phase: AgentPhase = AgentPhase.RUNNING, has_made_steps: bool = True) -> tuple[str, str]:
+        with pytest.raises(JobFinished) as caught:
+            self.check(phase, has_made_steps)
+        return caught.value.state, caught.value.reason
+
+
+@pytest.fixture
+def conditions(hand_made: Fixture) -> Conditions:
+    return Conditions(hand_made(machines=2))
+
+
+def test_check_without_a_reason_goes_on(conditions: Conditions) -> None:
+    assert not any(conditions.check(phase) for phase in AgentPhase)
+
+
+def test_check_result_ends_all_but_a_training_machine(conditions: Conditions) -> None:
+    (conditions.shared / "result.json").write_text("{}")
+    assert not conditions.check(AgentPhase.RUNNING)
+    assert conditions.end(AgentPhase.WARMING) == (MachineState.DONE, "")
+
+
+def test_check_stop_saves_first_but_not_for_ever(conditions: Conditions) -> None:
+    (conditions.shared / "stop").write_text('{"reason": "enough"}')
+    assert conditions.check() and conditions.conditions.stop_reason == "enough"
+    conditions.now += SAVE_GRACE_SECONDS
+    assert conditions.check()
+    conditions.now += 0.1
+    assert conditions.end() == (MachineState.STOPPED, "enough")
+
+
+@pytest.mark.parametrize("phase, has_made_steps", [(AgentPhase.RUNNING, False), (AgentPhase.SPARE, True)])
+def test_check_stop_without_steps_to_save_ends_at_once(
+    conditions: Conditions, phase: AgentPhase, has_made_steps: bool
+) -> None:
+    conditions.watchdog.limit_reason = "the limit was reached"
+    assert conditions.end(phase, has_made_steps) == (MachineState.STOPPED, "the limit was reached")
+
+
+def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Conditions) -> None:
+    conditions.watchdog.leave_reason = "a notice"
+    for phase in (AgentPhase.RUNNING, AgentPhase.SAVED, AgentPhase.FAILED):
+        assert not conditions.check(phase)
+    assert conditions.end(AgentPhase.SPARE) == (MachineState.LEFT, "a notice")
+    assert conditions.end(AgentPhase.RUNNING, has_made_steps=False) == (MachineState.LEFT, "a notice")
+    conditions.seconds_left = 0.0
+    assert conditions.end() == (MachineState.LEFT, "a notice")
+
+
+def test_check_leaving_only_machine_stops_the_job(hand_made: Fixture) -> None:
+    conditions = Conditions(hand_made())
+    conditions.watchdog.leave_reason = "a notice"
+    assert conditions.end(AgentPhase.SPARE) == (MachineState.STOPPED, "a notice")
