@@ -5,6 +5,9 @@ job.wait()
 job.scalars("val/top1")
 """
 
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,11 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["jobs", "launch"]
 
 
+def _import_packages_of_this_project() -> None:
+    """Import `infra` and `train` from beside this package, before a user's file of that name can be found.
+
+    A user's train.py, in a folder of PYTHONPATH or beside a script that imports us, precedes them on the search path.
+    """
+    project_root = str(Path(__file__).resolve().parents[1])
+    sys.path.insert(0, project_root)
+    for package in ("infra", "train"):
+        import_module(package)
+    sys.path.remove(project_root)
+
+
+_import_packages_of_this_project()
+
+
 def __getattr__(name: str) -> Any:
     """Import `jobs` at its first use, so that `imgnet-cluster --help` does not wait for it."""
     if name in __all__:
-        from importlib import import_module
-
         module = import_module(".jobs", __name__)
         return module if name == "jobs" else module.launch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -49,7 +49,7 @@ from benchmarks.measure import write_section
 from cluster.backends.aws import controller
 from cluster.backends.aws.backend import AwsBackend
 from cluster.machines.fleet import Fleet
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 from infra.aws.journal import Journal
 from infra.aws.journal_events import HostKeyReplaced, JournalEvent, LaunchRequest, LaunchStarted, RequestGranted
 

@@ -25,6 +25,7 @@ from cluster.planning.launch_options import make_launch_options
 from train.data.packing.synthetic import draw_sample_set
 from train.forecast import Constants
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
+from train.tools.records import decode
 
 MAX_ERROR = 0.15
 IMAGES = 2000  # training images of the built-in set; 500 more validate
@@ -65,7 +66,7 @@ def run_job(job_recipe: Recipe, constants: Constants | None = None) -> dict[str,
 
 def measure_pair() -> list[dict[str, Any]]:
     """Run the short and the long job. Return the long job's forecast and actual seconds, a row per term."""
-    constants = Constants.from_json(run_job(SHORT_RECIPE)["constants"])
+    constants = decode(Constants, run_job(SHORT_RECIPE)["constants"])
     comparison: list[dict[str, Any]] = run_job(LONG_RECIPE, constants)["against"]
     return comparison
 

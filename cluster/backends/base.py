@@ -13,7 +13,7 @@ from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
 from cluster.state import locks
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 
 from .options import BackendOptions

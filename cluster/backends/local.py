@@ -19,6 +19,7 @@ from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools.filesystem import read_json
+from train.tools.records import encode
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
@@ -69,7 +70,7 @@ class LocalPlanner(MachinePlanner):
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Add the forecast, if the speed of this computer is known."""
         forecast = forecast_local(spec, schedule, self.request.constants)
-        return MachinePlan(spec=replace(spec, forecast=forecast.to_json() if forecast else None))
+        return MachinePlan(spec=replace(spec, forecast=encode(forecast.to_record()) if forecast else None))
 
 
 class LocalBackend(SharedFolderBackend):
@@ -145,11 +146,16 @@ class LocalBackend(SharedFolderBackend):
         return []
 
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows the job's tmux session, at the window of a machine if there are several."""
+        """Return the command that shows the job's tmux session, at a window of the machine if there are several.
+
+        That is the trainer's, or the agent's while the machine is set up, or whichever is in front.
+        """
         spec = self.run.spec
         if not tmux.is_owned_by(spec.name, self.run.folder.path):
             raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")
-        return tmux.attach_argv(spec.name, f"train-{machine}" if len(spec.machine_names) > 1 else "")
+        window_names = tmux.window_names(spec.name)
+        own_windows = [name for name in (f"train-{machine}", f"agent-{machine}") if name in window_names]
+        return tmux.attach_argv(spec.name, own_windows[0] if own_windows else "")
 
 
 def check_disk_space(recipe: Recipe, runs_folder: Path) -> None:

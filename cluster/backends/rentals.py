@@ -28,6 +28,7 @@ class RentalSummary:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
     max_dollars: float | None
+    is_dollar_limit_set: bool  # by the user; else the limit follows from the hours and the dearest place
     ssh_address: str
     missing_stack_parts: tuple[str, ...]  # what the launch would create
 

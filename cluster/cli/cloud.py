@@ -45,14 +45,16 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
     """Ask for confirmation on the terminal.
 
-    Raises `ClusterError` when the answer is no, or when there is no terminal and `assume_yes` is not set.
+    When the answer is no, the command exits. Raises `ClusterError` when there is no terminal and `assume_yes` is not
+    set.
     """
     if assume_yes:
         return
     if not sys.stdin.isatty():
         raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
     if not click.confirm(question, default=False):
-        raise ClusterError("nothing was done")
+        click.echo("nothing was done", err=True)
+        sys.exit(EXIT_ERROR)
 
 
 @click.command()
@@ -134,7 +136,10 @@ def down(
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
+    had_ended = local_job.has_ended
     billing.terminate_job(local_job)
+    if had_ended and not local_job.spec.cloud:
+        return click.echo(f"{local_job.name} is {local_job.state}: nothing of it was running, and nothing is billed")
     click.echo(f"{local_job.name} is gone")
 
 

@@ -142,25 +142,38 @@ def _pack(
 def check(folder: Path, output: str) -> None:
     """Decode every image of the data set in FOLDER once, and count.
 
-    Broken files are named; exit code 1 if there are any. Packed data sets are compared with their checksums, as `data
-    verify` does.
+    Every problem is listed: broken files, folders inside a class folder, images beside the class folders, classes of
+    val/ that train/ lacks. Exit code 1 if there is any. A class without validation images is a warning. Packed data
+    sets are compared with their checksums, as `data verify` does.
     """
-    from train.data.index.open import check_layout, load_index
+    from train.data.index.open import check_layout, layout_problems, load_index
 
-    check_layout(folder)
+    if not folder.is_dir():
+        check_layout(folder)
+    misplaced = layout_problems(folder)
     with ProgressBar(f"indexing {folder}") as progress:
-        train = load_index(folder, "train", skip_bad=True, progress=progress)
-        val = load_index(folder, "val", train.classes, skip_bad=True, progress=progress)
+        train = load_index(folder, "train", skip_bad=True, skip_layout_problems=True, progress=progress)
+        val = load_index(folder, "val", train.classes, skip_bad=True, skip_layout_problems=True, progress=progress)
     broken = [(str(index.folder / path), reason) for index in (train, val) for path, reason in index.skipped_files]
     broken += _verify_packed_splits(folder, [train.folder, val.folder])
+    validated_labels = set(val.labels[:].tolist())
+    unvalidated = [name for label, name in enumerate(train.classes) if label not in validated_labels]
     if output == "json":
-        print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(broken)})
+        bad = dict(misplaced + broken)
+        counts = {"train": len(train), "val": len(val), "classes": list(train.classes)}
+        print_json({**counts, "bad": bad, "without_validation": unvalidated})
     else:
+        for path, reason in misplaced:
+            click.echo(f"misplaced: {path}: {reason}", err=True)
         for path, reason in broken:
             click.echo(f"broken: {path}: {reason}", err=True)
         broken_count = pluralize(len(broken), "broken file")
-        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {broken_count}")
-    sys.exit(EXIT_ERROR if broken else EXIT_OK)
+        for name in unvalidated:
+            click.echo(f"warning: {folder / 'val' / name}: a class without validation images", err=True)
+        misplaced_count = f", {len(misplaced)} misplaced" if misplaced else ""
+        image_counts = f"{len(train)} + {len(val)} images"
+        click.echo(f"{folder}: {len(train.classes)} classes, {image_counts}, {broken_count}{misplaced_count}")
+    sys.exit(EXIT_ERROR if misplaced or broken else EXIT_OK)
 
 
 def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple[str, str]]:

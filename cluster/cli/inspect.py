@@ -104,7 +104,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         display_status.show_status(job_status, machines, timeline)
         if result and (forecast_vs_actual := result.get("against")):
             constants_source = (result.get("forecast") or {}).get("source", "")
-            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source)
+            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source, found_job.name)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status["state"], EXIT_UNFINISHED))
 
@@ -165,7 +165,7 @@ class LogPrinter:
     """Prints what is new in a log file. JSON lines are printed as text."""
 
     def __init__(self, path: Path) -> None:
-        from cluster.state.process_log import format_line
+        from train.tools.process_log import format_line
 
         self.path = path
         self.format_line = format_line
@@ -256,7 +256,11 @@ def attach(job: str | None, machine: int | None) -> None:
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there.
 
-    Example: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    A COMMAND of one argument is a line for the shell there. Examples:
+
+    \b
+    imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    imgnet-cluster ssh job-3 --machine 2 -- 'df -h / | tail -1; uptime'
     """
     from cluster.jobs import store
 

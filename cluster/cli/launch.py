@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.backends import registry
-from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
+from cluster.backends import catalog
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
 from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
 
 from .options import (
@@ -34,14 +34,24 @@ detach_option = grouped_option(
 DEFAULT_BACKEND = "aws"
 
 
-def backend_options(command: CommandFunction) -> CommandFunction:
-    """Add the options that only one backend has, and the switches by which backends are chosen."""
-    for name, options_class in reversed(registry.usable_options().items()):
-        command = dataclass_options(options_class)(command)
-        if not selecting_option(name):
+def backend_choices(command: CommandFunction) -> CommandFunction:
+    """Add the options by which a backend is chosen: `--NAME`, with a value where the backend declares that."""
+    for name, options_class in reversed(catalog.usable_options().items()):
+        if option := selecting_option(name):
+            command = dataclass_options(options_class, option.name)(command)
+        else:
             help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
             add_switch = grouped_option("Machines", f"--{name}", _switch_name(name), is_flag=True, help=help_text)
             command = add_switch(command)
+    return command
+
+
+def backend_options(command: CommandFunction) -> CommandFunction:
+    """Add the other options that only one backend has."""
+    for name, options_class in reversed(catalog.usable_options().items()):
+        option_names = [option.name for option in options_class.launch_options() if option != selecting_option(name)]
+        if option_names:
+            command = dataclass_options(options_class, *option_names)(command)
     return command
 
 
@@ -55,7 +65,7 @@ def choose_backend(options: dict[str, Any]) -> str:
     Raises `BadInput` when several were chosen.
     """
     chosen = []
-    for name in registry.usable_options():
+    for name in catalog.usable_options():
         option = selecting_option(name)
         if options.get(option.name) is not None if option else options.pop(_switch_name(name), False):
             chosen.append(name)
@@ -67,7 +77,7 @@ def choose_backend(options: dict[str, Any]) -> str:
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@backend_options
+@backend_choices
 @dataclass_options(LaunchOptions)
 @grouped_option(
     "Machines",
@@ -78,6 +88,7 @@ def choose_backend(options: dict[str, Any]) -> str:
     "the machines in the file suffice for]",
 )
 @only_option
+@backend_options
 @detach_option
 @dry_run_option
 @yes_option
@@ -95,6 +106,7 @@ def launch(
     Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first.
     Ctrl-C stops following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
     """
+    from cluster.backends import registry
     from cluster.backends.base import BilledBackend
     from cluster.display import plan as display_plan
     from cluster.display import progress
@@ -124,7 +136,8 @@ def launch(
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
-        raise ClusterError("nothing was started")
+        click.echo("nothing was started", err=True)
+        sys.exit(EXIT_ERROR)
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, max_parallel), max_parallel, detach))
     existing_names = {job.name for job in store.all_jobs()}
@@ -158,8 +171,8 @@ def _follow(job: "Job") -> int:
         return progress.follow(job)
     except KeyboardInterrupt:
         click.echo(
-            f"\ndetached; {job.name} keeps running. Return to it: imgnet-cluster attach {job.name}; "
-            f"stop it: imgnet-cluster stop {job.name}",
+            f"\ndetached; {job.name} keeps running. Follow it: imgnet-cluster logs -f {job.name}; "
+            f"its session: imgnet-cluster attach {job.name}; stop it: imgnet-cluster stop {job.name}",
             err=True,
         )
         return EXIT_INTERRUPTED

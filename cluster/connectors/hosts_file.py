@@ -82,7 +82,10 @@ def read_hosts(path: Path) -> Hosts:
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f'{path}: no such file; write one with at least: machines = ["gpu1", "gpu2"]') from None
+        raise BadInput(
+            f'{path}: no such file; for one machine it needs this line: machines = ["gpu1"]; for several, also: '
+            'shared = "/mnt/shared/imgnet", a folder that all of them mount'
+        ) from None
     except (OSError, ValueError) as error:  # the text of a TOML error has line and column
         raise BadInput(f"{path}: {one_line_error(error)}".replace(f"{path}: {path}", str(path))) from None
     try:
@@ -97,7 +100,7 @@ def parse_hosts(value: Mapping[str, Any]) -> Hosts:
     inherited = {key: _validate_value(key, value[key], "") for key in INHERITED_KEYS if key in value}
     tables = value.get("machines")
     if not isinstance(tables, list) or not tables:
-        raise ValueError('machines: lists no machine; write machines = ["gpu1", "gpu2"], or [[machines]] tables')
+        raise ValueError('machines: lists no machine; write machines = ["gpu1"], or [[machines]] tables')
     machines = tuple(_parse_host(table, index, inherited) for index, table in enumerate(tables))
     _require_distinct_hosts(machines)
     shared = _validate_value("shared", value["shared"], "") if "shared" in value else None

@@ -63,6 +63,12 @@ def find_session(name: str) -> "Session | None":
     return None
 
 
+def window_names(name: str) -> list[str]:
+    """Return the names of a session's windows, [] if there is no such session."""
+    session = find_session(name)
+    return [window.window_name or "" for window in session.windows] if session else []
+
+
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
     session = find_session(name)

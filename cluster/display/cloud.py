@@ -51,9 +51,12 @@ def show_rental_plan(summary: RentalSummary) -> None:
         cost = "" if summary.dollars is None else f", {format_dollars(summary.dollars)}"
         run = f"about {format_hours(summary.minutes / 60)}{cost}, with boot and set-up (a forecast from presets)"
     print_field("the run", run)
-    max_price = "" if summary.max_dollars is None else f", {format_dollars(summary.max_dollars)} at most"
     poweroff = f"the machines power off {summary.poweroff_grace / 60:.0f} minutes later"
-    print_field("limits", f"{format_hours(summary.max_hours)}{max_price}; {poweroff}")
+    print_field("limits", f"{format_hours(summary.max_hours)}; {poweroff}")
+    if summary.max_dollars is not None:
+        counted = "--max-price-total" if summary.is_dollar_limit_set else "at the dearest of the places below"
+        dollars = format_dollars(summary.max_dollars)
+        print_field("at most", f"{dollars} until power-off, with disks and addresses ({counted})")
     print_field("zones, in order", ", ".join(summary.zones))
     if summary.other_choices:
         print_field("and then", ", ".join(summary.other_choices))

@@ -25,9 +25,9 @@ def dominant_terms(candidate: Candidate) -> str:
     if candidate.forecast is None:
         return ""
     ranges = []
-    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row["most"]):
+    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row.most):
         rows = list(group)
-        ranges.append(f"{term} {rows[0]['start']}-{rows[-1]['end']}")
+        ranges.append(f"{term} {rows[0].start}-{rows[-1].end}")
     return ", ".join(ranges)
 
 
@@ -77,12 +77,12 @@ def show_phase_forecasts(candidate: Candidate) -> None:
         return
     rows = [
         (
-            f"{phase['start']}-{phase['end']}",
-            phase["size"],
-            phase["batch"],
-            f"{phase['seconds']:.1f}",
-            *(f"{phase['terms'][term]:.1f}" for term in TERM_COLUMNS),
-            phase["most"],
+            f"{phase.start}-{phase.end}",
+            phase.size,
+            phase.batch,
+            f"{phase.seconds:.1f}",
+            *(f"{phase.terms[term]:.1f}" for term in TERM_COLUMNS),
+            phase.most,
         )
         for phase in candidate.forecast.phase_rows()
     ]
@@ -117,8 +117,8 @@ def show_choice(candidate: Candidate, command: str) -> None:
     print(f"  {command}")
 
 
-def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source: str = "") -> None:
-    """Print a forecast beside the actual times, term by term. Terms of less than a second get no error."""
+def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source: str = "", job_name: str = "") -> None:
+    """Print the forecast of a job beside the actual times, term by term. Terms of less than a second get no error."""
     cells = [
         (
             row["term"],
@@ -130,4 +130,6 @@ def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source:
     ]
     print_table(("forecast", "seconds", "took", "error"), cells)
     if constants_source:
-        print(f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from JOB")
+        print(
+            f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from {job_name}"
+        )

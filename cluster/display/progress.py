@@ -6,8 +6,10 @@ from typing import Any
 
 from cluster.jobs import billing
 from cluster.jobs.job import Job
+from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
-from train.recipe.target import describe_outcome
+from train.recipe.target import TargetOutcome, describe_outcome
+from train.tools.records import decode
 
 from .status import show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console
@@ -43,7 +45,7 @@ def follow(job: Job) -> int:
             job.refresh()
             has_ended = job.has_ended
             status = job.status()
-            epoch_rows = job.metric_rows("epoch")
+            epoch_rows = job.metric_rows(EpochRow)
             if not has_shown_machines and status["doing"] == "training" and len(job.spec.machine_names) > 1:
                 has_shown_machines = True
                 show_machines(job.machine_details())
@@ -99,7 +101,7 @@ def show_outcome(job: Job) -> None:
             f"${result['dollars']:.2f}{_unpriced_note(billing.machines_without_price(job))}"
         )
     if result.get("target"):
-        print(describe_outcome(result["target"]))
+        print(describe_outcome(decode(TargetOutcome, result["target"])))
     if len(result.get("timeline", [])) > 1:
         show_timeline(result["timeline"])
     for name in result.get("did_not_answer", []):

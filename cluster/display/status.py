@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.machines.setup_progress import MACHINE_SETUP_STEPS
-from train.metrics.text import format_duration, time_breakdown_lines
+from train.metrics.text import format_duration, time_table_lines
+from train.metrics.time_table import TimeTable
+from train.tools.records import decode
 
 from .tables import print_table
 
@@ -15,6 +17,16 @@ STARTUP_STEPS = (
     *("data", "fetch", "standby", "others", "rendezvous", "indexing", "group", "first step"),
 )
 MAX_REASON_CHARACTERS = 140
+# How `show_status` calls a value whose key is not a plain word.
+STATUS_LABELS = {
+    "procs": "processes",
+    "images_per_second": "images/s",
+    "lr": "learning rate",
+    "top1": "top-1 %",
+    "top5": "top-5 %",
+    "run": "run folder",
+    "seconds": "time",
+}
 
 
 def show_jobs(job_statuses: Sequence[Mapping[str, Any]]) -> None:
@@ -40,10 +52,10 @@ def show_jobs(job_statuses: Sequence[Mapping[str, Any]]) -> None:
 
 def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> None:
     """Print the status of a job, then tables of its machines and attempts if there are several."""
-    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status["created"]))
+    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status["created"]))
     for name, value in {**status, "created": created}.items():
         if name != "where" and value not in (None, "", [], {}):
-            print(f"{name:18} {_format_status_value(name, value)}")
+            print(f"{STATUS_LABELS.get(name, name):18} {_format_status_value(name, value)}")
     if len(machines) > 1 or any(machine["host"] for machine in machines.values()):
         print()
         show_machines(machines)
@@ -51,7 +63,7 @@ def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts
         print()
         show_timeline(attempts)
     if status.get("where"):
-        print("\n" + "\n".join(time_breakdown_lines(status["where"], status.get("goodput"))))
+        print("\n" + "\n".join(time_table_lines(decode(TimeTable, status["where"]), status.get("goodput"))))
 
 
 def _format_status_value(name: str, value: Any) -> str:

@@ -21,7 +21,7 @@ from cluster.backends import registry
 from cluster.connectors.local import visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
-from cluster.state import process_log
+from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit

@@ -45,16 +45,16 @@ def find(name: str | None = None) -> Job:
     for job in jobs:
         if name in (job.name, job.name.removeprefix("job-")):
             return job
+    what = f"{name}: there is no such job" if name else "there is no job"
+    existing = f" ({_describe_existing(jobs)})" if jobs else ""
     raise NoSuchJob(
-        f"{name or 'no job'}: no such job in {runs_folder()} ({_describe_existing(jobs)}); "
-        "to list what is rented: imgnet-cluster ls --cloud"
+        f"{what} in {runs_folder()}{existing}; change to the folder in which it was launched, or set {RUNS_ENV_VAR} to "
+        "its folder runs; to list what is rented: imgnet-cluster ls --cloud"
     )
 
 
 def _describe_existing(jobs: Sequence[Job]) -> str:
     """Return which jobs exist, in a few words."""
-    if not jobs:
-        return "there are none"
     if len(jobs) == 1:
         return f"there is {jobs[0].name}"
     if len(jobs) <= MAX_JOBS_LISTED:

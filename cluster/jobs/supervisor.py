@@ -17,7 +17,8 @@ from pathlib import Path
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts, locks, process_log, status
+from cluster.state import attempts, locks, status
+from train.tools import process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from train.recipe.schema import Recipe
 from train.recipe.validators import MODEL_LIBRARIES
 
+# Networks of this project that torchvision has weights for, under the same name.
+TORCHVISION_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
 
 def model_library(recipe: Recipe) -> str:
     """Return the library that the recipe's model comes from, such as "timm"; "" if it needs none."""
@@ -48,8 +51,19 @@ def missing_requirements(recipe: Recipe) -> list[str]:
     if recipe.model.weights:
         path = Path(recipe.model.weights).expanduser().absolute()
         if not path.is_file():
-            lines.append(f"model, weights: {path}: there is no such file")
+            lines.append(f"model, weights: {path}: there is no such file{_download_hint(recipe.model.name, path)}")
     return lines
+
+
+def _download_hint(model_name: str, path: Path) -> str:
+    """Return how to create a file of pretrained weights, "" for a network that torchvision does not have."""
+    if model_name not in TORCHVISION_MODELS:
+        return ""
+    save = f"torch.save(torchvision.models.{model_name}(weights='DEFAULT').state_dict(), '{path.name}')"
+    return (
+        f"; to create it in {path.parent}, with torchvision's weights: "
+        f'pip install torchvision; python -c "import torch, torchvision; {save}"'
+    )
 
 
 def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
@@ -71,4 +85,4 @@ def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
 
 def _is_importable(name: str) -> bool:
     """Whether a trainer would find a top-level module here. It also looks in the folder in which it is started."""
-    return PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]) is not None
+    return PathFinder.find_spec(name, [*sys.path, str(Path.cwd())]) is not None

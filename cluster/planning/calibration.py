@@ -6,7 +6,8 @@ from cluster.backends.machine_types import MachineType, find_machine_type
 from cluster.errors import BadInput
 from cluster.state.result import JobResult
 from cluster.state.spec import JobSpec
-from train.forecast import DEFAULT_CONSTANTS, Constants, calibrate
+from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, calibrate
+from train.tools.records import decode
 
 CPU_CARD = "CPU"  # stands for the GPU model of machines without GPUs
 UNLIMITED_NETWORK_GBPS = 1e9
@@ -18,8 +19,8 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
         raise BadInput(f"--from {job_name}: the job is not done, so it has no measurements for a forecast")
     try:
         constants = result.get("constants")
-        return Constants.from_json(constants) if constants else calibrate(result, job_name)
-    except (KeyError, TypeError, ValueError) as error:
+        return decode(Constants, constants) if constants else calibrate(decode(MeasuredRun, result), job_name)
+    except ValueError as error:
         raise BadInput(f"--from {job_name}: its result.json lacks measurements for a forecast ({error})") from error
 
 

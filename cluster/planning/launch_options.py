@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cluster.backends import registry
+from cluster.backends import catalog
+from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
-from cluster.backends.registry import UNKNOWN_MACHINES
 from cluster.errors import BadInput
 from cluster.state.recovery import RecoveryOptions
 from train.engine.options import TrainOptions
@@ -71,7 +71,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     backend = backend or _chosen_backend(values) or "local"
-    options_class = BackendOptions if backend == UNKNOWN_MACHINES else registry.options_class(backend)
+    options_class = BackendOptions if backend == UNKNOWN_MACHINES else catalog.options_class(backend)
     try:
         options = LaunchOptions.pop_from(values)
         backend_options = options_class.pop_from(values)
@@ -84,14 +84,14 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
 
 def selecting_option(backend: str) -> Option | None:
     """Return the option of a backend whose flag is `--NAME`, and which so chooses the backend. None: a switch does."""
-    for option in registry.options_class(backend).launch_options():
+    for option in catalog.options_class(backend).launch_options():
         if f"--{backend}" in option.all_flags:
             return option
     return None
 
 
 def _chosen_backend(values: Mapping[str, object]) -> str | None:
-    for name in registry.BUILTIN_OPTIONS:
+    for name in catalog.BUILTIN_OPTIONS:
         option = selecting_option(name)
         if option and option.name in values:
             return name
@@ -100,7 +100,7 @@ def _chosen_backend(values: Mapping[str, object]) -> str | None:
 
 def _refuse_keyword(name: str, backend: str) -> None:
     """Raise `BadInput` that says why a launch on this backend has no such option."""
-    for options_class in registry.usable_options().values():
+    for options_class in catalog.usable_options().values():
         for option in options_class.launch_options():
             if option.name == name:
                 flags = " or ".join(option.all_flags)

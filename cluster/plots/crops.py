@@ -9,11 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .palette import BACKGROUND_COLOR, TEXT_COLOR, load_font
+from .figures import font_points, make_pixel_figure, matplotlib_settings, save_png
+from .palette import BACKGROUND_COLOR, TEXT_COLOR
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
 
 # Lengths in pixels.
 CELL_PIXELS = 224
@@ -29,46 +31,57 @@ WRONG_COLOR = "#d1495b"
 FRAME_COLOR = "#ffcc00"
 DIM_FRACTION = 0.65  # how far a dimmed pixel is moved towards white
 CROP_LABELS = {"tta": "tta: also mirrored"}
+# What the trainer says of an image or an answer: one of the messages of `python -m train.evaluation`.
+Message = Mapping[str, Any]  # JSON of which each key has its own type
 
 
-def draw_crops(
-    path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], has_several_sizes: bool = False
-) -> None:
+def draw_crops(path: Path, title: str, size: int, images: Sequence[Message], has_several_sizes: bool = False) -> None:
     """Write the plot to `path`: one row for each image, one column for each crop.
 
     `images` is the list "seen" in the output of `python -m train.evaluation`. It was evaluated at `size` pixels; when
     the evaluation `has_several_sizes`, that is the first of them, and the plot says so. Raises `OSError`.
     """
-    from PIL import Image, ImageDraw
+    with matplotlib_settings():
+        save_png(crops_figure(title, size, images, has_several_sizes), path)
+
+
+def crops_figure(title: str, size: int, images: Sequence[Message], has_several_sizes: bool = False) -> "Figure":
+    """Return the plot, as `draw_crops` says. One unit of its axes is a pixel, counted from the top left."""
+    import numpy as np
 
     crop_names = [answer["crop"] for answer in images[0]["answers"]] if images else []
     cells = [_decode_to_cell_size(image["jpeg"]) for image in images]
-    answer_heights = []
-    for image in images:
-        is_all_right = all(answer["right"] for answer in image["answers"])
-        answer_heights.append(ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT))
-    width = max(
-        LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP),
-        2 * LEFT_MARGIN + round(load_font(TITLE_FONT_SIZE).getlength(title)),
-    )
-    row_heights = [
-        cell.height + answer_height + CELL_GAP for cell, answer_height in zip(cells, answer_heights, strict=True)
-    ]
-    page = Image.new("RGB", (width, HEADER_HEIGHT + sum(row_heights)), BACKGROUND_COLOR)
-    pen = ImageDraw.Draw(page)
+    row_heights = [cell.height + _answer_height(image) + CELL_GAP for cell, image in zip(cells, images, strict=True)]
+    width = max(LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP), 2 * LEFT_MARGIN + _title_width(title))
+    height = HEADER_HEIGHT + sum(row_heights)
+    figure = make_pixel_figure(width, height)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
     size_note = ", the first of --sizes" if has_several_sizes else ""
-    _draw_header(pen, title, f"Drawn at {size} pixels{size_note}.")
+    _draw_header(axes, title, f"Drawn at {size} pixels{size_note}.")
     for column, crop_name in enumerate(crop_names):
         position = (_column_center(column), HEADER_HEIGHT - 16)
-        pen.text(position, CROP_LABELS.get(crop_name, crop_name), TEXT_COLOR, font=load_font(16), anchor="mm")
+        axes.text(*position, CROP_LABELS.get(crop_name, crop_name), ha="center", va="center", fontsize=font_points(16))
     top = HEADER_HEIGHT
     for image, cell, row_height in zip(images, cells, row_heights, strict=True):
         for column, answer in enumerate(image["answers"]):
             center_x = _column_center(column)
-            page.paste(dim_outside_boxes(cell, answer["boxes"]), (center_x - cell.width // 2, top))
-            _draw_answer(pen, center_x, top + cell.height, answer, image["class"])
+            picture = np.asarray(dim_outside_boxes(cell, answer["boxes"]))
+            figure.figimage(picture, center_x - cell.width // 2, height - top - cell.height)  # from the bottom left
+            _draw_answer(axes, center_x, top + cell.height, answer, image["class"])
         top += row_height
-    page.save(path)
+    return figure
+
+
+def _answer_height(image: Message) -> int:
+    is_all_right = all(answer["right"] for answer in image["answers"])
+    return ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT)
+
+
+def _title_width(title: str) -> int:
+    from matplotlib.textpath import TextPath
+
+    return round(TextPath((0, 0), title, size=TITLE_FONT_SIZE).get_extents().width)
 
 
 def _column_center(column: int) -> int:
@@ -84,30 +97,25 @@ def _decode_to_cell_size(base64_jpeg: str) -> "Image":
     return image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))))
 
 
-def _draw_header(pen: "ImageDraw", title: str, subtitle: str) -> None:
+def _draw_header(axes: "Axes", title: str, subtitle: str) -> None:
     """Draw the title, the subtitle, and the legend of frames, percentages and colors."""
-    pen.text((LEFT_MARGIN, 14), title, TEXT_COLOR, font=load_font(TITLE_FONT_SIZE))
-    pen.text((LEFT_MARGIN, 42), subtitle, TEXT_COLOR, font=load_font(13))
-    pen.text((LEFT_MARGIN, 62), "Yellow frame: what the network sees.", TEXT_COLOR, font=load_font(13))
-    x = float(LEFT_MARGIN)
-    for text, color in (
-        ("Below: the predicted class and its probability; ", TEXT_COLOR),
-        ("green: right", CORRECT_COLOR),
-        (", ", TEXT_COLOR),
-        ("red: wrong", WRONG_COLOR),
-    ):
-        pen.text((x, 82), text, color, font=load_font(13))
-        x += pen.textlength(text, font=load_font(13))
+    axes.text(LEFT_MARGIN, 14, title, va="top", fontsize=font_points(TITLE_FONT_SIZE))
+    lines = (subtitle, "Yellow frame: what the network sees.", "Below: the predicted class and its probability;")
+    for index, line in enumerate(lines):
+        text = axes.text(LEFT_MARGIN, 42 + 20 * index, line, va="top", fontsize=font_points(13))
+    for words, color in ((" green: right", CORRECT_COLOR), (",", TEXT_COLOR), (" red: wrong", WRONG_COLOR)):
+        # Each part of the last line begins at the lower right corner of the part before it.
+        text = axes.annotate(words, (1, 0), xycoords=text, va="bottom", color=color, fontsize=font_points(13))
 
 
-def _draw_answer(pen: "ImageDraw", center_x: int, top: int, answer: Mapping[str, Any], true_class: str) -> None:
+def _draw_answer(axes: "Axes", center_x: int, top: int, answer: Message, true_class: str) -> None:
     """Draw the predicted class and its probability, and the true class where the prediction is wrong."""
     prediction = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
     color = CORRECT_COLOR if answer["right"] else WRONG_COLOR
-    pen.text((center_x, top + 6), prediction, color, font=load_font(15), anchor="ma")
+    axes.text(center_x, top + 6, prediction, ha="center", va="top", color=color, fontsize=font_points(15))
     if not answer["right"]:
         truth = f"is {_truncate_class_name(true_class)}"
-        pen.text((center_x, top + ANSWER_HEIGHT), truth, TEXT_COLOR, font=load_font(13), anchor="ma")
+        axes.text(center_x, top + ANSWER_HEIGHT, truth, ha="center", va="top", fontsize=font_points(13))
 
 
 def dim_outside_boxes(image: "Image", boxes: Sequence[Sequence[float]]) -> "Image":

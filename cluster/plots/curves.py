@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.metrics.text import PART_TITLES
 
-from . import svg
+from . import figures, svg
 from .palette import SERIES_COLORS
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _curve_chart(
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
-    figure, (axes,) = svg.make_axes()
+    figure, (axes,) = figures.make_axes()
     _plot_curves(axes, curves)
     axes.set(xlabel=unit[0], ylabel=y_label)
     if y_from_zero:
@@ -220,7 +220,7 @@ def _size_and_batch_chart(all_facts: Sequence[JobFacts], unit: Unit) -> Chart | 
     batch_curves = [curve for curve in _training_curves(all_facts, "batch", unit, is_step_plot=True) if curve.points]
     if not size_curves and not batch_curves:
         return None
-    figure, (upper_axes, lower_axes) = svg.make_axes(rows=2)
+    figure, (upper_axes, lower_axes) = figures.make_axes(rows=2)
     for axes, curves, label in (
         (upper_axes, size_curves, "image size, pixels"),
         (lower_axes, batch_curves, "global batch"),
@@ -246,7 +246,7 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
     parts = [part for part in PART_TITLES if any(seconds.get(part, 0.0) > 0 for _, seconds in rows)]
     if not rows or not parts:
         return None
-    figure, (axes,) = svg.make_axes()
+    figure, (axes,) = figures.make_axes()
     epoch_numbers = [number for number, _ in rows]
     bottoms = [0.0] * len(rows)
     for part in parts:
@@ -255,7 +255,7 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set(xlabel="epoch", ylabel="seconds")
     axes.grid(visible=False, axis="x")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     title = "Time of each epoch by part"
     legend = [LegendEntry(PART_TITLES[part], _part_color(part), "box") for part in parts]
     return Chart(title, svg.figure_to_svg(figure, f"{name}-where", title), legend)
@@ -266,7 +266,7 @@ def _training_and_validation_seconds(row: JobFacts) -> dict[str, float]:
 
 
 def _part_color(part: str) -> str:
-    return SERIES_COLORS[list(PART_TITLES).index(part)]
+    return SERIES_COLORS[[str(known_part) for known_part in PART_TITLES].index(part)]
 
 
 def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
@@ -284,7 +284,7 @@ def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
         ]
     if not terms:
         return None
-    figure, (axes,) = svg.make_axes(height=0.8 + 0.42 * len(terms))
+    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(terms))
     unit, seconds_per_unit = time_unit(max(max(row["forecast"], row["actual"] or 0.0) for row in terms))
     for index, row in enumerate(terms):
         _draw_bar(axes, index - 0.2, row["forecast"] / seconds_per_unit, FORECAST_COLOR)

@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import svg
+from . import figures, svg
 from .curves import LINE_STYLES, Chart, JobFacts, LegendEntry, Points, time_unit
-from .palette import SERIES_COLORS
-from .svg import MUTED_COLOR, PAGE_BACKGROUND_COLOR
+from .palette import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +34,10 @@ def machines_chart(facts: JobFacts, name: str) -> Chart | None:
     if not any(activity.values()):
         return None
     title = "Machines over time"
-    wide = svg.figure_to_svg(_machines_figure(facts, 3.2 * svg.WIDTH_INCHES, False), f"{name}-machines", title)
+    wide = svg.figure_to_svg(_machines_figure(facts, 3.2 * figures.WIDTH_INCHES, False), f"{name}-machines", title)
     narrow = ""
     if sum(map(len, activity.values())) <= MAX_BARS_FOR_NARROW_CHART:
-        narrow = svg.figure_to_svg(_machines_figure(facts, svg.WIDTH_INCHES, True), f"{name}-narrow", title)
+        narrow = svg.figure_to_svg(_machines_figure(facts, figures.WIDTH_INCHES, True), f"{name}-narrow", title)
     kinds = {kind for spans in activity.values() for kind, *_ in spans}
     legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
     if "lost" in kinds:
@@ -52,7 +51,7 @@ def machines_chart(facts: JobFacts, name: str) -> Chart | None:
 
 def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure":
     names = list(facts["activity"])
-    figure, (axes,) = svg.make_axes(width, 0.95 + 0.3 * min(len(names), 40))
+    figure, (axes,) = figures.make_axes(width, 0.95 + 0.3 * min(len(names), 40))
     end_time = max((end for spans in facts["activity"].values() for *_, end in spans), default=0.0)
     unit, seconds_per_unit = time_unit(end_time)
     bars_by_kind = defaultdict[str, list[Bar]](list)

@@ -4,88 +4,22 @@ The elements have no fixed size, no style sheet of their own and no external ref
 page, so that the same drawing is readable in the light and in the dark scheme.
 """
 
-import contextlib
 import io
-import logging
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from .palette import GRID_COLOR, SERIES_COLORS, TEXT_COLOR
+from .palette import GRID_COLOR, MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, TEXT_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE_BACKGROUND_COLOR = "#fefefe"
-MUTED_COLOR = "#5d6670"
 CSS_VARIABLE_BY_COLOR = {
     TEXT_COLOR: "ink",
     GRID_COLOR: "grid",
     PAGE_BACKGROUND_COLOR: "paper",
     MUTED_COLOR: "soft",
 } | {color: f"s{index + 1}" for index, color in enumerate(SERIES_COLORS)}
-
-# Size of a chart in inches. matplotlib's SVG has 72 units to the inch, and on a phone a unit is about a pixel.
-WIDTH_INCHES = 4.9
-HEIGHT_INCHES = 3.0
-
-MATPLOTLIB_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "imgnet-cluster",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "text.color": TEXT_COLOR,
-    "text.parse_math": False,
-    "axes.axisbelow": True,
-    "axes.edgecolor": MUTED_COLOR,
-    "axes.facecolor": "none",
-    "axes.formatter.limits": [-4, 6],
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "axes.labelcolor": MUTED_COLOR,
-    "axes.labelsize": 10,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.unicode_minus": True,
-    "axes.ymargin": 0.08,
-    "xtick.color": MUTED_COLOR,
-    "xtick.labelsize": 9.5,
-    "ytick.color": MUTED_COLOR,
-    "ytick.labelsize": 9.5,
-    "ytick.major.size": 0,
-    "grid.color": GRID_COLOR,
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "hatch.linewidth": 0.7,
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-}
-
-
-@contextlib.contextmanager
-def matplotlib_settings() -> Iterator[None]:
-    """Draw with the settings above inside this context, whatever the user's matplotlibrc says."""
-    import matplotlib
-
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs when it builds its font cache
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        rc_params: Any = matplotlib.rcParams  # its type lists the settings of one version of matplotlib only
-        rc_params.update(MATPLOTLIB_SETTINGS)
-        yield
-
-
-def make_axes(width: float = WIDTH_INCHES, height: float = HEIGHT_INCHES, rows: int = 1) -> "tuple[Figure, list[Any]]":
-    """Return a figure of `width` x `height` inches and its axes, from top to bottom, which share the x axis."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
-    return figure, [row[0] for row in grid]
 
 
 def figure_to_svg(figure: "Figure", id_prefix: str, title: str) -> str:

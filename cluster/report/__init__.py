@@ -3,10 +3,9 @@
     facts           collects what is known of a job, as plain data
     activity        what each machine did when, and the job's work clock
     sample_images   a few validation images with the crop that the validation sees
-    page            the page as a whole: sections, cards, tables
     summary         the headline numbers, and the comparison of several jobs
-    html            HTML elements in which every text is escaped
-    style           the style sheet
+    tables          the other tables
+    page            the page as a whole, as plain data; report.html.jinja, macros.html.jinja and style.css show it
 
 The charts are in `cluster/plots`.
 """
@@ -24,16 +23,17 @@ REPORT_FILENAME = "report.html"  # in a run folder
 def render_report(jobs: Sequence[Job]) -> str:
     """Return the HTML page about these jobs.
 
-    Raises `ClusterError` when a run folder is damaged, or when matplotlib is missing.
+    Raises `ClusterError` when a run folder is damaged, or when jinja2 or matplotlib is missing.
     """
-    from .facts import collect_facts
-    from .page import render_page
+    try:  # before anything is read
+        import matplotlib  # noqa: F401  (the charts import it when they are drawn)
 
-    try:
-        import matplotlib  # noqa: F401  (checks that it is installed, before anything is read)
+        from .facts import collect_facts
+        from .page import render_page
     except ImportError as error:
+        name = (error.name or "").partition(".")[0]
         raise ClusterError(
-            f"the report needs matplotlib, which cannot be imported ({error}); type: pip install matplotlib"
+            f"the report needs {name}, which cannot be imported ({error}); type: pip install {name}"
         ) from error
     return render_page([collect_facts(job) for job in jobs])
 

@@ -1,42 +1,50 @@
 """Thumbnails of a few validation images, each with the position of the crop on which the network is validated."""
 
 import base64
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
-from train.metrics import thumbnails
+from train.metrics.thumbnails import Thumbnail, read_thumbnails
+from train.recipe.schedule import PhaseRow
 
 RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of the image
 PixelSize = tuple[int, int]  # width, height
 
 
-def sample_images(run_folder: Path, schedule_row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates.
+@dataclass(frozen=True, kw_only=True)
+class SampleImage:
+    """The thumbnail of a validation image, and the crops that the validation sees."""
 
-    Each has "label", "src" (a data URI), "size" of the image, "shown" (size of the thumbnail), "square" and "rectangle"
-    (the boxes of the crops; the rectangle is None when the phase does not use it), and "pixels", the size of the crop.
-    """
-    if not schedule_row:
+    label: str
+    src: str  # a data URI
+    size: PixelSize  # of the image
+    shown: PixelSize  # of the thumbnail
+    square: RelativeBox
+    rectangle: RelativeBox | None  # None when the phase does not use it
+    pixels: PixelSize  # of the crop
+
+
+def sample_images(run_folder: Path, schedule_row: PhaseRow | None) -> list[SampleImage]:
+    """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates."""
+    if schedule_row is None:
         return []
-    return [_describe_image(thumbnail, schedule_row) for thumbnail in thumbnails.read_thumbnails(run_folder)]
+    return [_describe_image(thumbnail, schedule_row) for thumbnail in read_thumbnails(run_folder)]
 
 
-def _describe_image(thumbnail: Mapping[str, Any], schedule_row: Mapping[str, Any]) -> dict[str, Any]:
-    side = int(schedule_row["size"])
-    width, height = thumbnail["size"]
-    uses_rectangle = bool(schedule_row.get("rect_val"))
+def _describe_image(thumbnail: Thumbnail, schedule_row: PhaseRow) -> SampleImage:
+    side, uses_rectangle = schedule_row.size, schedule_row.rect_val
+    width, height = thumbnail.size
     crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
-    return {
-        "label": thumbnail["label"],
-        "size": (width, height),
-        "shown": thumbnail["shown"],
-        "src": "data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
-        "square": center_crop_box((width, height), (side, side)),
-        "rectangle": center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
-        "pixels": (crop_width, crop_height),
-    }
+    return SampleImage(
+        label=thumbnail.label,
+        src="data:image/jpeg;base64," + base64.b64encode(thumbnail.jpeg).decode(),
+        size=(width, height),
+        shown=thumbnail.shown,
+        square=center_crop_box((width, height), (side, side)),
+        rectangle=center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
+        pixels=(crop_width, crop_height),
+    )
 
 
 def center_crop_box(image_size: PixelSize, crop_shape: tuple[int, int]) -> RelativeBox:

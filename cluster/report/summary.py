@@ -1,12 +1,27 @@
 """The numbers at the top of a report: tiles for one job, a table of comparison for several."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .html import Html, table, tag
+from cluster.plots.curves import JobFacts
 
-JobFacts = Mapping[str, Any]
+from .tables import Cell, Table, make_table
+
 MAX_NARROW_TILE = len("100.00 %")  # characters; a longer number takes a tile of double width
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number and its name."""
+
+    name: str
+    value: str
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the number takes a tile of double width."""
+        return len(self.value) > MAX_NARROW_TILE
 
 
 def headline_values(facts: JobFacts) -> dict[str, str]:
@@ -55,21 +70,16 @@ def _format_percent(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f} %"
 
 
-def tiles(facts: JobFacts) -> Html:
+def tiles(facts: JobFacts) -> list[Tile]:
     """Return the headline numbers of one job as tiles. Unknown numbers are left out, except the accuracies."""
-    shown_values = {
-        name: value for name, value in headline_values(facts).items() if value != "-" or name.startswith("top")
-    }
-    tile_elements = [
-        tag("div", tag("b", value), tag("span", name), class_="tile" if len(value) <= MAX_NARROW_TILE else "tile two")
-        for name, value in shown_values.items()
+    return [
+        Tile(name, value) for name, value in headline_values(facts).items() if value != "-" or name.startswith("top")
     ]
-    return tag("div", *tile_elements, class_="tiles")
 
 
-def comparison_card(all_facts: Sequence[JobFacts]) -> Html:
-    """Return a card with a table that has one column for each job: first the settings in which they differ."""
-    rows: list[tuple[Any, ...]] = [
+def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
+    """Return a table that has one column for each job: first the settings in which they differ."""
+    rows: list[tuple[Cell, ...]] = [
         ("recipe", *(facts["status"]["recipe"] for facts in all_facts)),
         ("model", *(facts["model"] for facts in all_facts)),
         *((name, *values) for name, values in _differing_settings(all_facts)),
@@ -83,10 +93,10 @@ def comparison_card(all_facts: Sequence[JobFacts]) -> Html:
         values = [headline[name] for headline in headlines]
         if set(values) != {"-"}:
             rows.append((name, *values))
-    return tag("div", table(("", *(facts["job"] for facts in all_facts)), rows), class_="card")
+    return make_table(("", *(facts["job"] for facts in all_facts)), rows)
 
 
-def _differing_settings(all_facts: Sequence[JobFacts]) -> list[tuple[str, list[Any]]]:
+def _differing_settings(all_facts: Sequence[JobFacts]) -> list[tuple[str, list[Cell]]]:
     """Return the settings in which the jobs differ, without those that would mislead for one of the jobs (None)."""
     names = dict.fromkeys(name for facts in all_facts for name in facts["settings"])
     rows = [(name, [facts["settings"].get(name) for facts in all_facts]) for name in names]

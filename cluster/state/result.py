@@ -1,18 +1,30 @@
 """Writes result.json when a job has ended."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from train.data.order import usage_log
-from train.forecast import calibrate, compare_with_run
+from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
+from train.metrics.records import EpochRow, TrainResult
 from train.recipe import target
+from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE
-from train.tools.filesystem import read_json, read_json_lines, to_json_bytes, write_atomic
+from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
+from train.tools.records import decode, encode, read_record
 
 from . import attempts, timeline
 from .run_folder import RunFolder
 from .spec import JobSpec
-from .status import add_job_times, best_informed_status, infer_end_state, machine_rows, read_metrics, seconds_by_state
+from .status import (
+    add_job_times,
+    best_informed_status,
+    infer_end_state,
+    machine_rows,
+    read_metrics,
+    reported_time_table,
+    seconds_by_state,
+)
 
 JobResult = Mapping[str, Any]
 
@@ -55,34 +67,36 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    trainer_result = read_json(run_folder.shared / RESULT_FILE)
+    trainer_result = read_record(run_folder.shared / RESULT_FILE, TrainResult)
     if trainer_result:
         state, reason = "done", ""
     elif end_reason:
         state, reason = end_state, end_reason
     else:
         state, reason = infer_end_state(run_folder, spec)
-    epochs = trainer_result["epochs"] if trainer_result else read_metrics(run_folder.path, "epoch")
-    validated_epochs = [epoch for epoch in epochs if epoch["top1"] is not None]
+    epochs: Sequence[EpochResult] = trainer_result.epochs if trainer_result else read_metrics(run_folder.path, EpochRow)
+    validated_epochs = [epoch for epoch in epochs if epoch.top1 is not None]
     agent_seconds = seconds_by_state(run_folder, spec)
-    trainer_seconds = {
-        part: seconds for part, seconds in (trainer_result or {}).get("seconds", {}).items() if part != "attempt"
-    }
-    time_breakdown = (trainer_result or best_informed_status(run_folder, spec)).get("where")
+    trainer_seconds = (
+        {part: seconds for part, seconds in trainer_result.seconds.items() if part != "attempt"}
+        if trainer_result
+        else {}
+    )
+    where = trainer_result.where if trainer_result else reported_time_table(best_informed_status(run_folder, spec))
     newest = attempts.newest_attempt(run_folder.shared)
     result = {
         "job": spec.name,
         "recipe": spec.recipe.name,
         "state": state,
         "reason": reason,
-        "top1": validated_epochs[-1]["top1"] if validated_epochs else None,
-        "top5": validated_epochs[-1]["top5"] if validated_epochs else None,
-        "epochs": epochs,
+        "top1": validated_epochs[-1].top1 if validated_epochs else None,
+        "top5": validated_epochs[-1].top5 if validated_epochs else None,
+        "epochs": encode(epochs),
         "images_per_second": None,
         "goodput": None,
         "seed": spec.recipe.seed,
-        **(trainer_result or {}),
-        "where": add_job_times(run_folder, spec, time_breakdown, agent_seconds["total"]),
+        **(encode(trainer_result) if trainer_result else {}),
+        "where": encode(add_job_times(run_folder, spec, where, agent_seconds["total"])) if where else None,
         "seconds": {**agent_seconds, **trainer_seconds},
         "machines": spec.machines,
         "procs": spec.procs,
@@ -96,38 +110,41 @@ def write_result(
     }
     if trainer_result and result["goodput"]:
         # The trainers do not know the time that changes of attempt cost: it adds to their wall time.
-        wall_seconds = trainer_result["seconds"].get("first step to last", 0.0)
+        wall_seconds = trainer_result.seconds.get("first step to last", 0.0)
         if wall_seconds:
             lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
             result["goodput"] *= wall_seconds / (wall_seconds + lost_seconds)
-    result["target"] = target_outcome(run_folder, spec, cost, epochs)
+    result["target"] = encode(target_outcome(run_folder, spec, cost, epochs))
     result |= forecast_vs_actual(spec.forecast, {**result, "state": state})
     if trainer_result and spec.train.log_ids:
-        result["ids_wrong"] = check_image_usage(run_folder, trainer_result["epochs"])
+        result["ids_wrong"] = check_image_usage(run_folder, trainer_result.epochs)
     write_atomic(run_folder.result_path, to_json_bytes({**result, "state": state}))
 
 
 def target_outcome(
-    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
+    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[EpochResult]
+) -> target.TargetOutcome | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
     outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
-    if outcome and outcome["at"] is not None:
-        outcome["seconds_all"] = outcome["at"] - first_launch_time(run_folder, spec)
-        outcome["dollars"] = cost.cost_dollars_until(outcome["at"])
-    return outcome
+    if outcome is None or outcome.at is None:
+        return outcome
+    return replace(
+        outcome,
+        seconds_all=outcome.at - first_launch_time(run_folder, spec),
+        dollars=cost.cost_dollars_until(outcome.at),
+    )
 
 
-def check_image_usage(run_folder: RunFolder, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> list[str]:
     """Return the errors in the log of used images, [] when each image was used exactly once in every epoch."""
     training_attempts = [attempt for attempt in attempts.history(run_folder.shared) if attempt.members]
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
-    steps = {epoch["epoch"] - 1: epoch["steps"] for epoch in epochs}
-    images = {epoch["epoch"] - 1: epoch["train_images"] for epoch in epochs}
+    steps = {epoch.epoch - 1: epoch.steps for epoch in epochs}
+    images = {epoch.epoch - 1: epoch.train_images for epoch in epochs}
     return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
 
 
@@ -140,10 +157,11 @@ def forecast_vs_actual(launch_forecast: Mapping[str, Any] | None, result: JobRes
     if result.get("state") != "done":
         return {}
     try:
-        comparison: dict[str, Any] = {"constants": calibrate(result).to_json()}
+        run = decode(MeasuredRun, result)
+        comparison: dict[str, Any] = {"constants": encode(calibrate(run))}
         if launch_forecast:
             comparison["forecast"] = dict(launch_forecast)
-            comparison["against"] = compare_with_run(launch_forecast, result)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+            comparison["against"] = encode(compare_with_run(decode(ForecastRecord, launch_forecast), run))
+    except (ValueError, ZeroDivisionError):
         return {}
     return comparison

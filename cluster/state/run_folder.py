@@ -1,7 +1,11 @@
-"""Paths inside the run folder of a job."""
+"""A run: one job as its files describe it, and the paths inside its run folder."""
 
+import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
@@ -88,3 +92,22 @@ class RunFolder:
     def result_path(self) -> Path:
         """The job's result. It exists once the job has ended, in whatever state."""
         return self.path / "result.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The specification of a job, its run folder, and the clock by which it is timed (seconds since 1970)."""
+
+    spec: JobSpec
+    folder: RunFolder
+    clock: Callable[[], float] = time.time
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the run in a run folder.
+
+        Raises `OSError` without a job.json, and `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a damaged
+        one.
+        """
+        folder = RunFolder(path)
+        return cls(JobSpec.from_json(json.loads(folder.spec_path.read_text())), folder)

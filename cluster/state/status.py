@@ -3,12 +3,16 @@
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from train.metrics.records import RowT, read_metrics_file
+from train.metrics.time_table import TimeTable
 from train.recipe import target
-from train.tools.filesystem import read_json, read_json_lines
+from train.tools.filesystem import read_json
+from train.tools.records import decode, encode
 
 from . import attempts, cloud_activity, timeline
 from .run_folder import RunFolder
@@ -77,6 +81,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
     agent_status = best_informed_status(run_folder, spec)
     newest = attempts.newest_attempt(run_folder.shared)
     progress_keys = ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
+    where = reported_time_table(agent_status)
     status = {
         "job": spec.name,
         "recipe": spec.recipe.name,
@@ -90,7 +95,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
         "attempt": attempts.last_training_attempt_number(run_folder.shared, newest),
         "progress": agent_status.get("progress", ""),
         **{key: agent_status.get(key) for key in progress_keys},
-        "where": add_job_times(run_folder, spec, agent_status.get("where")),
+        "where": encode(add_job_times(run_folder, spec, where)) if where else None,
         "target": spec.train.target or None,
         "run": str(run_folder.path),
     }
@@ -108,10 +113,11 @@ def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
     shared_keys = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
     status = {key: result.get(key) for key in shared_keys}
     outcome = result.get("target")
-    status["target"] = target.describe_outcome(outcome) if outcome else None
+    status["target"] = target.describe_outcome(decode(target.TargetOutcome, outcome)) if outcome else None
     if result["state"] == "done":
         status["step"] = status["steps"] = result.get("steps")
-        status["epoch"] = status["epochs"] = len(result["epochs"])
+        # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
+        status["epoch"] = status["epochs"] = result["epochs"][-1].get("epoch") if result["epochs"] else 0
     return {**status, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
 
 
@@ -170,14 +176,13 @@ def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str, An
     return rows
 
 
-def read_metrics(run_path: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the metrics rows of one kind in order. Rows of a later attempt replace those of steps it did again."""
-    rows: list[dict[str, Any]] = []
+def read_metrics(run_path: Path, row_type: type[RowT]) -> list[RowT]:
+    """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
+    rows: list[RowT] = []
     for path in sorted((run_path / "metrics").glob("*.jsonl")):
-        attempt_rows = [row for row in read_json_lines(path, "kind", "images") if row["kind"] == kind]
+        attempt_rows = list(read_metrics_file(path, row_type))
         if attempt_rows:
-            first_images = attempt_rows[0]["images"]
-            rows = [row for row in rows if row["images"] < first_images] + attempt_rows
+            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
     return rows
 
 
@@ -208,26 +213,30 @@ def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
     return {"total": sum(seconds.values()), **seconds}
 
 
+def reported_time_table(agent_status: Mapping[str, Any]) -> TimeTable | None:
+    """Return the table of the wall time that a machine's status has from its trainers; None before their first."""
+    table = agent_status.get("where")
+    return decode(TimeTable, table, "the status of a machine") if table else None
+
+
 def add_job_times(
-    run_folder: RunFolder, spec: JobSpec, time_breakdown: dict[str, Any] | None, total_seconds: float | None = None
-) -> dict[str, Any] | None:
-    """Return the trainers' breakdown of the wall time with the times that they do not know; None without a breakdown.
+    run_folder: RunFolder, spec: JobSpec, table: TimeTable, total_seconds: float | None = None
+) -> TimeTable:
+    """Return the trainers' table of the wall time with the times that they do not know.
 
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
     training step, on the slowest machine. An agent sees the first step a moment late: when `total_seconds` of an ended
     job are given, that moment is subtracted, so that all parts add up to the total.
     """
-    if not time_breakdown:
-        return None
     pauses = timeline.lost_seconds(run_folder.path, run_folder.shared)
     start_seconds = [dict[str, float](row["seconds"]) for row in machine_rows(run_folder, spec).values()]
-    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or time_breakdown["start"]
+    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or dict(table.start)
     if total_seconds is not None and "first step" in slowest:
         agent_steps = {*timeline.STARTUP_STEP_BY_STATE.values(), "indexing", "standby"}
         agent_seconds = sum(slowest.get(step, 0.0) for step in agent_steps)
-        delay = max(0.0, agent_seconds - max(0.0, total_seconds - time_breakdown["wall"] - pauses))
+        delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall - pauses))
         slowest["first step"] = max(0.0, slowest["first step"] - delay)
-    return {**time_breakdown, "start": slowest, "pauses": pauses}
+    return replace(table, start=slowest, pauses=pauses)
 
 
 def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[str, str]:

@@ -1,19 +1,23 @@
-"""Picture of an experiment, drawn with Pillow: one dot for each run, and the training accuracy over epochs as bands."""
+"""Picture of an experiment: one dot for each run, and the training accuracy over epochs as bands."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from cluster.plots.palette import BACKGROUND_COLOR, GRID_COLOR, SERIES_COLORS, TEXT_COLOR, load_font
+from cluster.plots.figures import font_points, make_pixel_figure, matplotlib_settings, save_png
+from cluster.plots.palette import BACKGROUND_COLOR, SERIES_COLORS
 from experiments.harness.claims import Experiment
 from experiments.harness.confidence import ResultRows, RowsByArm, accuracies, accuracy, mean_with_deviation
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 # Lengths in pixels.
 WIDTH = 960
-LEFT_MARGIN = 260
-RIGHT_MARGIN = 170
+LEFT_MARGIN = 260  # for the names of the arms
+RIGHT_MARGIN = 170  # for their mean accuracies
 TOP_MARGIN = 80
 ROW_HEIGHT = 34  # of an arm in the upper panel
 PANEL_GAP = 96
@@ -23,108 +27,99 @@ CURVES_RIGHT_MARGIN = 40
 FOOTER_HEIGHT = 60
 
 ARM_COLORS = (*SERIES_COLORS, "#c26bb3", "#6f8f00")
-BAND_ALPHA = 50  # opacity of a band, of 255
+BAND_ALPHA = 0.2  # opacity
 ArmRows = Sequence[tuple[str, ResultRows]]
 
 
 def draw_experiment(path: Path, experiment: Experiment, rows: RowsByArm) -> None:
     """Write the picture as PNG. Arms without runs are left out."""
-    from PIL import Image, ImageDraw
-
     arms = [(arm.name, rows[arm.name]) for arm in experiment.arms if rows.get(arm.name)]
-    curves_top = TOP_MARGIN + ROW_HEIGHT * len(arms) + PANEL_GAP
-    image = Image.new("RGB", (WIDTH, curves_top + CURVES_HEIGHT + FOOTER_HEIGHT), BACKGROUND_COLOR)
-    pen = ImageDraw.Draw(image, "RGBA")
-    pen.text((30, 20), experiment.title, TEXT_COLOR, font=load_font(19))
-    draw_dots(pen, TOP_MARGIN, arms)
-    draw_curves(pen, curves_top, arms)
     path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, optimize=True)
+    with matplotlib_settings():
+        save_png(experiment_figure(experiment.title, arms), path)
 
 
-def axis_ticks(low: float, high: float) -> list[float]:
-    """Return about five round values, the first not above `low` and the last not below `high`."""
-    span = max(high - low, 1e-3)
-    step = 10 ** math.floor(math.log10(span / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if factor * step * 5 >= span)
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [step * index for index in range(first, max(last, first + 1) + 1)]
+def experiment_figure(title: str, arms: ArmRows) -> "Figure":
+    """Return the picture with its two panels."""
+    rows_height = ROW_HEIGHT * len(arms)
+    curves_top = TOP_MARGIN + rows_height + PANEL_GAP
+    height = curves_top + CURVES_HEIGHT + FOOTER_HEIGHT
+    figure = make_pixel_figure(WIDTH, height)
+
+    def add_axes(left: int, top: int, right_margin: int, panel_height: int) -> "Axes":
+        width = WIDTH - left - right_margin
+        box = (left / WIDTH, 1 - (top + panel_height) / height, width / WIDTH, panel_height / height)
+        axes = figure.add_axes(box)
+        axes.tick_params(labelsize=font_points(13), length=0)
+        return axes
+
+    figure.text(30 / WIDTH, 1 - 20 / height, title, va="top", fontsize=font_points(19))
+    draw_dots(add_axes(LEFT_MARGIN, TOP_MARGIN, RIGHT_MARGIN, rows_height), arms)
+    if any(row["train_top1"] for _, rows in arms for row in rows):
+        draw_curves(add_axes(CURVES_LEFT_MARGIN, curves_top, CURVES_RIGHT_MARGIN, CURVES_HEIGHT), arms)
+    return figure
 
 
 def _arm_color(index: int) -> str:
     return ARM_COLORS[index % len(ARM_COLORS)]
 
 
-def draw_dots(pen: Any, top: float, arms: ArmRows) -> None:
+def draw_dots(axes: "Axes", arms: ArmRows) -> None:
     """Draw a row for each arm: a dot for each run, the mean, and a band of one standard deviation on both sides.
 
-    Runs that diverged are hollow dots.
+    Runs that diverged are hollow dots. The axis ends at the ticks around the dots, and cuts wider bands.
     """
-    values = [value for _, rows in arms for value in accuracies(rows)]
-    ticks = axis_ticks(min(values), max(values))
-    bottom = top + ROW_HEIGHT * len(arms)
-
-    def to_x(value: float) -> float:
-        return LEFT_MARGIN + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
-
-    for tick in ticks:
-        x = to_x(tick)
-        pen.line([(x, top), (x, bottom)], GRID_COLOR)
-        pen.text((x, bottom + 14), f"{tick:g}", TEXT_COLOR, font=load_font(13), anchor="mm")
-    label_position = ((LEFT_MARGIN + WIDTH - RIGHT_MARGIN) / 2, bottom + 34)
-    pen.text(label_position, "top-1 %, one dot for each run", TEXT_COLOR, font=load_font(14), anchor="mm")
-    for index, (name, rows) in enumerate(arms):
+    for index, (_, rows) in enumerate(arms):
         color = _arm_color(index)
-        y = top + ROW_HEIGHT * (index + 0.5)
+        fills = [BACKGROUND_COLOR if row["diverged"] else color for row in rows]
+        axes.scatter([accuracy(row) for row in rows], [index] * len(rows), c=fills, edgecolors=color, s=22, zorder=3)
+    axes.set_xlim(_round_limits([value for _, rows in arms for value in accuracies(rows)]))
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.locator_params(axis="x", nbins=5)
+    for index, (_, rows) in enumerate(arms):
+        color = _arm_color(index)
         arm_values = accuracies(rows)
         mean = statistics.mean(arm_values)
         if len(arm_values) > 1:
             deviation = statistics.stdev(arm_values)
-            band_left = max(LEFT_MARGIN, to_x(mean - deviation))
-            band_right = min(WIDTH - RIGHT_MARGIN, to_x(mean + deviation))
-            pen.rectangle([band_left, y - 9, band_right, y + 9], color + f"{BAND_ALPHA:02x}")
-        pen.line([(to_x(mean), y - 11), (to_x(mean), y + 11)], color, width=3)
-        for row in rows:
-            x = to_x(accuracy(row))
-            pen.ellipse([x - 4, y - 4, x + 4, y + 4], BACKGROUND_COLOR if row["diverged"] else color, color, 2)
-        pen.text((LEFT_MARGIN - 14, y), name, color, font=load_font(15), anchor="rm")
+            axes.barh(index, 2 * deviation, 0.53, mean - deviation, color=color, alpha=BAND_ALPHA)
+        axes.plot([mean, mean], [index - 0.32, index + 0.32], color=color, linewidth=1.8)
         summary = mean_with_deviation(arm_values)
-        pen.text((WIDTH - RIGHT_MARGIN + 14, y), summary, color, font=load_font(14), anchor="lm")
+        beside_axes = axes.get_yaxis_transform()  # x in fractions of the axes
+        text_style = {"color": color, "va": "center", "transform": beside_axes}
+        axes.text(1.03, index, summary, fontsize=font_points(14), **text_style)
+        axes.text(-0.03, index, arms[index][0], fontsize=font_points(15), ha="right", **text_style)
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    axes.spines.bottom.set_visible(False)
+    axes.set_xlabel("top-1 %, one dot for each run", fontsize=font_points(14))
 
 
-def draw_curves(pen: Any, top: float, arms: ArmRows) -> None:
+def _round_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return the outer ones of about five round values around some values."""
+    from matplotlib.ticker import MaxNLocator
+
+    low = min(values)
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, max(low + 1e-3, *values))
+    return float(ticks[0]), float(ticks[-1])
+
+
+def draw_curves(axes: "Axes", arms: ArmRows) -> None:
     """Draw the training accuracy over epochs: the mean of an arm's runs, and one standard deviation as a band."""
     curves = [_mean_curve(rows) for _, rows in arms]
-    bounds = [bound for curve in curves for mean, deviation in curve for bound in (mean - deviation, mean + deviation)]
-    if not bounds:
-        return
-    epochs = max(map(len, curves))
-    ticks = axis_ticks(max(0.0, min(bounds)), min(100.0, max(bounds)))
-    width = WIDTH - CURVES_LEFT_MARGIN - CURVES_RIGHT_MARGIN
-
-    def to_pixels(epoch: int, value: float) -> tuple[float, float]:
-        x = CURVES_LEFT_MARGIN + (epoch - 1) / max(1, epochs - 1) * width
-        return x, top + CURVES_HEIGHT * (1 - (value - ticks[0]) / (ticks[-1] - ticks[0]))
-
-    for tick in ticks:
-        left, right = to_pixels(1, tick), to_pixels(epochs, tick)
-        pen.line([left, right], GRID_COLOR)
-        pen.text((left[0] - 10, left[1]), f"{tick:g}", TEXT_COLOR, font=load_font(13), anchor="rm")
-    for epoch in range(1, epochs + 1, max(1, epochs // 10)):
-        position = (to_pixels(epoch, 0)[0], top + CURVES_HEIGHT + 16)
-        pen.text(position, f"{epoch}", TEXT_COLOR, font=load_font(13), anchor="mm")
-    heading = "top-1 % in training, over epochs"
-    pen.text((CURVES_LEFT_MARGIN, top - 16), heading, TEXT_COLOR, font=load_font(14), anchor="lm")
     for index, curve in enumerate(curves):
         if len(curve) < 2:
             continue
-        color = _arm_color(index)
-        points = list(enumerate(curve, 1))
-        upper_edge = [to_pixels(epoch, mean + deviation) for epoch, (mean, deviation) in points]
-        lower_edge = [to_pixels(epoch, mean - deviation) for epoch, (mean, deviation) in points]
-        pen.polygon([*upper_edge, *reversed(lower_edge)], color + f"{BAND_ALPHA:02x}")
-        pen.line([to_pixels(epoch, mean) for epoch, (mean, _) in points], color, width=3, joint="curve")
+        epochs = range(1, len(curve) + 1)
+        lower, upper = ([mean + sign * deviation for mean, deviation in curve] for sign in (-1, 1))
+        axes.fill_between(epochs, lower, upper, color=_arm_color(index), alpha=BAND_ALPHA, linewidth=0)
+        axes.plot(epochs, [mean for mean, _ in curve], color=_arm_color(index), linewidth=1.8)
+    bounds = [bound for curve in curves for mean, deviation in curve for bound in (mean - deviation, mean + deviation)]
+    axes.set_ylim(_round_limits([min(100.0, max(0.0, bound)) for bound in bounds]))
+    axes.set_xlim(1, max(2, *map(len, curves)))
+    axes.locator_params(axis="x", integer=True, nbins=11)
+    axes.grid(visible=False, axis="x")
+    axes.set_title("top-1 % in training, over epochs", loc="left", fontsize=font_points(14))
 
 
 def _mean_curve(rows: ResultRows) -> list[tuple[float, float]]:

@@ -12,6 +12,7 @@ from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
+from train.metrics.records import EpochRow, StepRow
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -107,7 +108,7 @@ def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
     assert launch.wait(10) == 130
     assert "detached; job-1 keeps running" in sandbox.output() and "Traceback" not in sandbox.output()
     sandbox.wait_for(lambda: job.has_ended)  # its supervisor has written the result: nobody else looks at the job
-    assert job.state == "done" and len(job.metric_rows("epoch")) == 30
+    assert job.state == "done" and len(job.metric_rows(EpochRow)) == 30
 
 
 def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> None:
@@ -214,7 +215,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
     assert job.result and job.result["attempts"] == 2 and len(job.result["epochs"]) == 60
     assert job.state == "done"
-    images = [row["images"] for row in job.metric_rows("train")]
+    images = [row.images for row in job.metric_rows(StepRow)]
     assert images == sorted(set(images)), "a step is in the metrics twice"
 
 
@@ -258,6 +259,27 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
     assert sorted(environments) == [["BOTH=one", "OF_THE_FIRST=1"], ["BOTH=two", "OF_THE_SECOND=2"]]
     for name in ("job-1", "job-2"):
         assert sandbox.cli("stop", name).code == 0
+
+
+@pytest.mark.parametrize("search_path", ["", "."])
+def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
+    """Two processes: the second way in which Python would put the current folder first (python -m train).
+
+    With PYTHONPATH, a user's cluster.py precedes the installed command itself.
+    """
+    for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):
+        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (sandbox.path / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
+    net = "from torch import nn\n\n\ndef small(classes):\n    from layers import POOL\n\n"
+    net += "    return nn.Sequential(POOL, nn.Flatten(), nn.Linear(3, classes))\n"
+    (sandbox.path / "mynet.py").write_text(net)
+    recipe = Path(sandbox.write_recipe(1))
+    recipe.write_text(recipe.read_text().replace("resnet10_tiny", "mynet:small"))
+    environment = {"PYTHONPATH": search_path} if search_path else {}
+    launched = sandbox.cli("launch", "--local", recipe.name, env=environment)
+    assert launched.code == 0 and "job-1 done" in launched.out, launched
+    evaluated = sandbox.cli("eval", "job-1", "--procs", "2", "-o", "json", env=environment)
+    assert evaluated.code == 0, evaluated
 
 
 def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:

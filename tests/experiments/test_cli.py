@@ -108,9 +108,13 @@ def test_draw_experiment_has_a_row_for_each_arm(experiment: Experiment, tmp_path
 
 
 @pytest.mark.parametrize("low, high", [(0, 100), (59.2, 61.4), (10, 10), (0.01, 0.02), (57.3, 98.0)])
-def test_axis_ticks_are_few_and_contain_the_values(low: float, high: float) -> None:
-    ticks = plots.axis_ticks(low, high)
-    assert ticks[0] <= low + 1e-6 and ticks[-1] >= high - 1e-6 and 2 <= len(ticks) <= 8
+def test_experiment_figure_ticks_are_few_and_contain_the_values(low: float, high: float) -> None:
+    rows = [{**make_row(0, value), "train_top1": [low, high]} for value in (low, high)]
+    dots, curves = plots.experiment_figure("title", [("arm", rows)]).axes
+    for axis in (dots.xaxis, curves.yaxis):
+        first, last = axis.get_view_interval()
+        ticks = [tick for tick in axis.get_ticklocs() if first - 1e-9 <= tick <= last + 1e-9]
+        assert ticks[0] <= low + 1e-6 and ticks[-1] >= high - 1e-6 and 2 <= len(ticks) <= 8
 
 
 def test_main_makes_runs_and_prints_tables(

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 
-from cluster.backends import registry
+from cluster.backends import catalog, registry
 from cluster.backends.base import Backend, BilledBackend
 from cluster.errors import ClusterError
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def backend(backend_run: Run) -> Backend:
 
 
 def test_backend_has_name_and_description(backend: Backend) -> None:
-    assert backend.name == backend.run.spec.backend and backend.name in registry.backend_names()
+    assert backend.name == backend.run.spec.backend and backend.name in catalog.backend_names()
     assert backend.description and "\n" not in backend.description and type(backend).__doc__
 
 

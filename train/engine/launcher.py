@@ -1,10 +1,13 @@
 """Starts the trainer's processes on this machine, one per GPU, and waits for them."""
 
+import os
 import signal
 import time
+from pathlib import Path
 
 from train.tools import process
 
+PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 POLL_SECONDS = 0.05
 
 
@@ -18,10 +21,13 @@ def gpu_count() -> int:
 def launch_ranks(argv: list[str], procs: int) -> int:
     """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
 
+    In these processes, this project's packages precede all of PYTHONPATH.
+
     When one fails, the others are killed. Returns the first non-zero exit code, 130 after Ctrl-C, else 0. SIGTERM is
     passed on to the processes, so that they write a checkpoint; killed together with their parent they could not.
     """
-    ranks = process.spawn_ranks(argv, procs, master_port=process.free_port())
+    search_path = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH", "")]))
+    ranks = process.spawn_ranks(argv, procs, master_port=process.free_port(), environment={"PYTHONPATH": search_path})
 
     def forward_signal(number: int, _: object) -> None:
         for rank in ranks:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from train.data.index.open import DataError
 from train.recipe.files import RecipeError, read_recipes, select_recipes
@@ -17,8 +17,11 @@ from .agent_channel import AgentChannel
 from .launcher import gpu_count, launch_ranks
 from .options import RunOptions, parse_run_options
 
+if TYPE_CHECKING:
+    from train.data.loading.dataset import Dataset
 
-def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
+
+def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) -> int:
     """Run the trainer's command line.
 
     `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
-    return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+    return launch_ranks([sys.executable, "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
 def choose_recipe(options: RunOptions) -> Recipe:
@@ -58,7 +61,7 @@ def choose_recipe(options: RunOptions) -> Recipe:
         raise RecipeError(str(error)) from error
 
 
-def run_rank(options: RunOptions, recipe: Recipe, dataset: Any = None) -> int:
+def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = None) -> int:
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         procs = options.procs or gpu_count() or 1
         if procs > 1:
             return launch_ranks(
-                [sys.executable, "-m", "train.evaluation", *(sys.argv[1:] if argv is None else argv)], procs
+                [sys.executable, "-P", "-m", "train.evaluation", *(sys.argv[1:] if argv is None else argv)], procs
             )
     try:
         from . import runner

@@ -1,6 +1,8 @@
 """Read recipes from a Python file, from the dotted name of a module, or from a resolved recipe as JSON."""
 
+import ast
 import contextlib
+import difflib
 import importlib.util
 import json
 import os
@@ -14,6 +16,8 @@ from train.tools.filesystem import one_line_error
 
 from .schema import Recipe
 
+PROJECT_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
 
 class RecipeError(Exception):
     """A recipe cannot be used. The text is one line that names the file and the reason."""
@@ -26,7 +30,7 @@ def read_recipes(name: str) -> list[Recipe]:
     recipe, or yields two of the same name.
     """
     if not name:
-        raise RecipeError("no recipe is named; see recipes/ for those that come with the project")
+        raise RecipeError(f"no recipe is named; those of this project are in {PROJECT_RECIPES}")
     if name.endswith(".json"):
         return [_load_json_recipe(Path(name))]
     with _isolate_stdout_and_cwd():
@@ -66,7 +70,18 @@ def _find_file(name: str) -> Path:
             return candidate.resolve()
     if path.is_dir():
         raise RecipeError(f"{name}: is a folder; name one recipe in it, such as {path / 'quickstart.py'}")
-    raise RecipeError(f"{name}: there is no such recipe file; see recipes/ for those that come with the project")
+    near_files = _files_of_similar_name(path)
+    hint = f"did you mean {near_files[0]}?" if near_files else f"those of this project are in {PROJECT_RECIPES}"
+    raise RecipeError(f"{name}: there is no such recipe file; {hint}")
+
+
+def _files_of_similar_name(path: Path) -> list[str]:
+    """Return Python files in the folder of a path, or else in this project's recipes, of almost the same name."""
+    for folder in (path.parent, PROJECT_RECIPES):
+        names = [file.stem for file in folder.glob("[!_]*.py")]
+        if near_names := difflib.get_close_matches(path.name.removesuffix(".py"), names):
+            return [str(folder / f"{name}.py") for name in near_names]
+    return []
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -74,16 +89,18 @@ def _import_file(path: Path) -> ModuleType:
 
     The module search path and `sys.modules` are restored afterwards, so that a changed file is read again.
     """
+    if path.suffix != ".py":
+        raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
+    if not _may_define_recipes(path):
+        raise RecipeError(
+            f"{path.name}: has no `recipe`, so it was not executed; define recipe = Recipe(...) or recipes()"
+        )
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts, root = [root.name, *parts], root.parent
     dotted = ".".join(parts)
-    if path.suffix != ".py":
-        raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
     previous_module = sys.modules.get(dotted)
-    added_to_path = str(root) not in sys.path
-    if added_to_path:
-        sys.path.insert(0, str(root))
+    sys.path.insert(0, str(root))  # first: a file in PYTHONPATH may have the name of the recipe's package
     try:
         if len(parts) > 1:
             importlib.import_module(".".join(parts[:-1]))
@@ -101,8 +118,25 @@ def _import_file(path: Path) -> ModuleType:
         sys.modules.pop(dotted, None)
         if previous_module is not None:
             sys.modules[dotted] = previous_module
-        if added_to_path:
-            sys.path.remove(str(root))
+        sys.path.remove(str(root))
+
+
+def _may_define_recipes(path: Path) -> bool:
+    """Whether a file's text binds the name `recipe` or `recipes`. A training script does not, and must not be executed.
+
+    A file that cannot be parsed may: the attempt to import it says what is wrong.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return True
+    names: set[str | None] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+            names.add((node.asname if isinstance(node, ast.alias) else None) or node.name)
+    return not names.isdisjoint({"recipe", "recipes", "*"})
 
 
 def _error_line_suffix(path: Path, error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Import and call functions of users, which recipes name as `package.module:function`, and describe their errors."""
 
 import importlib
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -18,10 +19,12 @@ NON_USER_PATH_PREFIXES = (str(Path(__file__).parents[1]), sysconfig.get_path("st
 def import_function(where: str, name: str) -> Callable[..., Any]:
     """Return the function that `package.module:function` names.
 
-    Raises `TrainingError`, which begins with `where` (such as "optim, name"), when the module cannot be imported or has
-    no such function.
+    The folder in which the program started is searched last. Raises `TrainingError`, which begins with `where` (such as
+    "optim, name"), when the module cannot be imported or has no such function.
     """
     module_name, _, function_name = name.partition(":")
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # for good: the module may import others of that folder later
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)
     except SystemExit as error:

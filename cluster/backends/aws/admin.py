@@ -24,6 +24,7 @@ from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
+from . import plan
 from .errors import aws_errors_as_cluster_errors
 from .instance_history import JOURNAL_FILE
 
@@ -267,9 +268,12 @@ def check_launch(region: str | None, types: Sequence[str], machine_count: int, m
             missing_parts = stack.missing_parts(account)
         except CloudError:  # the preflight check meets the same error and reports it as a finding
             missing_parts = []
-        return preflight.run_preflight(
+        findings = preflight.run_preflight(
             account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
         )
+    if warning := plan.network_card_warning(types, machine_count):
+        findings.append(preflight.Finding(preflight.WARNING, warning))
+    return findings
 
 
 def iam_policies(data: str | None = None) -> dict[str, stack_policies.Policy]:

@@ -27,6 +27,7 @@ from .errors import aws_errors_as_cluster_errors
 from .instance_history import JOURNAL_FILE
 from .instances import HOSTS_FILE, JobInstances
 from .options import AwsOptions
+from .plan import AwsPlanner
 from .rental_spec import POWEROFF_GRACE_SECONDS
 
 
@@ -40,8 +41,6 @@ class AwsBackend(RemoteBackend, BilledBackend):
     @classmethod
     def open_planner(cls, request: MachineRequest) -> MachinePlanner:
         """Return the planner of a rental. Asks AWS which instance types it has. Raises `ClusterError`."""
-        from .plan import AwsPlanner
-
         return AwsPlanner(request)
 
     @classmethod

@@ -22,6 +22,7 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
+from train.tools.records import encode
 
 from .errors import aws_errors_as_cluster_errors
 from .options import AwsOptions
@@ -67,6 +68,7 @@ class AwsRentalPlan(RentalPlan):
             max_hours=self.max_hours,
             poweroff_grace=self.poweroff_grace,
             max_dollars=self.max_dollars(machine_count),
+            is_dollar_limit_set=self.rental_spec.max_dollars is not None,
             ssh_address=self.rental_spec.ssh_address,
             missing_stack_parts=self.missing_stack_parts,
         )
@@ -192,6 +194,8 @@ def plan_rental(
             "AWS was not asked for prices: on demand, these machines cost "
             f"${hourly_dollars:,.2f} an hour in July 2026 (us-east-1)",
         ]
+    if warning := network_card_warning(types, machine_count):
+        notes = [*notes, warning]
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
     if run_forecast and max_hours < run_forecast.total_minutes / 60:
         notes = [
@@ -201,6 +205,21 @@ def plan_rental(
         ]
     return AwsRentalPlan(
         rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
+    )
+
+
+def network_card_warning(types: Sequence[str], machine_count: int) -> str:
+    """Return a warning when several machines of one of these types would have no way to the internet, else "".
+
+    EC2 gives machines with several network cards no public address (docs/known-problems.md).
+    """
+    known_types = [found for name in types if (found := instance_types.find_builtin_type(name))]
+    names = [known.name for known in known_types if min(known.efa_interfaces, known.network_cards) > 1]
+    if machine_count < 2 or not names:
+        return ""
+    return (
+        f"{', '.join(names)}: several of these machines are expected not to finish booting, because they have several "
+        "network cards and then no public address; take 1 machine, or a type with one card (see docs/known-problems.md)"
     )
 
 
@@ -316,6 +335,6 @@ class AwsPlanner(ElsewherePlanner):
             cloud=rental_plan.rental_spec.to_json(),
             hosts={"shared": None, "machines": []},
             metadata_address=METADATA_URL,
-            forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
+            forecast=encode(rental_plan.forecast.to_record()) if rental_plan.forecast else None,
         )
         return MachinePlan(spec=rented_spec, notes=(*notes, *rental_plan.notes), rental_plan=rental_plan)

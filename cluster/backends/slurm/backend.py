@@ -18,7 +18,7 @@ from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import status as state_status
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 from train.tools.records import decode, encode

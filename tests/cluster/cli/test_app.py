@@ -1,11 +1,15 @@
 """The installed command: bad input gives one line and an exit code, creates no file and starts no process."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cluster.connectors.local import PROJECT_ROOT
 
 Fixture = Any
 HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
@@ -55,10 +59,10 @@ def refused(sandbox: Fixture) -> Callable[..., None]:
 NAN = "float('nan')"
 BAD_RECIPES = {
     "nowhere.py": (None, "there is no such recipe file"),
-    "imports.py": ("import of_no_such_name", "line 1: ModuleNotFoundError"),
+    "imports.py": ("import of_no_such_name as recipe", "line 1: ModuleNotFoundError"),
     "syntax.py": ("x = 1\nrecipe = (", "line 2: SyntaxError"),
     "raises.py": ("\nrecipe = 1 / 0", "line 2: ZeroDivisionError"),
-    "leaves.py": ("raise SystemExit(0)", "SystemExit"),
+    "leaves.py": ("recipe = 1\nraise SystemExit(0)", "SystemExit"),
     "without.py": ("", "has no `recipe`"),
     "number.py": ("recipe = 3", "must be a Recipe"),
     "none.py": ("def recipes():\n    return []", "at least one"),
@@ -182,9 +186,9 @@ def test_plan_max_steps_below_phases_assert_refused(sandbox: Fixture, refused: F
 @pytest.mark.parametrize("name", ["job-7", None])
 def test_cli_unknown_job_exits_with_102(refused: Fixture, command: str, name: str | None) -> None:
     if name:
-        refused([command, name], 102, "job-7", "there are none")
+        refused([command, name], 102, "job-7: there is no such job in", "IMGNET_RUNS")
     elif command not in ("stop", "resume"):
-        refused([command], 102, "there are none")
+        refused([command], 102, "there is no job in", "IMGNET_RUNS")
 
 
 def test_launch_without_tmux_says_how_to_install_it(sandbox: Fixture, refused: Fixture) -> None:
@@ -216,7 +220,8 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
 
 def test_launch_on_terminal_asks_for_confirmation(sandbox: Fixture, on_terminal: Fixture) -> None:
     code, screen = on_terminal("launch", "--local", sandbox.write_recipe(), typed=b"n\n")
-    assert code == 1 and "launch? [y/N]" in screen and "error: nothing was started" in screen
+    assert code == 1 and "launch? [y/N]" in screen and screen.endswith("nothing was started\n")
+    assert "error:" not in screen
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
@@ -315,3 +320,41 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
         sandbox.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
     )
     assert_refused(sandbox.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
+
+
+def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:
+    ran = finished.cli("down", "job-1")
+    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it was running, and nothing is billed\n")
+
+
+def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Fixture) -> None:
+    shown = finished.cli("status", "job-1").out
+    assert "imgnet-cluster plan --from job-1" in shown
+    listed = json.loads(finished.cli("ls", "-o", "json").out)
+    assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
+
+
+# --- a user's files with the names of this project's packages --------------------------------------------------------
+
+
+def test_command_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
+    """PYTHONPATH precedes installed packages."""
+    for name in ("infra", "recipes", "train"):
+        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (sandbox.path / "helper.py").write_text("EPOCHS = (0, 1)")
+    text = f"import helper\n{HEAD}recipe = {recipe('own')}"
+    (sandbox.path / "r.py").write_text(text.replace("epochs=(0, 1)", "epochs=helper.EPOCHS"))
+    for file in ("r.py", PROJECT_ROOT / "recipes/quickstart.py"):
+        planned = sandbox.cli("plan", file, env={"PYTHONPATH": "."})
+        assert planned.code == 0 and "steps over" in planned.out, planned
+    own = sandbox.cli("plan", "recipes.py", env={"PYTHONPATH": "."})
+    assert (own.code, "has no `recipe`" in own.err) == (2, True)
+
+
+def test_python_interface_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
+    for name in ("infra", "train"):
+        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (sandbox.path / "script.py").write_text("from cluster import jobs\nprint(jobs.__name__)")
+    argv = [sys.executable, "script.py"]
+    completed = subprocess.run(argv, cwd=sandbox.path, env=sandbox.env, capture_output=True, text=True)
+    assert completed.stdout == "cluster.jobs\n", completed.stderr

@@ -74,6 +74,36 @@ def test_data_pack_broken_image_fails_or_is_skipped(sandbox: Fixture, small_set:
     assert f"left out: {broken.relative_to(sandbox.path)}: not an image" in skipped.err
 
 
+def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: Path) -> None:
+    root = sandbox.path / "set"
+    shutil.copytree(small_set, root)
+    image = next((root / "train/disc").iterdir())
+    shutil.rmtree(root / "val/disc")
+    (root / "val/disc").mkdir()
+    shutil.rmtree(root / "val/checkers")
+    for place in ("train/stray.png", "val/stray.JPEG", "val/extra/a.JPEG", "train/disc/nested/a.JPEG"):
+        (root / place).parent.mkdir(exist_ok=True)
+        shutil.copyfile(image, root / place)
+    (root / "train/disc/readme.txt").write_text("not an image")
+    ran = sandbox.cli("data", "check", "set")
+    problems = [line.split(": ")[:2] for line in ran.err.splitlines() if line.startswith(("mis", "bro", "warn"))]
+    assert (ran.code, sorted(problems)) == (1, [
+        ["broken", "set/train/disc/nested"], ["broken", "set/train/disc/readme.txt"],
+        ["misplaced", "set/train/stray.png"], ["misplaced", "set/val/extra"], ["misplaced", "set/val/stray.JPEG"],
+        ["warning", "set/val/checkers"], ["warning", "set/val/disc"],
+    ])  # fmt: skip
+    assert ran.out == "set: 10 classes, 10 + 8 images, 2 broken files, 3 misplaced\n"
+    as_json = json.loads(sandbox.cli("data", "check", "set", "-o", "json").out)
+    assert len(as_json["bad"]) == 5 and as_json["without_validation"] == ["checkers", "disc"]
+
+
+def test_data_check_accepts_a_class_without_validation_images(sandbox: Fixture, small_set: Path) -> None:
+    shutil.copytree(small_set, sandbox.path / "set")
+    shutil.rmtree(sandbox.path / "set/val/disc")
+    ran = sandbox.cli("data", "check", "set")
+    assert ran.code == 0 and "warning: set/val/disc: a class without validation images" in ran.err
+
+
 def test_data_pack_changed_sources_need_anew(sandbox: Fixture, small_set: Path) -> None:
     shutil.copytree(small_set, sandbox.path / "set")
     assert sandbox.cli("data", "pack", "set", "full").code == 0

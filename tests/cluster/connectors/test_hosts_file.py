@@ -1,6 +1,7 @@
 """Reading hosts.toml: the resulting hosts, and the one-line error for each kind of mistake."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -122,8 +123,11 @@ def test_read_hosts_invalid_file_raises_one_line(tmp_path: Path, text: str, mess
 
 
 def test_read_hosts_unreadable_file_raises_one_line(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"none\.toml: no such file; write one with at least: machines ="):
+    with pytest.raises(BadInput, match=r"none\.toml: no such file; .* needs this line: machines =") as caught:
         read_hosts(tmp_path / "none.toml")
+    machines, shared = re.findall(r": (\w+ = [^;,]*)", str(caught.value))
+    assert parse_text(tmp_path, machines).machines[0].host == "gpu1", "what the error says works as it stands"
+    assert parse_text(tmp_path, f"{machines}\n{shared}").shared == "/mnt/shared/imgnet"
     with pytest.raises(BadInput, match=f"^{tmp_path}: Is a directory$"):
         read_hosts(tmp_path)
     (tmp_path / "a").write_bytes(b"\xff")

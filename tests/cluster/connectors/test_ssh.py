@@ -697,5 +697,8 @@ def test_write_ssh_config_gives_openssh_the_same_route(shared_bed: Testbed, home
         argv = openssh_argv(config, rank, ["sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b"], tty=False)
         completed = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
         assert completed.stdout == f"{shared_bed.machines[rank].home} a 'b\n", completed
-    assert gate.log.count("Accepted") - before == (2 if jump else 0)
+        argv = openssh_argv(config, rank, ["echo hello; echo 'two words' | wc -w"], tty=False)
+        completed = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+        assert completed.stdout.split() == ["hello", "2"], "one argument is a line for the shell"
+    assert gate.log.count("Accepted") - before == (4 if jump else 0)
     assert openssh_argv(config, 2) == ["ssh", "-F", str(config), "-t", "machine-2"]

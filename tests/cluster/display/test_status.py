@@ -1,5 +1,6 @@
 """Terminal output: numbers, tables, a plan and a job's status."""
 
+import re
 from typing import Any
 
 import pytest
@@ -86,6 +87,7 @@ def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
         "lr": 0.000123456,
     }
     status.show_status(job_status, {}, [])
-    values = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (values["seconds"], values["images_per_second"]) == ("3:30:00", "401234")
-    assert (values["top1"], values["lr"]) == ("76.12", "0.0001235")
+    values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
+    assert (values["time"], values["images/s"]) == ("3:30:00", "401234")
+    assert (values["top-1 %"], values["learning rate"]) == ("76.12", "0.0001235")
+    assert re.fullmatch(r"[-0-9]{10} [:0-9]{8} [+-][0-9]{4}", values["created"]), "local time, with its zone"

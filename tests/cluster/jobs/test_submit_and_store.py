@@ -86,7 +86,10 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
 
 
 def test_find_without_any_job_raises(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match="there are none"):
+    with pytest.raises(
+        NoSuchJob,
+        match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS",
+    ):
         store.find()
 
 

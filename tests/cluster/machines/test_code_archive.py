@@ -235,3 +235,4 @@ def test_upload_code_of_this_project_is_importable(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", "import cluster; print(cluster.__file__)"], env={"PYTHONPATH": path}
     )
     assert result.out.decode().strip() == f"{path}/cluster/__init__.py"
+    assert (Path(path) / "cluster/report/style.css").exists()  # data files travel with the code

@@ -67,6 +67,8 @@ def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, m
     assert requirements.missing_requirements(recipe) == [
         f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
     ]
+    (line,) = requirements.missing_requirements(with_names(tiny, "resnet50", weights="own.pt"))
+    assert "torchvision.models.resnet50(weights='DEFAULT').state_dict(), 'own.pt')" in line and str(tmp_path) in line
     assert "give the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
     (tmp_path / "own.pt").write_bytes(b"")
     assert requirements.missing_requirements(recipe) == []

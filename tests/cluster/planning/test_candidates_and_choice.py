@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support.train_records import make_epoch, make_result
 
 from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
@@ -21,6 +22,9 @@ from cluster.state import result as state_result
 from cluster.state.result import write_result
 from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
 from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, forecast
+from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schedule import Schedule
+from train.tools.records import decode, encode
 
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
@@ -209,7 +213,7 @@ def test_launch_command_repeats_the_options_of_plan() -> None:
 def image_colors(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as image:
         assert image.format == "PNG" and image.size == (plots_forecast.WIDTH, plots_forecast.HEIGHT)
-        return {color for _, color in image.getcolors(1 << 24)}  # type: ignore[union-attr, misc]
+        return {color for _, color in image.convert("RGB").getcolors(1 << 24)}  # type: ignore[union-attr, misc]
 
 
 def test_draw_forecast_draws_a_line_per_type(tmp_path: Path) -> None:
@@ -229,12 +233,23 @@ def test_draw_forecast_refuses_another_suffix_than_png(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("most", "values"), [
-    (59, [0, 20, 40, 60]), (228, [0, 50, 100, 150, 200, 250]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-    (0.03, [0, 0.01, 0.02, 0.03]),
-])  # fmt: skip
-def test_ticks_from_zero_are_round(most: float, values: list[float]) -> None:
-    assert plots_forecast.ticks_from_zero(most) == pytest.approx(values)
+@pytest.mark.parametrize("most", [0.03, 1.0, 59.0, 228.0])
+def test_forecast_figure_ticks_are_few_and_start_at_zero(most: float) -> None:
+    lines = {"a": [(1, most), (2, most / 2), (16, most / 9)]}
+    for axes in plots_forecast.forecast_figure("title", lines, lines).axes:
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert ticks[0] == 0 and 0.7 * most <= ticks[-1] and 3 <= len(ticks) <= 7 and high > most
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "16"]
+
+
+def test_forecast_figure_numbers_are_those_of_the_outer_lines() -> None:
+    minutes = {"slow": [(1, 30.0)], "middle": [(1, 20.0)], "fast": [(1, 10.0)]}
+    upper_axes, lower_axes = plots_forecast.forecast_figure("title", minutes, {name: [] for name in minutes}).axes
+    assert sorted(text.get_text() for text in upper_axes.texts) == ["10", "30"] and not lower_axes.texts
+    assert lower_axes.get_title("left") == "dollars, on demand: no price is known"
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (upper_axes, lower_axes)]  # type: ignore[union-attr]
+    assert names == [["slow", "middle", "fast"], [f"{name} (unknown price)" for name in minutes]]
 
 
 # --- measured constants ----------------------------------------------------------------------------------------------
@@ -263,14 +278,26 @@ def test_plan_local_with_gpus_has_no_forecast(monkeypatch: pytest.MonkeyPatch) -
     assert plan(quickstart).spec.forecast is None
 
 
-DONE: dict[str, Any] = {
-    "recipe": "tiny", "state": "done", "procs": 1, "schedule_gpus": 1, "goodput": 0.9, "top1": 50.0, "top5": 90.0,
-    "images_per_second": 60.0,
-    "schedule": [{"start": 0, "end": 1, "size": 32, "batch": 8, "copy": None, "rect_val": False}],
-    "epochs": [{"epoch": 1, "size": 32, "global_batch": 8, "steps": 8, "train_images": 60, "train_seconds": 1.5,
-                "val_seconds": 0.5, "val_images": 20, "top1": 50.0, "top5": 90.0}],
-    "seconds": {"attempt": 5.0, "training": 1.5, "validation": 0.5, "first step to last": 2.5},
-}  # fmt: skip
+DONE: dict[str, Any] = encode(
+    make_result(
+        make_epoch(train_seconds=1.5, val_seconds=0.5, val_images=20, top1=50.0, top5=90.0),
+        images_per_second=60.0,
+        schedule=tuple(
+            Schedule(
+                Recipe(
+                    name="tiny",
+                    data=Data(name="d", root="d", train=60, val=20),
+                    model=Model(name="resnet18"),
+                    gpus=1,
+                    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
+                ),
+                60,
+                1,
+            ).table()
+        ),
+        seconds={"attempt": 5.0, "training": 1.5, "validation": 0.5, "first step to last": 2.5},
+    )
+)
 
 
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
@@ -281,8 +308,8 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     result = json.loads(run.run_folder.result_path.read_text())
     assert result["forecast"] == planned and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
-    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == Constants.from_json(
-        result["constants"]
+    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == decode(
+        Constants, result["constants"]
     )
 
 

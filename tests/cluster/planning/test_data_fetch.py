@@ -9,6 +9,8 @@ import pytest
 from support.packed_sets import content, make_set
 
 from cluster.agent.data import fetch_command
+from cluster.backends.options import BackendOptions
+from cluster.backends.planner import ElsewherePlanner, MachineRequest
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import data_fetch
 from cluster.planning.data_fetch import list_parts
@@ -114,7 +116,9 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
 
 @pytest.mark.parametrize("url, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
 def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
-    assert data_fetch.fetch_target(url, "/disk", "ssh") == Path("/disk") / name
+    one_phase = recipe(None)
+    planner = ElsewherePlanner(MachineRequest(recipe=one_phase, options=BackendOptions()))
+    assert data_fetch.fetch_target(url, "/disk", planner) == Path("/disk") / name
 
 
 def test_plan_data_root_of_the_recipe_may_be_in_s3(sets: Path) -> None:

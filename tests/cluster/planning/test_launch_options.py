@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.backends.aws.options import AwsOptions
+from cluster.backends.options import LocalOptions, SshOptions
 from cluster.cli.launch import launch
 from cluster.cli.options import given_options
 from cluster.errors import BadInput
@@ -19,12 +20,15 @@ from train.engine.options import TrainOptions
 def test_make_launch_options_nests_keywords() -> None:
     options = make_launch_options(machines=4, data=Path("images"), log_ids=True, spares=1, standby=False, seed=None)
     assert options == LaunchOptions(
+        backend="local",
+        backend_options=LocalOptions(),
         machines=4,
         data="images",
         train=TrainOptions(log_ids=True),
         recovery=RecoveryOptions(spares=1, standby=False),
     )
-    assert make_launch_options(hosts="hosts.toml").backend == "ssh"
+    on_ssh = make_launch_options(hosts="hosts.toml")
+    assert (on_ssh.backend, on_ssh.backend_options) == ("ssh", SshOptions(hosts="hosts.toml"))
 
 
 def test_make_launch_options_of_aws() -> None:
@@ -39,7 +43,7 @@ def test_make_launch_options_of_aws() -> None:
         ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
         ("local", {"type": "p4d.24xlarge"}, "--type: only for machines rented from AWS, not for --local"),
         ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
-        ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for the backend plan"),
+        ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
         ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
          "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
         ("aws", {"max_dollars": 0}, "Invalid value for '--max-price-total': 0.0 is not in the range x>0."),
@@ -53,7 +57,7 @@ def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], mes
 
 @pytest.mark.parametrize("name", ["zzz", "gpus", "data_source"])
 def test_make_launch_options_lists_the_options_when_none_is_similar(name: str) -> None:
-    with pytest.raises(BadInput, match=f"^a launch has no option '{name}'; the options are machines, hosts, procs, "):
+    with pytest.raises(BadInput, match=f"^a launch has no option '{name}'; the options are machines, procs, data, "):
         make_launch_options(**{name: 1})
 
 

@@ -109,7 +109,7 @@ def test_plan_plot_writes_a_png(sandbox: Fixture) -> None:
     (["--epochs", "0"], 2, "--epochs"), (["--type", "p4d.24xlarge", "--epochs", "99"], 2, "has 50 epochs on 16"),
     (["--within", "soon"], 2, "30min, 2h or 40$"), (["--cheapest", "--within", "1h"], 2, "mutually exclusive"),
     (["--plot", "x.jpg"], 2, "ends in .png"), (["--plot", "x.png", "--type", "p6-b200.48xlarge"], 2, "no forecast"),
-    (["--trainer", "nobody"], 2, "--trainer"), (["--from", "job-9"], 102, "job-9: no such job"),
+    (["--trainer", "nobody"], 2, "--trainer"), (["--from", "job-9"], 102, "job-9: there is no such job"),
     (["--from", "job-9", "--trainer", "imagenet18"], 2, "mutually exclusive"),
     (["--epochs", "5", "--within", "40$"], 2, "--epochs cannot be combined with --within"),
     (["--trainer", "imagenet18", "--fastest"], 2, "--trainer cannot be combined with --fastest"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import aws_journal
 from support.aws_journal import launch_request, request_granted
+from support.train_records import make_result
 
 from cluster.cli import record
 from cluster.errors import BadInput, ClusterError
@@ -21,10 +22,13 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
+from train.metrics.records import RunClock, StepRow
 from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.target import Target, target_outcome
 from train.tools import filesystem
+from train.tools.records import decode, encode
 
 Fixture = Any
 LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
@@ -85,7 +89,7 @@ class SimulatedTrainer:
                     "sizes/lr": epoch.lr_at(step),
                     "times/images_per_second": epoch.scheduled_phase.global_batch / STEP_SECONDS,
                 }
-                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, **scalars)
+                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, scalars=scalars)
 
     def end_epoch(self, attempt: int, epoch: Epoch) -> None:
         """Validate where the recipe says so, and write the row of the epoch."""
@@ -141,22 +145,19 @@ class SimulatedTrainer:
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the trainers' result.json."""
-        last = self.history[-1]
-        return {
-            "recipe": "paper",
-            "state": "done",
-            "top1": last["top1"],
-            "top5": last["top5"],
-            "epochs": self.history,
-            "images_per_second": 1.0,
-            "goodput": 0.9,
-            "steps": SCHEDULE.steps,
-            "seconds": {"training": 1.0},
-            "clock": {"begun": LOADING_BEGAN, "seconds": last["clock"]},
-            "schedule": SCHEDULE.table(),
-            "train_images": IMAGES,
-            "target": target_outcome(Target.parse(target), self.history),
-        }
+        epochs = decode(list[EpochResult], self.history)
+        result = make_result(
+            *epochs,
+            recipe="paper",
+            images_per_second=1.0,
+            steps=SCHEDULE.steps,
+            seconds={"training": 1.0},
+            clock=RunClock(begun=LOADING_BEGAN, seconds=epochs[-1].clock),
+            schedule=tuple(SCHEDULE.table()),
+            train_images=IMAGES,
+            target=target_outcome(Target.parse(target), epochs),
+        )
+        return dict(encode(result))
 
 
 def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, target: str = "top5=93") -> Any:
@@ -284,8 +285,7 @@ def test_dawnbench_entry_schedule_is_the_executed_one(facts: Any) -> None:
 def test_effective_metrics_leaves_out_repeated_steps(hand_made: Fixture) -> None:
     job = make_job(hand_made)
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(job.run_folder.shared)}
-    rows = run_data.effective_metrics(job, attempts_by_number)
-    steps = [(row["attempt"], row["step"]) for row in rows if row["kind"] == "train"]
+    steps = [(row.attempt, row.step) for row in run_data.effective_metrics(job, attempts_by_number, StepRow)]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED_STEP
     assert min(step for attempt, step in steps if attempt == 2) == SAVED_STEP + 1
 
@@ -466,12 +466,12 @@ def without_line(index: int) -> Callable[[str], str]:
     "change, message",
     [
         (with_cell(0, 1, "minutes"), ".*not the columns"),
-        (with_cell(2, 0, "1"), "row 2 (epoch 1): comes after epoch 1"),
+        (with_cell(2, 0, "1"), "row 2 (epoch 1): epoch 1 comes after 1"),
         (with_cell(2, 0, "2.5"), "row 2 (epoch 2.5): .* is not a whole number"),
-        (with_cell(3, 1, "0.03"), "row 3 (epoch 4): 0.03 hours come after"),
+        (with_cell(3, 1, "0.03"), "row 3 (epoch 4): hours 0.03 comes after"),
         (with_cell(1, 1, "nan"), "row 1 (epoch 1)"),
-        (with_cell(3, 2, "94.5"), "row 3 (epoch 4): top-1 94.5 and top-5 94.0"),
-        (with_cell(3, 3, "104"), "row 3 (epoch 4): top-1"),
+        (with_cell(3, 2, "94.5"), "row 3 (epoch 4): top1 94.5 and top5 94.0"),
+        (with_cell(3, 3, "104"), "row 3 (epoch 4): top1"),
         (with_cell(2, 3, ""), "row 2: .* is not four numbers"),
         (lambda table: table.splitlines()[0], "there are no rows"),
     ],
@@ -485,12 +485,12 @@ def test_check_tsv_changed_cell_is_found(facts: Any, change: Any, message: str) 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (with_cell(2, 0, "3"), "row 2 (epoch 3): the run validated epoch 2 there"),
-        (with_cell(3, 1, "0.079"), "row 3 (epoch 4): 0.079 hours; the run says"),
-        (with_cell(3, 2, "61"), "row 3 (epoch 4): top1 61; the run says 60"),
-        (with_cell(3, 3, "94.002"), "row 3 (epoch 4): top5 94.002; the run says 94"),
-        (without_line(2), "row 2 (epoch 4): the run validated epoch 2 there"),
-        (without_line(3), "row 3: the run validated 3 epochs, the table has 2"),
+        (with_cell(2, 0, "3"), "row 2 (epoch 3): epoch is 3.0; the run says 2"),
+        (with_cell(3, 1, "0.079"), "row 3 (epoch 4): hours is 0.079; the run says"),
+        (with_cell(3, 2, "61"), "row 3 (epoch 4): top1 is 61.0; the run says 60"),
+        (with_cell(3, 3, "94.002"), "row 3 (epoch 4): top5 is 94.002; the run says 94"),
+        (without_line(2), "row 2 (epoch 4): epoch is 4.0; the run says 2"),
+        (without_line(3), "it has 2 validated epochs; the run says 3"),
     ],
 )
 @pytest.mark.parametrize("beside", ["json", "job"])
@@ -509,54 +509,54 @@ def set_value(entry: dict[str, Any], path: str, value: Any) -> None:
 
 
 MUTATIONS = [
-    ("misc.epochs.0.steps", 31, "epoch 1: 31 steps; 1000 images in batches of 32 are 32"),
-    ("misc.epochs.2.step", 81, "epoch 3: ends at step 81"),
-    ("misc.epochs.2.global_batch", 128, "epoch 3: 96 pixels and a batch of 128; the recipe has 96 and 64"),
-    ("misc.epochs.2.size", 128, "epoch 3: 128 pixels"),
-    ("misc.epochs.1.images", 999, "epoch 2: 999 images"),
-    ("misc.epochs.1.epoch", 3, "epoch 3: is not epoch number 2"),
-    ("misc.epochs.0.lr.0", 0.1, "epoch 1: the learning rate of its first step is 0.1; by the recipe it is 0.2"),
-    ("misc.epochs.3.lr.1", 0.02, "epoch 4: the learning rate of its last step is 0.02; by the recipe it is 0.04"),
-    ("misc.epochs.1.images_per_second", 17.0, "epoch 2: 17 images/s"),
+    ("misc.epochs.0.steps", 31, "epoch 1: steps is 31; by the rest of the record it is 32"),
+    ("misc.epochs.2.step", 81, "epoch 3: step is 81"),
+    ("misc.epochs.2.global_batch", 128, "epoch 3: global_batch is 128; by the rest of the record it is 64"),
+    ("misc.epochs.2.size", 128, "epoch 3: size is 128"),
+    ("misc.epochs.1.images", 999, "epoch 2: images is 999"),
+    ("misc.epochs.1.epoch", 3, "epoch 3: epoch is 3; by the rest of the record it is 2"),
+    ("misc.epochs.0.lr.0", 0.1, "epoch 1: lr[0] is 0.1; by the rest of the record it is 0.2"),
+    ("misc.epochs.3.lr.1", 0.02, "epoch 4: lr[1] is 0.02; by the rest of the record it is 0.04"),
+    ("misc.epochs.1.images_per_second", 17.0, "epoch 2: images_per_second is 17"),
     ("misc.epochs.1.train_seconds", 60.0, "epoch 2: "),
     ("misc.epochs.1.val_seconds", 60.0, "epoch 2: the clock says 69.2 s for 64.0 s of steps, 60.0 s of validation"),
     ("misc.epochs.1.seconds", 100.0, "epoch 2: the clock says 11.0 s"),
     ("misc.epochs.3.seconds", 200.0, "epoch 4: the clock says"),
     ("misc.epochs.3.seconds", 400.0, "epoch 4: the clock says"),
     ("misc.epochs.3.top5", 94.5, "epoch 4: top5 94.5 % of 50 images is not a whole number of images"),
-    ("misc.epochs.3.top1", 96.0, "epoch 4: top-1 96.0 and top-5 94.0"),
-    ("misc.epochs.3.top1_square", 99.0, "epoch 4: top-1 99.0 and top-5 94.0 of the square"),
-    ("misc.epochs.3.top5_square", 101.0, "epoch 4: top-1 60.0 and top-5 101.0 of the square"),
+    ("misc.epochs.3.top1", 96.0, "epoch 4: top1 96.0 and top5 94.0"),
+    ("misc.epochs.3.top1_square", 99.0, "epoch 4: top1_square 99.0 and top5_square 94.0"),
+    ("misc.epochs.3.top5_square", 101.0, "epoch 4: top1_square 60.0 and top5_square 101.0"),
     ("misc.epochs.3.top1_square", 59.0, "epoch 4: top1_square 59 % of 50 images is not a whole number"),
-    ("misc.epochs.3.top5_square", None, "epoch 4: top-1 60.0 and top-5 None of the square"),
+    ("misc.epochs.3.top5_square", None, "epoch 4: top1_square 60.0 and top5_square None"),
     ("misc.epochs.2.top1_square", 50.0, "epoch 3: "),
-    ("misc.epochs.2.view", "rect", "epoch 3: view rect without a validation"),
-    ("misc.epochs.3.view", "square", "epoch 4: view square; by the recipe it is rect"),
-    ("misc.epochs.0.view", "rect", "epoch 1: view rect; by the recipe it is square"),
-    ("misc.epochs.0.top1_square", 18.0, "epoch 1: top1 20 and top1_square 18 are of the same view"),
+    ("misc.epochs.2.view", "rect", 'epoch 3: view is "rect"; by the rest of the record it is null'),
+    ("misc.epochs.3.view", "square", 'epoch 4: view is "square"; by the rest of the record it is "rect"'),
+    ("misc.epochs.0.view", "rect", 'epoch 1: view is "rect"; by the rest of the record it is "square"'),
+    ("misc.epochs.0.top1_square", 18.0, "epoch 1: top1_square is 18.0; by the rest of the record it is 20"),
     ("misc.epochs.1.val_seconds", -0.2, "misc.epochs[1].val_seconds is -0.2; a time cannot be negative"),
     ("misc.seconds_to_loading", -100.0, "misc.seconds_to_loading is -100"),
     ("misc.attempts.1.seconds_lost", -1, "misc.attempts[1].seconds_lost is -1"),
     ("misc.recipe.phases.1.epochs.1", 10**30, "misc.recipe: 1000000000000000000000000000000 epochs; no run has more"),
-    ("misc.epochs.3.val_images", 49, "epoch 4: validated on 49 images of 50"),
+    ("misc.epochs.3.val_images", 49, "epoch 4: val_images is 49; by the rest of the record it is 50"),
     ("misc.seconds_to_first_step", 1.0, "epoch 1: the clock says"),
-    ("misc.schedule.0.lr", [0.1, 0.8], "misc.schedule does not agree with the epochs"),
-    ("misc.schedule.1.steps", 33, "misc.schedule does not agree"),
-    ("misc.optimizer.momentum", 0.95, "misc.optimizer is not the recipe's"),
-    ("misc.seed", 1, "misc.seed is not the recipe's"),
-    ("model", "resnet50", "model resnet50: the recipe has resnet18"),
-    ("misc.hours", 0.05, "misc.hours 0.05: the last validated epoch ends at"),
-    ("misc.cost.dollars", 0.3, "misc.cost.dollars 0.3: "),
-    ("misc.cost.dollars", None, "costPerHour 5.0 and misc.cost.dollars None"),
-    ("costPerHour", 2.5, "misc.cost.dollars "),
-    ("misc.machines.0.price", 1.0, "costPerHour 5.0: the machines at work cost 3.5"),
-    ("misc.target.epoch", 2, "misc.target: epoch 2 for top5 93; by the rows it is epoch 4"),
-    ("misc.target.reached", False, "misc.target: epoch 4"),
-    ("misc.target.seconds", 200.0, "misc.target: 200.00 s; epoch 4 ended at"),
-    ("misc.target.minutes", 2.0, "misc.target: 2.0000 minutes"),
-    ("misc.recipe.phases.0.lr", [0.1, 0.5], "epoch 1: the learning rate of its last step"),
-    ("misc.gpus", 4, "epoch 1: 64 pixels and a batch of 32; the recipe has 64 and 64"),
-    ("misc.images.train", 1200, "epoch 1: 32 steps; 1200 images in batches of 32 are 38"),
+    ("misc.schedule.0.lr", [0.1, 0.8], "misc.schedule[0].lr[0] is 0.1; by the rest of the record it is 0.2"),
+    ("misc.schedule.1.steps", 33, "misc.schedule[1].steps is 33"),
+    ("misc.optimizer.momentum", 0.95, "misc.optimizer.momentum is 0.95; by the rest of the record it is 0.9"),
+    ("misc.seed", 1, "misc.seed is 1; by the rest of the record it is 0"),
+    ("model", "resnet50", 'model is "resnet50"; by the rest of the record it is "resnet18"'),
+    ("misc.hours", 0.05, "misc.hours is 0.05; by the rest of the record it is"),
+    ("misc.cost.dollars", 0.3, "misc.cost.dollars is 0.3; "),
+    ("misc.cost.dollars", None, "misc.cost.dollars is null; by the rest of the record it is 0."),
+    ("costPerHour", 2.5, "misc.cost.dollars is "),
+    ("misc.machines.0.price", 1.0, "costPerHour is 5.0; by the rest of the record it is 3.5"),
+    ("misc.target.epoch", 2, "misc.target.epoch is 2; by the rest of the record it is 4"),
+    ("misc.target.reached", False, "misc.target.reached is false; by the rest of the record it is true"),
+    ("misc.target.seconds", 200.0, "misc.target.seconds is 200.0; by the rest of the record it is"),
+    ("misc.target.minutes", 2.0, "misc.target.minutes is 2.0"),
+    ("misc.recipe.phases.0.lr", [0.1, 0.5], "epoch 1: lr[1] is"),
+    ("misc.gpus", 4, "epoch 1: global_batch is 32; by the rest of the record it is 64"),
+    ("misc.images.train", 1200, "epoch 1: steps is 32; by the rest of the record it is 38"),
 ]
 
 
@@ -580,6 +580,7 @@ def test_check_entry_changed_value_is_found(facts: Any, path: str, value: Any, m
         ("misc.attempts.1.reason", "", 'misc.attempts[1].reason is ""; the run says "lost"'),
         ("misc.commit", "abc", 'misc.commit is "abc"'),
         ("misc.machines.1.market", "on-demand", "misc.machines[1].market"),
+        ("misc.more", 1, "misc.more is 1; the run says null"),
     ],
 )
 def test_check_entry_against_run_changed_value_is_found(facts: Any, path: str, value: Any, message: str) -> None:
@@ -639,26 +640,26 @@ def with_line(key: str, old: str, new: str) -> Callable[[str], str]:
     [
         (
             with_line("eval_accuracy", '"value": 0.6', '"value": 0.7'),
-            "top1 0.7; the file beside it has 60.0000 % for epoch 4",
+            "top1 is 70.0; the file beside it says 60.0",
         ),
         (
             with_line("eval_accuracy", '"top5": 0.94', '"top5": 0.96'),
-            "top5 0.96; the file beside it has 94.0000 % for epoch 4",
+            "top5 is 96.0; the file beside it says 94.0",
         ),
-        (with_line("eval_accuracy", ', "top5": 0.94', ""), "top5 None"),
+        (with_line("eval_accuracy", ', "top5": 0.94', ""), "top5 is null"),
         (
             with_line("eval_accuracy", '"epoch_num": 4', '"epoch_num": 3'),
-            "epoch 3; the file beside it has epoch 4 there",
+            "epoch is 3; the file beside it says 4",
         ),
         (
             with_line("eval_accuracy", '"eval_accuracy"', '"eval_loss"'),
-            "the log has 2 lines of it; the file beside it has 3 validated epochs",
+            "it has 2 validated epochs; the file beside it says 3",
         ),
         (
             lambda log: log.replace(
                 f'"time_ms": {1000 * LOADING_BEGAN:.0f}', f'"time_ms": {1000 * LOADING_BEGAN - 50:.0f}'
             ),
-            "s after",
+            "seconds is",
         ),
     ],
 )
@@ -677,11 +678,14 @@ def test_check_log_accuracies_changed_line_is_found(facts: Any, beside: str, cha
 @pytest.mark.parametrize(
     "change, message",
     [
-        (with_line("seed", '"value": 0', '"value": 1'), "(seed): 1; the JSON says 0"),
-        (with_line("sgd_opt_momentum", "0.9", "0.8"), "(sgd_opt_momentum): 0.8; the JSON says 0.9"),
+        (with_line("seed", '"value": 0', '"value": 1'), "(seed): value is 1; the JSON says 0"),
+        (with_line("sgd_opt_momentum", "0.9", "0.8"), "(sgd_opt_momentum): value is 0.8; the JSON says 0.9"),
         (with_line("train_samples", '"train_samples"', '"samples"'), "train_samples: is missing"),
-        (with_line("global_batch_size", '"value": 64', '"value": 128'), "(global_batch_size): 128; the JSON says 64"),
-        (with_line("run_stop", "success", "aborted"), "(run_stop): aborted; the JSON says success"),
+        (
+            with_line("global_batch_size", '"value": 64', '"value": 128'),
+            "(global_batch_size): value is 128; the JSON says 64",
+        ),
+        (with_line("run_stop", "success", "aborted"), '(run_stop): status is "aborted"; the JSON says "success"'),
     ],
 )
 def test_check_log_settings_changed_line_is_found(facts: Any, change: Any, message: str) -> None:
@@ -693,7 +697,7 @@ def test_check_log_settings_changed_line_is_found(facts: Any, change: Any, messa
 def test_check_log_settings_other_day_is_found(facts: Any) -> None:
     entry = json_copy(writers.dawnbench_entry(facts)) | {"timestamp": "2023-11-15"}
     assert (
-        "on 2023-11-14; the timestamp of the JSON is 2023-11-15"
+        'day is "2023-11-14"; the JSON says "2023-11-15"'
         in problems(entry=entry, log=writers.render_mlperf_log(facts))[0]
     )
 
@@ -809,7 +813,9 @@ def test_record_command_writes_and_checks_all_formats(hand_made: Fixture, sandbo
     text = (sandbox.path / "mine.tsv").read_text()
     (sandbox.path / "mine.tsv").write_text(text.replace("94.0000", "95.0000"))
     completed = sandbox.cli("record", "--check", "mine.tsv")
-    assert completed.code == 1 and completed.err == "error: mine.tsv: row 3 (epoch 4): top5 95; the run says 94.0000\n"
+    assert (
+        completed.code == 1 and completed.err == "error: mine.tsv: row 3 (epoch 4): top5 is 95.0; the run says 94.0\n"
+    )
     (sandbox.path / "alone.tsv").write_text(text)
     assert "cannot be checked without" in sandbox.cli("record", "--check", "alone.tsv").out
     (sandbox.path / "mine.json").write_text("{}")

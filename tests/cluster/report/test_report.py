@@ -15,20 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jinja2 import UndefinedError
 from PIL import Image
 from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
 from cluster.errors import ClusterError
-from cluster.plots import curves, svg
+from cluster.plots import curves, figures
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
-from cluster.report.html import Html, table, tag
+from cluster.report.page import environment
+from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.metrics import text as metrics_text
-from train.recipe import IMAGENET, Optim
+from train.recipe import IMAGENET, Data, Model, Optim, Phase, Recipe
+from train.recipe.schedule import PhaseRow, Schedule
 
 Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
@@ -188,7 +191,7 @@ def test_speed_curves_are_interrupted_between_attempts(run: Any) -> None:
 
 
 def test_render_report_header_says_when_target_was_reached(run: Any) -> None:
-    target = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
+    target = {"metric": "top5", "goal": 52, "stops": False, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=target)
     text = Reader(reports.render_report([run.job])).text
     assert "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in text and "0.48\n" in text
@@ -198,9 +201,12 @@ def test_matplotlib_settings_ignore_the_users_matplotlibrc(run: Any) -> None:
     import matplotlib
 
     facts = report_facts.collect_facts(run.job)
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         drawings = [chart.svg for chart in curves.training_charts([facts])]
-    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.matplotlib_settings():
+    with (
+        matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}),
+        figures.matplotlib_settings(),
+    ):
         assert [chart.svg for chart in curves.training_charts([facts])] == drawings
 
 
@@ -223,9 +229,41 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     assert page.encode("utf-8")
 
 
-def test_tag_escapes_everything_but_html() -> None:
-    assert tag("p", "<b>", Html("<i>"), None, class_='"x') == '<p class="&quot;x">&lt;b&gt;<i></p>'
-    assert "&lt;u&gt;" in table(("<u>",), [("\x00\ud800<td>",)]) and "\ud800" not in table(("a",), [("\ud800",)])
+def render_table(columns: tuple[str, ...], *rows: tuple[Any, ...]) -> str:
+    """Return a table as the page shows it."""
+    macros: Any = environment().get_template("macros.html.jinja").module
+    return str(macros.table_view(make_table(columns, rows)))
+
+
+def test_template_escapes_every_text() -> None:
+    assert "&lt;u&gt;" in render_table(("<u>",), ("\x00\ud800<td>",)) and "\ud800" not in render_table(
+        ("a",), ("\ud800",)
+    )
+    template = environment().from_string('<p class="{{ name }}">{{ text }}{{ nothing }}</p>')
+    assert template.render(name='"x', text="<b>\x00", nothing=None) == '<p class="&#34;x">&lt;b&gt;</p>'
+
+
+def test_template_misspelled_name_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ reprot }}").render()
+
+
+def test_render_report_script_in_class_name_and_error_is_text(hand_made: Fixture, tmp_path: Path) -> None:
+    run = hand_made()
+    script = "<script>alert(1)<"
+    thumbnails(run, draw_val(tmp_path / "data", script))
+    done(run, state="failed", reason=f"{script}/script>")
+    rendered = reports.render_report([run.job])
+    reader = Reader(rendered)
+    assert "script" not in reader.tags and f"{script}/script>" in reader.texts
+    assert any(script in text for text in reader.texts if "/script>" not in text)  # the name of the class
+    assert any(script in str(value) for name, value in reader.attributes if name == "alt")
+
+
+def test_render_report_without_matplotlib_says_what_to_install(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ClusterError, match=r"the report needs matplotlib.*pip install matplotlib"):
+        reports.render_report([run.job])
 
 
 def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
@@ -385,7 +423,7 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
     assert curves.short_piece_ends([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         charts = curves.training_charts([report_facts.collect_facts(each.job) for each in (run, short, none)])
     for chart in charts:
         assert "job-3" not in "".join(entry.name for entry in chart.legend), chart.title
@@ -437,12 +475,18 @@ def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> Non
         assert crop_pixels[..., channel].max() == pytest.approx(255 * (begin + length), abs=2.5)
 
 
+def phase_row(**changes: Any) -> PhaseRow:
+    phase = Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, **changes)
+    recipe = Recipe(name="r", data=Data(name="d", root="d", train=8, val=8), model=Model(name="m:f"), phases=[phase])
+    return Schedule(recipe, 8, 8).table()[0]
+
+
 def test_sample_images_follow_the_schedule_row(run: Any) -> None:
-    images = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": True})
-    assert len(images) == 6 and images[0]["size"] == (48, 80) and images[-1]["size"] == (90, 60)
-    assert images[-1]["pixels"] == (96, 64) and images[-1]["square"] != images[-1]["rectangle"]
-    square = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": False})
-    assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
+    images = sample_images.sample_images(run.run_folder.path, phase_row(rect_val=True))
+    assert len(images) == 6 and images[0].size == (48, 80) and images[-1].size == (90, 60)
+    assert images[-1].pixels == (96, 64) and images[-1].square != images[-1].rectangle
+    square = sample_images.sample_images(run.run_folder.path, phase_row(rect_val=False))
+    assert square[0].rectangle is None and square[0].pixels == (64, 64)
 
 
 def test_sample_images_caption_names_limit_of_rectangles(run: Any, hand_made: Fixture) -> None:

@@ -13,10 +13,8 @@ from PIL import Image
 from support.report_reader import done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
-from cluster.report import page
-from cluster.report.html import table, tag
-from cluster.report.page import CONTENT_SECURITY_POLICY
-from cluster.report.style import CSS
+from cluster.report.page import CONTENT_SECURITY_POLICY, FOLDER, environment
+from cluster.report.tables import make_table
 
 Fixture = Any
 PHONE, DESK = (390, 844), (1280, 900)
@@ -115,11 +113,14 @@ def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Fixture, page
 
 
 def test_table_wider_than_its_card_has_a_shadow_at_the_right(browser: Fixture, tmp_path: Path) -> None:
+    macros: Any = environment().get_template("macros.html.jinja").module
+    css = (FOLDER / "style.css").read_text()
     darkening = {}
     for name, columns in (("fits", 2), ("too wide", 40)):
-        body = tag("main", page.card(table([" "] * columns, [["wide"] * columns] * 3)))
+        table = macros.table_view(make_table([" "] * columns, [["wide"] * columns] * 3))
+        body = f'<main><div class="card">{table}</div></main>'
         screenshot = tmp_path / "screenshot.png"
-        _, console = browser(f"<!doctype html><style>{CSS}</style>{body}", PHONE, f"--screenshot={screenshot}")
+        _, console = browser(f"<!doctype html><style>{css}</style>{body}", PHONE, f"--screenshot={screenshot}")
         assert console == ""
         with Image.open(screenshot) as image:  # at 30 pixels, below the paddings, lies the empty heading of the table
             row = image.convert("L").crop((0, 30, 390, 31)).tobytes()

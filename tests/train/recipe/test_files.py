@@ -114,6 +114,18 @@ def test_read_recipes_missing_file_is_named(name: str) -> None:
     assert error_of(name).startswith(name)
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("own/frist.py", "did you mean own/first.py?"),
+    ("recipes/quickstrat.py", "did you mean {recipes}/quickstart.py?"),
+    ("quickstart", "did you mean {recipes}/quickstart.py?"),
+    ("nothing.py", "those of this project are in {recipes}"),
+])  # fmt: skip
+def test_read_recipes_missing_file_suggests_one_that_exists(name: str, expected: str) -> None:
+    write("own/first.py", "recipe = make('first')")
+    recipes = Path(__file__).resolve().parents[3] / "recipes"
+    assert error_of(name) == f"{name}: there is no such recipe file; {expected.format(recipes=recipes)}"
+
+
 def test_read_recipes_refuses_a_folder(working_dir: Path) -> None:
     (working_dir / "folder").mkdir()
     assert "folder" in error_of("folder") and "is a folder" in error_of("folder")
@@ -124,15 +136,15 @@ def test_read_recipes_refuses_a_file_that_is_not_python() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    ("import nothing_of_this_name; recipe = 1", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
     ("recipe = make('x'", "SyntaxError"),
-    ("1 / 0", "ZeroDivisionError"),
+    ("1 / 0; recipe = 1", "ZeroDivisionError"),
     ("recipe = make('a/b')", "ValueError: recipe 'a/b', name"),
     ("recipe = make('x', nodes=3)", "TypeError"),
-    ("raise SystemExit('enough')", "SystemExit: enough"),
-    ("import sys; sys.exit()", "SystemExit"),
-    ("raise ValueError('first line\\nsecond line')", "first line"),
-    ("raise RuntimeError", "RuntimeError"),
+    ("raise SystemExit('enough'); recipe = 1", "SystemExit: enough"),
+    ("import sys; sys.exit(); recipe = 1", "SystemExit"),
+    ("raise ValueError('first line\\nsecond line'); recipe = 1", "first line"),
+    ("raise RuntimeError; recipe = 1", "RuntimeError"),
     ("from .base import recipe", "ImportError"),
 ])  # fmt: skip
 def test_read_recipes_import_error_names_file_and_line(text: str, expected: str) -> None:
@@ -175,6 +187,31 @@ def test_select_recipes_by_name_in_the_given_order() -> None:
     assert [recipe.name for recipe in select_recipes(recipes, ["c", "a"])] == ["c", "a"]
     with pytest.raises(RecipeError, match="no recipe is named 'd'; there are a, b, c"):
         select_recipes(recipes, ["a", "d"])
+
+
+def test_read_recipes_does_not_execute_a_training_script(working_dir: Path) -> None:
+    text = "import pathlib\ndef train(recipe): ...\npathlib.Path('executed').touch()\ntrain(3)\n"
+    assert "script.py: has no `recipe`, so it was not executed" in error_of(write("script.py", text, head=""))
+    assert not (working_dir / "executed").exists()
+
+
+@pytest.mark.parametrize("text", [
+    "from one import recipe", "from one import recipe as x, recipe", "from one import *", "import one as recipes",
+    "for recipe in [make('x')]:\n    pass", "if True:\n    recipe: object = make('x')", "class recipes: ...",
+    "_, recipe = 1, make('x')", "with open('x') as recipe: ...",
+])  # fmt: skip
+def test_read_recipes_executes_every_file_that_may_bind_the_name(text: str) -> None:
+    message = error_of(write("bad.py", "raise RuntimeError('executed')\n" + text, head=""))
+    assert "executed" in message and "not executed" not in message
+
+
+def test_read_recipes_of_a_package_precede_a_file_of_its_name_in_the_search_path(
+    working_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("shadow/mine_b.py", "", head="raise SystemExit('the wrong one')")
+    write("own/mine_b/__init__.py", "", head="")
+    monkeypatch.setattr(sys, "path", [str(working_dir / "shadow"), str(working_dir / "own"), *sys.path])
+    assert recipe_names(write("own/mine_b/one.py", "recipe = make('one')")) == ["one"]
 
 
 def test_read_recipes_imports_neither_torch_nor_boto3(working_dir: Path) -> None:

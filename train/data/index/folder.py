@@ -25,6 +25,7 @@ from train.tools.filesystem import locked, read_with_checksum, with_checksum
 from .base import DataError, ImageIds, Index, ProgressCallback, names_crc32, stems_sha256
 
 FOLDER_INDEX_VERSION = 2
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 CACHED_ARRAYS = ("paths", "widths", "heights", "bad", "source", "names")
 
 
@@ -81,7 +82,7 @@ def loose_images(folder: Path) -> list[str]:
     """Return the names of images that lie beside the class folders, where no index would find them."""
     with os.scandir(folder) as entries:
         return sorted(
-            entry.name for entry in entries if entry.name.lower().endswith((".jpeg", ".jpg")) and entry.is_file()
+            entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file()
         )
 
 

@@ -10,6 +10,8 @@ from . import folder as index_folder
 from . import packed
 from .base import SPLITS, DataError, Index, ProgressCallback, stem
 
+UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
+
 
 def check_layout(root: Path) -> None:
     """Raise `DataError` unless the root has train/ and val/ with classes, and every class of val/ is in train/ too.
@@ -22,16 +24,46 @@ def check_layout(root: Path) -> None:
     _check_val_classes(root, val_classes, train_classes)
 
 
+def layout_problems(root: Path) -> list[tuple[str, str]]:
+    """Return (place, problem) for each image beside the class folders, and each class of val/ that train/ lacks.
+
+    Raises `DataError` as `class_names` does when a split has no classes at all.
+    """
+    train_classes, val_classes = (_split_classes(root, split) for split in SPLITS)
+    stray_images = [
+        str(root / split / name)
+        for split in SPLITS
+        if not packed.is_packed(root / split)
+        for name in index_folder.loose_images(root / split)
+    ]
+    return [
+        *((place, "an image beside the class folders; move it into the folder of its class") for place in stray_images),
+        *((str(root / "val" / name), UNKNOWN_CLASS) for name in sorted(set(val_classes) - set(train_classes))),
+    ]
+
+
 def _check_val_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> None:
     unknown_classes = sorted(set(val_classes) - set(train_classes))
     if unknown_classes:
-        raise DataError(
-            f"{root / 'val' / unknown_classes[0]}: a class that train/ lacks; remove it, or add it to train/"
-        )
+        raise DataError(f"{root / 'val' / unknown_classes[0]}: {UNKNOWN_CLASS}")
 
 
 def class_names(root: Path, split: str) -> list[str]:
-    """Return the class names of a split, sorted. Raises `DataError` when there are none, or packing is unfinished."""
+    """Return the class names of a split, sorted.
+
+    Raises `DataError` when there are none, packing is unfinished, or images lie beside the class folders.
+    """
+    classes = _split_classes(root, split)
+    folder = root / split
+    if not packed.is_packed(folder) and (stray_images := index_folder.loose_images(folder)):
+        raise DataError(
+            f"{folder}: {len(stray_images)} images lie beside the class folders, the first: {stray_images[0]}; move "
+            "each into the folder of its class"
+        )
+    return classes
+
+
+def _split_classes(root: Path, split: str) -> list[str]:
     folder = root / split
     if not folder.is_dir():
         raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG")
@@ -45,11 +77,6 @@ def class_names(root: Path, split: str) -> list[str]:
     classes = index_folder.class_folders(folder)
     if not classes:
         raise DataError(f"{folder}: has no class folders; the layout is {split}/<class>/*.JPEG")
-    if stray_images := index_folder.loose_images(folder):
-        raise DataError(
-            f"{folder}: {len(stray_images)} images lie beside the class folders, the first: {stray_images[0]}; move "
-            "each into the folder of its class"
-        )
     return classes
 
 
@@ -59,15 +86,20 @@ def load_index(
     classes: Sequence[str] | None = None,
     *,
     skip_bad: bool = False,
+    skip_layout_problems: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Index:
     """Return the index of root/split. For a folder of files it is built first, where it is missing or stale.
 
     `classes` are the class names by label; val/ gets those of train/. Raises `DataError` for an empty folder, a class
     that is not in `classes`, a packed set that is damaged or incomplete, and, unless `skip_bad`, for files that are not
-    images: the error counts them and names the first.
+    images: the error counts them and names the first. With `skip_layout_problems`, what `layout_problems` names is left
+    out of a folder of files.
     """
-    names = class_names(root, split)
+    if skip_layout_problems and not packed.is_packed(root / split):
+        names = [name for name in _split_classes(root, split) if classes is None or name in classes]
+    else:
+        names = class_names(root, split)
     if classes is not None:
         _check_val_classes(root, names, classes)
     if packed.is_packed(root / split):
@@ -98,5 +130,6 @@ __all__ = [
     "check_layout",
     "check_same_images",
     "class_names",
+    "layout_problems",
     "load_index",
 ]

@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.backends.aws import plan
+from cluster.backends.aws import admin, plan
 from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF_GRACE_SECONDS, RentalSpec, sort_places
+from cluster.display import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from infra.aws.launch_request import Place
+from infra.aws.market.instance_types import BUILTIN_TYPES
 from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(
@@ -54,12 +57,43 @@ def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
 def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
     def max_dollars(*places: Place, limit: float | None = None) -> float | None:
         no_type: Any = None
-        rental_plan = plan.RentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
+        rental_plan = plan.AwsRentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
         return rental_plan.max_dollars(2)
 
     assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
     assert max_dollars(place(1.0), place(None)) is None
     assert max_dollars(place(1.0), place(3.0), limit=5.0) == 5.0
+
+
+@pytest.mark.parametrize(("limit", "expected"), [
+    (None, "$13.51 until power-off, with disks and addresses (at the dearest of the places below)"),
+    (5.0, "$5.00 until power-off, with disks and addresses (--max-price-total)"),
+])  # fmt: skip
+def test_plan_says_what_the_highest_price_counts(
+    limit: float | None, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    c7i = BUILTIN_TYPES["c7i.2xlarge"]
+    spec_of_rental = rental_spec(place(1.0), place(3.0), max_dollars=limit)
+    rental_plan = plan.AwsRentalPlan(spec_of_rental, c7i, (), (), None, 2.0, 900.0)
+    two_machines: Any = SimpleNamespace(machine_names=("0", "1"))
+    cloud.show_rental_plan(rental_plan.summary(two_machines))
+    rate = 3.0 + OVERHEAD_DOLLARS_PER_HOUR
+    assert f"  at most        {expected.replace('13.51', f'{2 * rate * 2.25:.2f}')}\n" in capsys.readouterr().out
+
+
+def test_network_card_warning_names_the_types_that_several_machines_need_to_avoid() -> None:
+    assert not plan.network_card_warning(["p4d.24xlarge"], 1) and not plan.network_card_warning(["g5.48xlarge"], 8)
+    warning = plan.network_card_warning(["g5.48xlarge", "p4d.24xlarge", "p5.48xlarge", "unknown.large"], 2)
+    assert warning.startswith("p4d.24xlarge, p5.48xlarge: ") and "docs/known-problems.md" in warning
+
+
+def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "Account", lambda region: None)
+    monkeypatch.setattr(admin.stack, "missing_parts", lambda account: [])
+    monkeypatch.setattr(admin.preflight, "run_preflight", lambda account, **arguments: [])
+    (finding,) = admin.check_launch(None, ["p4d.24xlarge"], 2, "spot")
+    assert finding.level == "warning" and "p4d.24xlarge" in finding.message
+    assert admin.check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:

@@ -16,7 +16,7 @@ from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmSte
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 
 Fixture = Any
 UID = "job-1-12345678"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.state import process_log
+from train.tools import process_log
 
 logger = logging.getLogger("cluster.test_process_log")
 

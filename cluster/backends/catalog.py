@@ -1,0 +1,99 @@
+"""The names of all backends, and their options: those of this project, and those that other packages register.
+
+A package registers its backend in its pyproject.toml:
+
+    [project.entry-points."imgnet_cluster.backends"]
+    podman = "imgnet_podman:PodmanBackend"
+
+Light: `launch --help` needs names and options of the backends, and not the backends themselves.
+"""
+
+import contextlib
+from functools import cache
+from importlib import import_module
+
+from cluster.errors import BadInput
+
+from .options import BackendOptions
+
+ENTRY_POINT_GROUP = "imgnet_cluster.backends"
+UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines of which nothing is known
+# Named here, because on the machines of a job the project is a folder of code and is not installed.
+BUILTIN_BACKENDS = {
+    "local": "cluster.backends.local:LocalBackend",
+    "ssh": "cluster.backends.ssh:SshBackend",
+    "slurm": "cluster.backends.slurm.backend:SlurmBackend",
+    "aws": "cluster.backends.aws.backend:AwsBackend",
+}
+BUILTIN_OPTIONS = {
+    "local": "cluster.backends.options:LocalOptions",
+    "ssh": "cluster.backends.options:SshOptions",
+    "slurm": "cluster.backends.slurm.options:SlurmOptions",
+    "aws": "cluster.backends.aws.options:AwsOptions",
+}
+
+
+@cache
+def _class_paths() -> dict[str, str]:
+    """Return "module:class" for each backend, by name. Backends of this project cannot be replaced by others."""
+    from importlib.metadata import entry_points  # takes 30 ms
+
+    return BUILTIN_BACKENDS | {
+        entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name not in BUILTIN_BACKENDS
+    }
+
+
+def backend_names() -> list[str]:
+    """Return the names of all backends."""
+    return list(_class_paths())
+
+
+def load_class(name: str) -> type:
+    """Return the class of a backend. Raises `BadInput` when there is none, or when its package cannot be used."""
+    class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
+    if class_path is None:
+        raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
+    try:
+        found = _import(class_path)
+    except Exception as error:  # the code of another package: anything may happen
+        if name in BUILTIN_BACKENDS:
+            raise
+        raise BadInput(
+            f"the backend {name} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
+            "repair or uninstall the package that registers it"
+        ) from error
+    if not isinstance(found, type):
+        raise BadInput(f"the backend {name} ({class_path}) is no class")
+    return found
+
+
+def _import(class_path: str) -> object:
+    module_name, _, class_name = class_path.partition(":")
+    found: object = getattr(import_module(module_name), class_name)
+    return found
+
+
+def options_class(name: str) -> type[BackendOptions]:
+    """Return the class of the options that only this backend has. Raises `BadInput` as `load_class` does."""
+    is_builtin = name in BUILTIN_OPTIONS
+    found = _import(BUILTIN_OPTIONS[name]) if is_builtin else getattr(load_class(name), "options", None)
+    if not (isinstance(found, type) and issubclass(found, BackendOptions)):
+        raise BadInput(f"the options of the backend {name} are no subclass of cluster.backends.options.BackendOptions")
+    return found
+
+
+def usable_options() -> dict[str, type[BackendOptions]]:
+    """Return the option classes of all backends by name. A backend that cannot be imported is left out.
+
+    So is a backend with a flag that another backend has too: one command line cannot have both.
+    """
+    found: dict[str, type[BackendOptions]] = {}
+    taken = set[str]()
+    for name in backend_names():
+        with contextlib.suppress(BadInput):
+            options = options_class(name)
+            flags = {flag for option in options.launch_options() for flag in option.all_flags}
+            if not flags & taken:
+                found[name] = options
+                taken |= flags
+    return found
