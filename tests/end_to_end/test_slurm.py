@@ -182,6 +182,12 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSand
     assert shown["state"] == "waiting" and "waiting for Slurm" in shown["doing"]
     attach = place.sandbox.cli("attach", "job-1")
     assert attach.code == 1 and "waiting for Slurm" in attach.err and attach.err.count("\n") == 1
+    stopped = place.sandbox.cli("stop", "job-1", timeout=30)
+    assert stopped.code == 0 and (job.result or {})["state"] == "stopped", stopped
+    assert place.slurm_jobs() == [blocker]
+    place.wait_for(job, lambda: not place.sandbox.job_pids(), 60)
+
+    assert place.sandbox.cli("resume", "-d", "job-1").code == 0
     cluster.run("scancel", blocker)
     place.wait_for_steps(job, 3)
     (slurm_job,) = place.slurm_jobs()
