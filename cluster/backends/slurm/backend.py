@@ -41,7 +41,7 @@ FRESH_HEARTBEATS = 4  # a machine whose last heartbeat is not older than these i
 SILENCE_SECONDS = 20.0  # a step whose agent has sent no heartbeat for so long has lost its node
 START_SECONDS = 120.0  # from the start of Slurm's job to that of its steps
 REPLACEMENT_START_SECONDS = 15.0  # for a step that was just requested to be listed
-END_SECONDS = 10.0  # for Slurm to end a job whose processes have ended or were killed
+END_SECONDS = 6.0  # for Slurm to end a job whose processes have ended or were killed
 END_POLL_SECONDS = 0.5
 LIMIT_POLL_SECONDS = 20.0
 
