@@ -131,7 +131,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     place.assert_all_is_over(job)
     assert not place.slurm_jobs(f"--jobs={slurm_job}")
 
-    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS))
+    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS), timeout=240)
     assert undisturbed.code == 0, undisturbed
     expected = place.sandbox.job(2).result or {}
     assert result["steps"] == expected["steps"] and len(result["epochs"]) == len(expected["epochs"]) == EPOCHS
