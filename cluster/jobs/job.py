@@ -354,6 +354,8 @@ class Job:
         if self.has_ended:
             raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "pid": os.getpid()}))
+        if wait := self.backend.waits_for():  # no agent will obey the request
+            return self.fail(f"stopped while {wait}")
         deadline = time.monotonic() + JOB_STOP_TIMEOUT_SECONDS
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(STOP_POLL_SECONDS)

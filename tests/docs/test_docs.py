@@ -37,6 +37,7 @@ FOREIGN_OPTIONS = {
     *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
     *("--ipc", "--aws-service-name"),
+    *("--constraint", "--exclusive", "--oversubscribe", "--overlap", "--no-requeue"),  # of Slurm
     *("--lr", "--small"),  # of published programs, in the page of papers
 }
 # A file that a reader writes, and one that `make peers` makes.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.slurm import SlurmCluster, slurm
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
+from train.metrics.records import StepRow
 from train.tools import checkpoint_io
 
 __all__ = ["slurm"]  # a fixture
@@ -129,7 +131,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     place.assert_all_is_over(job)
     assert not place.slurm_jobs(f"--jobs={slurm_job}")
 
-    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS))
+    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS), timeout=240)
     assert undisturbed.code == 0, undisturbed
     expected = place.sandbox.job(2).result or {}
     assert result["steps"] == expected["steps"] and len(result["epochs"]) == len(expected["epochs"]) == EPOCHS
@@ -143,6 +145,10 @@ def test_lose_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
     place.wait_for_steps(job, 5)
     shell = place.sandbox.cli("ssh", "job-1", "--machine", "2", "--", "printenv", "SLURMD_NODENAME")
     assert shell.code == 0 and shell.out.strip() == place.node_of("2"), shell
+    attach = ["script", "-qfec", f"{place.sandbox.command} attach job-1 --machine 0", "/dev/null"]
+    with subprocess.Popen(attach, stdout=subprocess.PIPE, env=place.sandbox.env, cwd=place.sandbox.path) as terminal:
+        assert terminal.stdout and b"step" in terminal.stdout.read(2000)  # the trainers' log
+        terminal.terminate()
     for notice in ([], ["--notice", "20"]):
         before = attempts.newest_attempt(job.run_folder.shared)
         assert place.sandbox.cli("lose", "job-1", "--machine", "1", *notice).code == 0
@@ -152,7 +158,7 @@ def test_lose_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
     stopped = place.sandbox.cli("stop", "job-1")
     assert stopped.code == 0 and (job.result or {})["state"] == "stopped", stopped
     place.assert_all_is_over(job)
-    step = max((row["step"] for row in job.metric_rows("train")), default=0)
+    step = max((row.step for row in job.metric_rows(StepRow)), default=0)
     resumed = place.sandbox.cli("resume", "-d", "job-1")
     assert resumed.code == 0, resumed
     place.wait_for_steps(job, 3)
@@ -181,6 +187,12 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSand
     assert shown["state"] == "waiting" and "waiting for Slurm" in shown["doing"]
     attach = place.sandbox.cli("attach", "job-1")
     assert attach.code == 1 and "waiting for Slurm" in attach.err and attach.err.count("\n") == 1
+    stopped = place.sandbox.cli("stop", "job-1", timeout=30)
+    assert stopped.code == 0 and (job.result or {})["state"] == "stopped", stopped
+    assert place.slurm_jobs() == [blocker]
+    place.wait_for(job, lambda: not place.sandbox.job_pids(), 60)
+
+    assert place.sandbox.cli("resume", "-d", "job-1").code == 0
     cluster.run("scancel", blocker)
     place.wait_for_steps(job, 3)
     (slurm_job,) = place.slurm_jobs()
@@ -190,10 +202,6 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSand
     assert (
         result["state"] in ("stopped", "failed") and result["reason"] == f"Slurm ended its job {slurm_job}: cancelled"
     )
-    place.assert_all_is_over(job)
-    resumed = place.sandbox.cli("resume", "-d", "job-1")
-    assert resumed.code == 0, resumed
-    assert place.sandbox.cli("stop", "job-1").code == 0
     place.assert_all_is_over(job)
 
 

@@ -39,9 +39,9 @@ from .slurm_commands import SlurmError, SlurmJob, SlurmStep
 QUEUE_CACHE_SECONDS = 3.0  # Slurm's controller serves all users: a process does not ask it more often
 FRESH_HEARTBEATS = 4  # a machine whose last heartbeat is not older than these is alive, and Slurm is not asked
 SILENCE_SECONDS = 20.0  # a step whose agent has sent no heartbeat for so long has lost its node
-START_SECONDS = 60.0  # from the start of Slurm's job to that of its steps
+START_SECONDS = 120.0  # from the start of Slurm's job to that of its steps
 REPLACEMENT_START_SECONDS = 15.0  # for a step that was just requested to be listed
-END_SECONDS = 10.0  # for Slurm to end a job whose processes have ended or were killed
+END_SECONDS = 6.0  # for Slurm to end a job whose processes have ended or were killed
 END_POLL_SECONDS = 0.5
 LIMIT_POLL_SECONDS = 20.0
 
@@ -183,7 +183,8 @@ class SlurmBackend(SharedFolderBackend):
         with contextlib.suppress(SlurmError):
             main = self.queue().main
             if main and main.is_waiting:
-                return f"waiting for Slurm to start its job {main.id}: {main.reason}"
+                reason = main.state.lower() if main.reason == "None" else main.reason
+                return f"waiting for Slurm to start its job {main.id}: {reason}"
         return ""
 
     def explain_end(self) -> str:

@@ -1,5 +1,6 @@
 """Slurm's commands, each with a time limit. A failure is one line."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -175,5 +176,6 @@ def kill_step(step_id: str) -> None:
 
 def cancel(job_ids: Sequence[str]) -> None:
     """End jobs at once. Jobs that have ended are no error."""
-    run("scancel", "--quiet", "--full", "--signal=KILL", *job_ids)
+    with contextlib.suppress(SlurmError):  # one of them has just ended, or has not started
+        run("scancel", "--quiet", "--full", "--signal=KILL", *job_ids)
     run("scancel", "--quiet", *job_ids)

@@ -176,7 +176,7 @@ def test_batch_script_is_valid_shell_and_has_a_step_for_each_machine(backend: Sl
     [
         ({"state": "PENDING"}, [], float("inf"), False, True),
         ({"elapsed": 5.0}, [], float("inf"), False, True),  # its steps are about to start
-        ({"elapsed": 90.0}, [], float("inf"), False, False),  # it should have started them long ago
+        ({"elapsed": 150.0}, [], float("inf"), False, False),  # it should have started them long ago
         ({}, [], 10.0, False, False),  # the step has ended: the agent is dead
         ({}, [300.0], 10.0, False, True),
         ({}, [300.0], 25.0, False, False),  # a node without power
