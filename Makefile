@@ -48,6 +48,7 @@ simcloud: .venv/.installed-dev
 
 .venv/.installed: pyproject.toml constraints.txt tools.sh
 	PYTHON=$(PYTHON) sh tools.sh
+	@echo "installing PyTorch and other packages into .venv: 1 GB, or several GB with an NVIDIA driver; takes minutes"
 	sh tools.sh torch
 	$(PIP) --editable .
 	touch $@

@@ -32,9 +32,9 @@ def write_index(root: Path, images: int = IMAGES) -> None:
     import numpy as np
 
     from train.data.index.base import names_crc32, stems_sha256
-    from train.data.index.packed import INDEX_FILE, NAMES_FILE, ROW_DTYPE, file_crc32
-    from train.data.manifest import MANIFEST_FILE, PackedManifest
-    from train.tools.filesystem import to_json_bytes, write_atomic
+    from train.data.index.packed import ROW_DTYPE, file_crc32
+    from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, FileEntry, Manifest, PackingInfo
+    from train.tools.filesystem import write_atomic
 
     folder = root / "train"
     folder.mkdir(parents=True)
@@ -50,11 +50,11 @@ def write_index(root: Path, images: int = IMAGES) -> None:
     classes = [f"n{number:08d}" for number in range(1000)]
     names = [f"{classes[label]}/{classes[label]}_{n}.JPEG" for n, label in enumerate(rows["label"].tolist())]
     (folder / NAMES_FILE).write_text("".join(f"{name}\n" for name in names))
-    files: dict[str, dict[str, Any]] = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": ""} for name in (INDEX_FILE, NAMES_FILE)
+    files = {
+        name: FileEntry(bytes=(folder / name).stat().st_size, sha256="", crc32=file_crc32(folder / name))
+        for name in (INDEX_FILE, NAMES_FILE)
     }
-    files[INDEX_FILE]["crc32"] = file_crc32(folder / INDEX_FILE)
-    manifest = PackedManifest(
+    manifest = Manifest(
         split="train",
         short_side=None,
         images=images,
@@ -62,10 +62,10 @@ def write_index(root: Path, images: int = IMAGES) -> None:
         stems_digest=stems_sha256(names),
         names_checksum=names_crc32(names),
         files=files,
-        packing_info={},
+        packing_info=PackingInfo(),
         fetched="index",
     )
-    write_atomic(folder / MANIFEST_FILE, to_json_bytes(manifest.to_json()))
+    write_atomic(folder / MANIFEST_FILE, manifest.to_bytes())
     samples = [(f"/data/imagenet/train/{name}", int(label)) for name, label in zip(names, rows["label"], strict=True)]
     (root / "samples.pickle").write_bytes(pickle.dumps(samples))
 

@@ -85,7 +85,8 @@ agent() {
   while [ ! -e "$shared/result.json" ]; do
     step=$((step + 1))
     write_status running training
-    [ "$name" != 0 ] || printf '{"kind": "train", "step": %s, "images": %s, "time": 1}\n' "$step" "$step" \
+    place="\"attempt\": 1, \"time\": 1, \"step\": $step, \"images\": $step"
+    [ "$name" != 0 ] || printf '{"kind": "train", %s, "epoch": 1, "scalars": {}}\n' "$place" \
       >>"$shared/metrics/000001.jsonl"
     [ "$name" != 0 ] || [ "$step" -lt "$steps" ] || write_result
     sleep_unless_stopped {beat}

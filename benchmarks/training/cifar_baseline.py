@@ -77,7 +77,7 @@ def train_ours(data: Path, seed: int, target: float) -> RunToTarget:
         lines = (Path(folder) / "metrics" / "000001.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     first_row = next(row for row in rows if row["kind"] == "train")  # covers the first step alone
-    start = first_row["time"] - first_row["times/step_ms"] / 1000
+    start = first_row["time"] - first_row["scalars"]["times/step_ms"] / 1000
     validations = [(row["time"], row["top1"]) for row in rows if row["kind"] == "epoch" and row["top1"] is not None]
     return run_to_target(start, validations, target)
 

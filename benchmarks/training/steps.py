@@ -87,7 +87,7 @@ class AlternatingTrainer(engine_trainer.Trainer):
         bare_seconds = self.bare_loop.run_steps(epoch.steps)
         start = time.perf_counter()
         super().run_epoch(epoch, batches)
-        checkpoint_seconds = self.time_breakdown.epoch_times(epoch.number + 1)["where"]["checkpoints"]
+        checkpoint_seconds = self.time_breakdown.epoch_times(epoch.number + 1).where["checkpoints"]
         our_seconds = time.perf_counter() - start - checkpoint_seconds
         if epoch.scheduled_phase.phase.epochs[0] and epoch.scheduled_phase is not self.schedule.scheduled_phases[-1]:
             self.epoch_seconds.append((bare_seconds, our_seconds))

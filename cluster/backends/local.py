@@ -19,7 +19,7 @@ from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools.records import read_record
+from train.tools.records import encode, read_record
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
@@ -70,7 +70,7 @@ class LocalPlanner(MachinePlanner):
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Add the forecast, if the speed of this computer is known."""
         forecast = forecast_local(spec, schedule, self.request.constants)
-        return MachinePlan(spec=replace(spec, forecast=forecast.to_json() if forecast else None))
+        return MachinePlan(spec=replace(spec, forecast=encode(forecast.to_record()) if forecast else None))
 
 
 class LocalBackend(SharedFolderBackend):

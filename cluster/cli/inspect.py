@@ -109,7 +109,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     else:
         display_status.show_status(job_status, machines, timeline)
         if result and result.against:
-            constants_source = (result.forecast or {}).get("source", "")
+            constants_source = result.forecast.source if result.forecast else ""
             display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.name)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))

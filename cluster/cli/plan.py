@@ -8,6 +8,7 @@ import click
 
 from cluster.errors import BadInput
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
+from train.tools.records import encode
 
 from .options import (
     GroupedCommand,
@@ -272,7 +273,7 @@ def _plan_json(job_plan: "Plan") -> dict[str, Any]:
         "machines": job_plan.spec.machines,
         "gpus": job_plan.spec.schedule_gpus,
         "images": job_plan.schedule.images,
-        "phases": job_plan.schedule.table(),
+        "phases": encode(job_plan.schedule.table()),
         "steps": job_plan.schedule.steps,
         "notes": list(job_plan.notes),
     }

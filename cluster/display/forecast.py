@@ -5,7 +5,7 @@ from itertools import groupby
 
 from cluster.planning import choose
 from cluster.planning.candidates import Candidate, group_by_type
-from cluster.state.job_result import JsonObject
+from train.forecast import TermComparison
 
 from .cloud import format_dollars
 from .tables import print_table
@@ -25,9 +25,9 @@ def dominant_terms(candidate: Candidate) -> str:
     if candidate.forecast is None:
         return ""
     ranges = []
-    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row["most"]):
+    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row.most):
         rows = list(group)
-        ranges.append(f"{term} {rows[0]['start']}-{rows[-1]['end']}")
+        ranges.append(f"{term} {rows[0].start}-{rows[-1].end}")
     return ", ".join(ranges)
 
 
@@ -77,12 +77,12 @@ def show_phase_forecasts(candidate: Candidate) -> None:
         return
     rows = [
         (
-            f"{phase['start']}-{phase['end']}",
-            phase["size"],
-            phase["batch"],
-            f"{phase['seconds']:.1f}",
-            *(f"{phase['terms'][term]:.1f}" for term in TERM_COLUMNS),
-            phase["most"],
+            f"{phase.start}-{phase.end}",
+            phase.size,
+            phase.batch,
+            f"{phase.seconds:.1f}",
+            *(f"{phase.terms[term]:.1f}" for term in TERM_COLUMNS),
+            phase.most,
         )
         for phase in candidate.forecast.phase_rows()
     ]
@@ -117,14 +117,14 @@ def show_choice(candidate: Candidate, command: str) -> None:
     print(f"  {command}")
 
 
-def show_forecast_vs_actual(rows: Sequence[JsonObject], constants_source: str = "", job_name: str = "") -> None:
+def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:
     """Print the forecast of a job beside the actual times, term by term. Terms of less than a second get no error."""
     cells = [
         (
-            row["term"],
-            f"{row['forecast']:.1f}",
-            f"{row['actual']:.1f}",
-            "" if row["error"] is None or row["actual"] < 1 else f"{100 * row['error']:+.0f} %",
+            row.term,
+            f"{row.forecast:.1f}",
+            f"{row.actual:.1f}",
+            "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %",
         )
         for row in rows
     ]

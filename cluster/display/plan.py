@@ -1,11 +1,11 @@
 """Prints a plan: schedule, machines, price, and the requests that a dry run shows."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.planning.plan import Plan
 from train.metrics.text import describe_training, format_lr_range
+from train.recipe.schedule import PhaseRow
 
 from . import cloud
 from .tables import print_table
@@ -46,21 +46,21 @@ def show_rental_requests(plan: Plan) -> None:
         cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
 
 
-def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
+def show_schedule(rows: Sequence[PhaseRow]) -> None:
     """Print a schedule in the columns of a paper's table, a row for each phase."""
     columns = ("epochs", "size", "batch", "global", "rate", "rate/256", "steps", "copy", "scale", "val")
     cells = [
         (
-            f"{row['start']}-{row['end']}",
-            f"{row['size']}{' rect' if row['rect_train'] else ''}",
-            row["batch"],
-            row["global_batch"],
-            format_lr_range(row["lr"], row["peak"]),
-            format_lr_range(row["lr_per_256"]),
-            row["steps"],
-            row["copy"] or "full",
-            row["min_scale"],
-            ("rect" if row["rect_val"] else "square") + VALIDATION_SUFFIXES[row["validate"]],
+            f"{row.start}-{row.end}",
+            f"{row.size}{' rect' if row.rect_train else ''}",
+            row.batch,
+            row.global_batch,
+            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr_per_256),
+            row.steps,
+            row.copy or "full",
+            row.min_scale,
+            ("rect" if row.rect_val else "square") + VALIDATION_SUFFIXES[row.validate],
         )
         for row in rows
     ]

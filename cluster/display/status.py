@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from cluster.state.states import SetupStep
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
-from train.metrics.text import format_duration, time_breakdown_lines
+from train.metrics.text import format_duration, time_table_lines
 from train.tools.records import encode
 
 from .tables import print_table
@@ -58,7 +58,7 @@ def show_status(status: JobStatus, machines: Mapping[str, MachineRow], attempts:
         print()
         show_timeline(attempts)
     if status.where:
-        print("\n" + "\n".join(time_breakdown_lines(status.where, status.goodput)))
+        print("\n" + "\n".join(time_table_lines(status.where, status.goodput)))
 
 
 def _format_status_value(name: str, value: object) -> str:

@@ -10,6 +10,7 @@ from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
+from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
@@ -76,12 +77,12 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return backend.job_cost(moment).dollars
 
-    epochs = job.metric_rows("epoch")
-    steps = job.metric_rows("train")
+    epochs = job.metric_rows(EpochRow)
+    steps = job.metric_rows(StepRow)
     target_time = None
     if target_top5 is not None:
-        target_time = next((row["time"] for row in epochs if (row["top5"] or 0.0) >= target_top5), None)
-    begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
+        target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
+    begin, end = (steps[0].time, epochs[-1].time) if steps and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.path, job.run_folder.shared)
     return CostReport(

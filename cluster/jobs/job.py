@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from cluster.backends import registry
@@ -24,6 +23,7 @@ from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
+from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
@@ -220,15 +220,18 @@ class Job:
                 )
             time.sleep(WAIT_POLL_SECONDS)
 
-    def metric_rows(self, kind: str) -> list[dict[str, Any]]:  # Any: lines that the trainers wrote
-        """Return the metrics of one kind, "train" or "epoch". Steps repeated by a later attempt appear once."""
-        return state_status.read_metrics(self.path, kind)
+    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
+        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
+        return state_status.read_metrics(self.path, row_type)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
-        short_name = name.removeprefix("val/") if "top" in name else name.replace("/", "_")
-        kind, key = ("epoch", short_name) if name.startswith("val/") else ("train", name)
-        return [(row["images"], row[key]) for row in self.metric_rows(kind) if row.get(key) is not None]
+        values: list[tuple[int, float | None]]
+        if name.startswith("val/"):
+            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
+        else:
+            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
+        return [(images, value) for images, value in values if value is not None]
 
     def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
         """Return the log file of a rank in an attempt (default: the last one).

@@ -7,8 +7,8 @@ from cluster.errors import BadInput
 from cluster.state.job_result import JobResult
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
-from train.forecast import DEFAULT_CONSTANTS, Constants, calibrate
-from train.tools.records import encode
+from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, calibrate
+from train.tools.records import decode, encode
 
 CPU_CARD = "CPU"  # stands for the GPU model of machines without GPUs
 UNLIMITED_NETWORK_GBPS = 1e9
@@ -20,9 +20,9 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
         raise BadInput(f"--from {job_name}: the job is not done, so it has no measurements for a forecast")
     try:
         if result.constants:
-            return Constants.from_json(result.constants)
-        return calibrate(encode(result), job_name, result.start_seconds(include_one_time=False))
-    except (KeyError, TypeError, ValueError) as error:
+            return result.constants
+        return calibrate(decode(MeasuredRun, encode(result)), job_name, result.start_seconds(include_one_time=False))
+    except ValueError as error:
         raise BadInput(f"--from {job_name}: its result.json lacks measurements for a forecast ({error})") from error
 
 

@@ -8,6 +8,7 @@ from cluster.backends.machine_types import MachineType, find_machine_type
 from cluster.errors import BadInput
 from train.forecast import Constants, Forecast, forecast, scaling_efficiency
 from train.recipe.schema import Recipe
+from train.tools.records import encode
 
 from .plan import Plan
 
@@ -56,7 +57,7 @@ class Candidate:
         forecast_data = None
         if self.forecast:
             forecast_data = {
-                **self.forecast.to_json(),
+                **encode(self.forecast.to_record()),
                 "dollars": {"on_demand": self.dollars(self.minutes), "spot": None},
                 "target": {
                     "epochs": self.epochs_to_target,

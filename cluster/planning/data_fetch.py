@@ -17,7 +17,7 @@ from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import fetch_manifest, fetch_small_file
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS, SetToFetch, format_bytes
 from train.data.fetch.sources import FolderSource, Source
-from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, SourceManifest
+from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, Manifest
 from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
 from train.tools.filesystem import read_json
 
@@ -93,7 +93,7 @@ class RemoteDataset:
     copies_source: str  # root of the resized copies; "": beside `source`
     target: Path  # folder on each machine
     # By short side (None: full size) and split, as far as this computer can read the source.
-    manifests: dict[int | None, dict[str, SourceManifest]]
+    manifests: dict[int | None, dict[str, Manifest]]
 
     @classmethod
     def resolve(cls, source: str, recipe: Recipe, copies: str, fetch_folder: str, planner: MachinePlanner) -> Self:
@@ -114,9 +114,9 @@ class RemoteDataset:
                 return dataset
             raise ClusterError(str(error)) from error
 
-    def _manifests_by_size(self, recipe: Recipe) -> dict[int | None, dict[str, SourceManifest]]:
+    def _manifests_by_size(self, recipe: Recipe) -> dict[int | None, dict[str, Manifest]]:
         """Read the manifests of the full-size images, and of those resized copies that exist. Raises `FetchError`."""
-        manifests: dict[int | None, dict[str, SourceManifest]] = {None: _read_split_manifests(self.source)}
+        manifests: dict[int | None, dict[str, Manifest]] = {None: _read_split_manifests(self.source)}
         for short_side in recipe.copy_sizes:
             with contextlib.suppress(FetchError):
                 location = copies_location(self.source, self.copies_source, short_side)
@@ -128,7 +128,7 @@ class RemoteDataset:
         """The numbers of training and validation images; 0 when the manifests could not be read."""
         if not self.manifests:
             return 0, 0
-        train, val = (int(self.manifests[None][split].fields["images"]) for split in ("train", "val"))
+        train, val = (self.manifests[None][split].images for split in ("train", "val"))
         return train, val
 
     def describe(self, recipe: Recipe) -> str:
@@ -151,7 +151,7 @@ class RemoteDataset:
         return f"data: {'; '.join(parts)}; each machine fetches it from {self.source} to {self.target} before it trains"
 
 
-def _read_split_manifests(location: str) -> dict[str, SourceManifest]:
+def _read_split_manifests(location: str) -> dict[str, Manifest]:
     source = open_source(location)
     return {split: fetch_manifest(source, split, MANIFEST_TIMEOUT_SECONDS) for split in SPLITS}
 

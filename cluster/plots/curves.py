@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from cluster.state.job_result import JsonObject
+from train.forecast import TermComparison
 from train.metrics.text import PART_TITLES
 
 from . import figures, svg
-from .job_facts import JobFacts
+from .job_facts import JobFacts, JsonObject
 from .palette import SERIES_COLORS
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _training_and_validation_seconds(row: JsonObject) -> dict[str, float]:
 
 
 def _part_color(part: str) -> str:
-    return SERIES_COLORS[list(PART_TITLES).index(part)]
+    return SERIES_COLORS[[str(known_part) for known_part in PART_TITLES].index(part)]
 
 
 def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
@@ -275,27 +275,26 @@ def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
 
     `name` is the prefix of the SVG ids, unique in the page.
     """
-    terms = [row for row in facts.forecast_comparison if row["term"] != "all"]
-    total = next((row for row in facts.forecast_comparison if row["term"] == "all"), None)
-    if not terms and facts.forecast:
-        terms = [
-            {"term": term, "forecast": seconds, "actual": None, "error": None}
-            for term, seconds in facts.forecast.get("terms", {}).items()
-            if seconds
-        ]
-    if not terms:
+    total = next((row for row in facts.forecast_comparison if row.term == "all"), None)
+    actual_terms = [row for row in facts.forecast_comparison if row is not total]
+    if actual_terms:
+        forecast_terms = {row.term: row.forecast for row in actual_terms}
+    else:
+        all_terms = facts.forecast.terms if facts.forecast else {}
+        forecast_terms = {term: seconds for term, seconds in all_terms.items() if seconds}
+    if not forecast_terms:
         return None
-    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(terms))
-    unit, seconds_per_unit = time_unit(max(max(row["forecast"], row["actual"] or 0.0) for row in terms))
-    for index, row in enumerate(terms):
-        _draw_bar(axes, index - 0.2, row["forecast"] / seconds_per_unit, FORECAST_COLOR)
-        if row["actual"] is not None:
-            error_text = format_forecast_error(row["actual"], row["error"])
-            _draw_bar(axes, index + 0.2, row["actual"] / seconds_per_unit, ACTUAL_COLOR, error_text)
-    axes.set(xlabel=unit, ylim=(len(terms) - 0.5, -0.5))
+    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(forecast_terms))
+    unit, seconds_per_unit = time_unit(max([*forecast_terms.values(), *(row.actual for row in actual_terms)]))
+    for index, seconds in enumerate(forecast_terms.values()):
+        _draw_bar(axes, index - 0.2, seconds / seconds_per_unit, FORECAST_COLOR)
+    for index, row in enumerate(actual_terms):
+        error_text = format_forecast_error(row.actual, row.error)
+        _draw_bar(axes, index + 0.2, row.actual / seconds_per_unit, ACTUAL_COLOR, error_text)
+    axes.set(xlabel=unit, ylim=(len(forecast_terms) - 0.5, -0.5))
     axes.margins(x=0.26)  # room for the numbers beside the bars
     axes.set_xlim(left=0)
-    axes.set_yticks(range(len(terms)), [row["term"] for row in terms])
+    axes.set_yticks(range(len(forecast_terms)), [*forecast_terms])
     axes.grid(visible=False, axis="y")
     title = "Forecast"
     legend = [LegendEntry("forecast", FORECAST_COLOR, "box")]
@@ -319,18 +318,17 @@ def format_forecast_error(actual: float | None, error: float | None) -> str:
     return "" if error is None or not actual or actual < 1 else f"{100 * error:+.0f} %"
 
 
-def _forecast_total_note(facts: JobFacts, total: JsonObject | None) -> str:
+def _forecast_total_note(facts: JobFacts, total: TermComparison | None) -> str:
     """Return a sentence on the total time, and where the constants of the forecast come from."""
-    forecast = facts.forecast or {}
-    source_note = f" (constants: {forecast['source']})" if forecast.get("source") else ""
+    forecast = facts.forecast
+    source_note = f" (constants: {forecast.source})" if forecast and forecast.source else ""
     if not total:
-        minutes = forecast.get("minutes")
-        return "" if minutes is None else f"{minutes:.3g} minutes in total{source_note}"
-    error_text = format_forecast_error(total["actual"], total["error"])
+        return f"{forecast.minutes:.3g} minutes in total{source_note}" if forecast else ""
+    error_text = format_forecast_error(total.actual, total.error)
     error_note = f" ({error_text})" if error_text else ""
-    unit, seconds_per_unit = time_unit(max(total["forecast"], total["actual"]))
-    predicted = f"{total['forecast'] / seconds_per_unit:.1f} {unit}"
-    return f"total: forecast {predicted}{source_note}, actual {total['actual'] / seconds_per_unit:.1f}{error_note}"
+    unit, seconds_per_unit = time_unit(max(total.forecast, total.actual))
+    predicted = f"{total.forecast / seconds_per_unit:.1f} {unit}"
+    return f"total: forecast {predicted}{source_note}, actual {total.actual / seconds_per_unit:.1f}{error_note}"
 
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:

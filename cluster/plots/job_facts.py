@@ -3,11 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from cluster.backends.rentals import MachineCost
-from cluster.state.job_result import JobResult, JsonObject
+from cluster.state.job_result import JobResult
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
+from train.forecast import ForecastRecord, TermComparison
+from train.recipe.schedule import PhaseRow
+
+JsonObject = dict[str, Any]  # Any: the columns of the curves, which differ
 
 
 class Activity(StrEnum):
@@ -84,13 +89,13 @@ class JobFacts:
     processes: int
     epochs: Sequence[JsonObject]
     train: Sequence[JsonObject]
-    schedule: Sequence[JsonObject]
+    schedule: Sequence[PhaseRow]
     timeline: Sequence[TimelineRow]
     activity: SpansByMachine
     losses: Sequence[tuple[str, float]]
     hosts: Mapping[str, str]
-    forecast: JsonObject | None
-    forecast_comparison: Sequence[JsonObject]
+    forecast: ForecastRecord | None
+    forecast_comparison: Sequence[TermComparison]
     cost: CostFacts
     sample_images: Sequence[SampleImage]
     provenance: Sequence[tuple[str, str]]

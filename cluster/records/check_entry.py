@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Recipe
-from train.recipe.target import Target
 from train.tools.filesystem import json_roundtrip
 
 from . import writers
@@ -88,7 +87,8 @@ def _expected_entry(entry: JsonMapping, recipe: Recipe) -> JsonMapping:
         "cost": {"dollars": None if price is None else price * misc["hours"]},
     }
     if target := misc["target"]:
-        reaching_row = Target(target["metric"], target["goal"]).first_epoch_reaching(epochs)
+        reached_rows = (row for row in epochs if (row[target["metric"]] or 0.0) >= target["goal"])
+        reaching_row = next(reached_rows, None)
         expected_misc["target"] = {"reached": reaching_row is not None, "epoch": reaching_row and reaching_row["epoch"]}
         if reaching_row and target["seconds"] is not None:
             seconds = reaching_row["seconds"]

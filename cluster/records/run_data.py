@@ -15,7 +15,8 @@ from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
 from cluster.state import result as state_result
-from train.tools.filesystem import read_json_lines
+from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
+from train.recipe.history import EpochResult
 from train.tools.records import encode
 
 JsonDict = dict[str, Any]
@@ -38,9 +39,10 @@ def collect_run_data(job: Job) -> JsonDict:
     result = job.result
     assert result  # the job has ended
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
-    metrics_rows = effective_metrics(job, attempts_by_number)
-    start_rows = [row for row in metrics_rows if row["kind"] == "start"]
-    epochs = epoch_rows(metrics_rows, result.epochs)
+    start_rows = effective_metrics(job, attempts_by_number, StartRow)
+    training_rows = effective_metrics(job, attempts_by_number, StepRow)
+    epoch_metrics = effective_metrics(job, attempts_by_number, EpochRow)
+    epochs = epoch_rows(epoch_metrics, training_rows, result.epochs)
     if not any(row["top1"] is not None for row in epochs):
         status = job.status()
         reason = f": {status.reason}" if status.reason else ""
@@ -56,50 +58,48 @@ def collect_run_data(job: Job) -> JsonDict:
         "state": job.state,
         "backend": spec.backend,
         "recipe": spec.recipe.to_json(),
-        "gpus": last_start["gpus"],
+        "gpus": last_start.gpus,
         "max_steps": spec.train.max_steps,
         "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(run_folder, spec),
-        "loading_began_at": start_rows[0]["begun"],
+        "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
-        "train_images": last_start["train_images"],
-        "val_images": last_start["val_images"],
-        "device": last_start["device"],
-        "processor": last_start["processor"] or None,
-        "precision": last_start["precision"],
-        "versions": last_start["versions"],
-        "processes_by_attempt": {str(row["attempt"]): row["world"] for row in start_rows},
+        "train_images": last_start.train_images,
+        "val_images": last_start.val_images,
+        "device": last_start.device,
+        "processor": last_start.processor or None,
+        "precision": last_start.precision,
+        "versions": last_start.versions,
+        "processes_by_attempt": {str(row.attempt): row.world for row in start_rows},
         "epochs": epochs,
         "attempts": encode(timeline.attempt_rows(job.path, run_folder.shared)),
-        "recovery_costs": recovery_costs(metrics_rows, attempts_by_number),
-        "target": result.target,
-        "schedule": result.schedule,
+        "recovery_costs": recovery_costs(start_rows[0].begun, training_rows, attempts_by_number),
+        "target": encode(result.target),
+        "schedule": encode(result.schedule),
         "result_seconds": result.clock.seconds if result.clock else None,
-        "result_epochs": result.epochs,
+        "result_epochs": encode(result.epochs),
         "result_top": {"top1": result.top1, "top5": result.top5},
         "machine_counts": [len(attempt.members) for attempt in attempts_by_number.values()],
         **machine_costs(job, attempts_by_number, epochs[-1]["at"]),
     }
 
 
-def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber) -> list[JsonDict]:
+def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
     """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
-    rows: list[JsonDict] = []
+    rows: list[RowT] = []
     for path in sorted((job.path / "metrics").glob("*.jsonl")):
         number = int(path.stem)
         last_step = min(
             (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf
         )
-        rows += [
-            {**row, "attempt": number}
-            for row in read_json_lines(path, "kind", "step", "time")
-            if row["kind"] == "start" or row["step"] <= last_step
-        ]
+        rows += [row for row in read_metrics_file(path, row_type) if isinstance(row, StartRow) or row.step <= last_step]
     return rows
 
 
-def epoch_rows(metrics_rows: Sequence[JsonDict], result_epochs: Sequence[Mapping[str, Any]]) -> list[JsonDict]:
+def epoch_rows(
+    epoch_metrics: Sequence[EpochRow], step_metrics: Sequence[StepRow], result_epochs: Sequence[EpochResult]
+) -> list[JsonDict]:
     """Return a row for each epoch that has ended.
 
     To the epoch's result it adds "step" (of the run, at the end of the epoch), "attempt" (in which it ended),
@@ -107,50 +107,48 @@ def epoch_rows(metrics_rows: Sequence[JsonDict], result_epochs: Sequence[Mapping
     "began_at", "trained_at" (after its last step) and "noted_at" (when its line was written). What is not known is
     None.
     """
-    row_by_epoch = {row["epoch"]: row for row in result_epochs}
+    row_by_epoch = {row.epoch: row for row in result_epochs}
     # Of two lines about the same epoch, the one of the later attempt counts.
-    row_by_epoch |= {row["epoch"]: row for row in metrics_rows if row["kind"] == "epoch"}
-    training_row_by_step = {row["step"]: row for row in metrics_rows if row["kind"] == "train"}
+    row_by_epoch |= {row.epoch: row for row in epoch_metrics}
+    training_row_by_step = {row.step: row for row in step_metrics}
     epochs = list[JsonDict]()
     steps_done = 0
     for number in sorted(row_by_epoch):
         row = row_by_epoch[number]
-        first_step = training_row_by_step.get(steps_done + 1, {})
-        steps_done += row["steps"]
-        last_step = training_row_by_step.get(steps_done, {})
+        first_step = training_row_by_step.get(steps_done + 1)
+        steps_done += row.steps
+        last_step = training_row_by_step.get(steps_done)
         # The first line is written after the first step, so the epoch began one step's time before.
-        images_per_second = first_step.get("times/images_per_second")
-        images_of_step = min(row["global_batch"], row["train_images"])
-        began_at = first_step["time"] - images_of_step / images_per_second if images_per_second else None
+        images_per_second = first_step.scalars.get("times/images_per_second") if first_step else None
+        images_of_step = min(row.global_batch, row.train_images)
+        began_at = first_step.time - images_of_step / images_per_second if first_step and images_per_second else None
         epochs.append(
             {
-                **{name: value for name, value in row.items() if name not in METRICS_ONLY_FIELDS},
+                **{name: value for name, value in encode(row).items() if name not in METRICS_ONLY_FIELDS},
                 "step": steps_done,
-                "attempt": row.get("attempt"),
-                "first_lr": first_step.get("sizes/lr"),
-                "last_lr": last_step.get("sizes/lr"),
-                "noted_at": row.get("time"),
+                "attempt": row.attempt if isinstance(row, EpochRow) else None,
+                "first_lr": first_step.scalars.get("sizes/lr") if first_step else None,
+                "last_lr": last_step.scalars.get("sizes/lr") if last_step else None,
+                "noted_at": row.time if isinstance(row, EpochRow) else None,
                 "began_at": began_at,
-                "trained_at": last_step.get("time"),
+                "trained_at": last_step.time if last_step else None,
             }
         )
     return epochs
 
 
-def recovery_costs(metrics_rows: Sequence[JsonDict], attempts_by_number: AttemptsByNumber) -> list[JsonDict]:
+def recovery_costs(
+    loading_began_at: float | None, training_rows: Sequence[StepRow], attempts_by_number: AttemptsByNumber
+) -> list[JsonDict]:
     """Return, for each attempt after the first, the step from which it resumed and the seconds that it cost.
 
     The seconds are those of the wall clock from the checkpoint that the attempt loaded until its own first step was
     done. They are None where no metrics tell.
     """
-    loading_began_at = min((row["begun"] for row in metrics_rows if row["kind"] == "start"), default=None)
-    training_rows = [row for row in metrics_rows if row["kind"] == "train"]
     costs = []
     for number, attempt in list(attempts_by_number.items())[1:]:
-        times_before = [
-            row["time"] for row in training_rows if row["attempt"] < number and row["step"] <= attempt.first_step
-        ]
-        times_after = [row["time"] for row in training_rows if row["attempt"] == number]
+        times_before = [row.time for row in training_rows if row.attempt < number and row.step <= attempt.first_step]
+        times_after = [row.time for row in training_rows if row.attempt == number]
         checkpoint_time = times_before[-1] if times_before else loading_began_at
         seconds = times_after[0] - checkpoint_time if times_after and checkpoint_time is not None else None
         costs.append({"attempt": number, "step": attempt.first_step, "seconds": seconds})

@@ -8,10 +8,14 @@ from itertools import pairwise
 from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
-from cluster.plots.job_facts import CostFacts, JobFacts, TimelineRow
-from cluster.state.job_result import JobResult, JsonObject
+from cluster.plots.job_facts import CostFacts, JobFacts, JsonObject, TimelineRow
+from cluster.state.job_result import JobResult
+from train.forecast import ForecastRecord
 from train.metrics import text
-from train.recipe.schedule import Schedule, scaled_image_count
+from train.metrics.records import EpochRow, StepRow
+from train.recipe.history import EpochResult
+from train.recipe.schedule import PhaseRow, Schedule, scaled_image_count
+from train.tools.records import decode, encode
 
 from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
@@ -47,8 +51,8 @@ def _collect_facts(job: Job) -> JobFacts:
     status = job.status()
     timeline = job.timeline()
     activity = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
-    training_rows = job.metric_rows("train")
-    clock = WorkClock(activity, training_rows[0]["time"] if training_rows else spec.created)
+    training_rows = job.metric_rows(StepRow)
+    clock = WorkClock(activity, training_rows[0].time if training_rows else spec.created)
     schedule = (result and result.schedule) or _planned_schedule(job)
     return JobFacts(
         job=job.name,
@@ -60,7 +64,7 @@ def _collect_facts(job: Job) -> JobFacts:
         backend=job.backend.description,
         machines=spec.machines,
         processes=spec.machines * spec.procs,
-        epochs=epochs_over_time(job.metric_rows("epoch"), result.epochs if result else [], clock),
+        epochs=epochs_over_time(job.metric_rows(EpochRow), result.epochs if result else (), clock),
         train=downsample([_training_row(row, clock) for row in training_rows]),
         schedule=schedule,
         timeline=[TimelineRow(**vars(row), seconds=clock.seconds_at(row.at)) for row in timeline],
@@ -70,40 +74,40 @@ def _collect_facts(job: Job) -> JobFacts:
         },
         losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
         hosts={name: machine.host for name, machine in job.machine_details().items()},
-        forecast=(result and result.forecast) or spec.forecast,
-        forecast_comparison=(result and result.against) or [],
+        forecast=result.forecast if result and result.forecast else _launch_forecast(job),
+        forecast_comparison=(result and result.against) or (),
         cost=cost_over_time(job, result),
-        sample_images=sample_images(job.path, schedule[-1] if schedule else {}),
+        sample_images=sample_images(job.path, schedule[-1] if schedule else None),
         provenance=provenance(job, result, clock),
     )
 
 
 def epochs_over_time(
-    metrics_rows: Sequence[JsonObject], result_epochs: Sequence[JsonObject], clock: WorkClock
+    metrics_rows: Sequence[EpochRow], result_epochs: Sequence[EpochResult], clock: WorkClock
 ) -> list[JsonObject]:
     """Return the rows of the epochs with "at", in seconds at work, and "images", the number of images seen.
 
     They come from the metrics, or from the result of an old run that has no metrics.
     """
     if metrics_rows:
-        return [{**row, "at": clock.seconds_at(row["time"])} for row in metrics_rows]
+        return [{**encode(row), "at": clock.seconds_at(row.time)} for row in metrics_rows]
     rows = []
     seconds = 0.0
     images = 0
     for row in result_epochs:
-        seconds += row["seconds"]
-        images += row["train_images"]
-        rows.append({**row, "at": seconds, "images": images})
+        seconds += row.seconds
+        images += row.train_images
+        rows.append({**encode(row), "at": seconds, "images": images})
     return rows
 
 
-def _training_row(row: JsonObject, clock: WorkClock) -> JsonObject:
-    """Return the columns of the curves from a row of the metrics; None for what an old trainer did not write."""
+def _training_row(row: StepRow, clock: WorkClock) -> JsonObject:
+    """Return the columns of the curves from a row of the metrics; None for a scalar that was not measured."""
     return {
-        "images": row["images"],
-        "at": clock.seconds_at(row["time"]),
-        "attempt": row.get("attempt", 1),
-        **{column: row.get(metric) for column, metric in METRIC_BY_COLUMN.items()},
+        "images": row.images,
+        "at": clock.seconds_at(row.time),
+        "attempt": row.attempt,
+        **{column: row.scalars.get(metric) for column, metric in METRIC_BY_COLUMN.items()},
     }
 
 
@@ -131,7 +135,11 @@ def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonObje
     return function(values) if values else None
 
 
-def _planned_schedule(job: Job) -> list[JsonObject]:
+def _launch_forecast(job: Job) -> ForecastRecord | None:
+    return decode(ForecastRecord, job.spec.forecast) if job.spec.forecast else None
+
+
+def _planned_schedule(job: Job) -> list[PhaseRow]:
     """Return the rows of the planned schedule, for a job without a result."""
     spec = job.spec
     train_images = scaled_image_count(spec.recipe.data.train, spec.train.scale)

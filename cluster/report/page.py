@@ -157,7 +157,7 @@ def _job_sections(all_facts: Sequence[JobFacts], index: int) -> JobSections:
 
 def _start_note(facts: JobFacts) -> str:
     """Return a sentence on the time before the first step."""
-    start = (facts.status.where or {}).get("start")
+    start = facts.status.where.start if facts.status.where else {}
     if not start:
         return ""
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items())
@@ -167,4 +167,4 @@ def _start_note(facts: JobFacts) -> str:
 def _forecast_note(facts: JobFacts) -> str:
     """Return the forecast as a single number, for a forecast without terms to draw."""
     forecast = facts.forecast
-    return f"{forecast['minutes']:.3g} minutes (constants: {forecast['source']})" if forecast else ""
+    return f"{forecast.minutes:.3g} minutes (constants: {forecast.source})" if forecast else ""

@@ -4,28 +4,27 @@ import base64
 from pathlib import Path
 
 from cluster.plots.job_facts import PixelSize, RelativeBox, SampleImage
-from cluster.state.job_result import JsonObject
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
-from train.metrics import thumbnails
+from train.metrics.thumbnails import Thumbnail, read_thumbnails
+from train.recipe.schedule import PhaseRow
 
 
-def sample_images(run_folder: Path, schedule_row: JsonObject) -> list[SampleImage]:
+def sample_images(run_folder: Path, schedule_row: PhaseRow | None) -> list[SampleImage]:
     """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates."""
-    if not schedule_row:
+    if schedule_row is None:
         return []
-    return [_describe_image(thumbnail, schedule_row) for thumbnail in thumbnails.read_thumbnails(run_folder)]
+    return [_describe_image(thumbnail, schedule_row) for thumbnail in read_thumbnails(run_folder)]
 
 
-def _describe_image(thumbnail: JsonObject, schedule_row: JsonObject) -> SampleImage:
-    side = int(schedule_row["size"])
-    width, height = thumbnail["size"]
-    uses_rectangle = bool(schedule_row.get("rect_val"))
+def _describe_image(thumbnail: Thumbnail, schedule_row: PhaseRow) -> SampleImage:
+    side, uses_rectangle = schedule_row.size, schedule_row.rect_val
+    width, height = thumbnail.size
     crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
     return SampleImage(
-        label=thumbnail["label"],
+        label=thumbnail.label,
         size=(width, height),
-        shown=thumbnail["shown"],
-        src="data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
+        shown=thumbnail.shown,
+        src="data:image/jpeg;base64," + base64.b64encode(thumbnail.jpeg).decode(),
         square=center_crop_box((width, height), (side, side)),
         rectangle=center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
         pixels=(crop_width, crop_height),

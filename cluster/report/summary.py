@@ -28,7 +28,7 @@ def headline_values(facts: JobFacts) -> dict[str, str]:
     status = facts.status
     result = facts.result
     forecast = facts.forecast
-    target = (result and result.target) or {}
+    target = result.target if result else None
     validated = [row for row in facts.epochs if row.get("top1") is not None]
     if validated:
         top1, top5 = validated[-1]["top1"], validated[-1].get("top5")
@@ -50,8 +50,8 @@ def headline_values(facts: JobFacts) -> dict[str, str]:
         "epochs run": str(len(facts.epochs)),
         "attempts": str(status.attempt),
         "machines lost": str(len(facts.losses)),
-        "minutes to target": _format_minutes(target.get("minutes")),
-        "minutes forecast": _format_minutes(forecast["minutes"] if forecast else None),
+        "minutes to target": _format_minutes(target.minutes if target else None),
+        "minutes forecast": _format_minutes(forecast.minutes if forecast else None),
     }
 
 

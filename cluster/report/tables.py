@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.plots.job_facts import JobFacts
-from cluster.state.job_result import JsonObject
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
+from train.recipe.schedule import PhaseRow
 
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
@@ -71,14 +71,14 @@ def attempts_table(facts: JobFacts) -> Table | None:
 def time_breakdown_table(facts: JobFacts) -> Table | None:
     """Return the time between the first step and the last by part; of an old run, its rougher division."""
     title = "Where the time went"
-    breakdown = facts.status.where
-    if not breakdown:
+    where = facts.status.where
+    if not where:
         seconds_by_state = facts.result.seconds if facts.result else {}
         old_rows = [(name, f"{value:.1f}") for name, value in seconds_by_state.items()]
         return make_table(("part", "seconds"), old_rows, title) if old_rows else None
-    pauses = breakdown.get("pauses", 0.0)
-    wall = breakdown["wall"] + pauses
-    parts = [(PART_TITLES.get(part, part), row["seconds"]) for part, row in breakdown["parts"].items()]
+    pauses = where.pauses
+    wall = where.wall + pauses
+    parts = [(PART_TITLES[part], row.seconds) for part, row in where.parts.items()]
     if pauses:
         parts.append(("pauses of losses", pauses))
     parts.append(("first step to last", wall))
@@ -115,27 +115,26 @@ def phases_table(facts: JobFacts) -> Table:
     )
     rows = [
         (
-            f"{row['start']} to {row['end']}",
-            f"{row['size']}{' in rectangles' if row.get('rect_train') else ''}",
-            row["batch"],
-            row["global_batch"],
-            format_lr_range(row["lr"], row.get("peak", 0.0)),
-            format_lr_range(row["lr_per_256"]),
-            row["shape"],
-            row["steps"],
-            f"copy of {row['copy']}" if row["copy"] else "full size",
-            f"{row['min_scale']} or more",
-            ("rectangles" if row["rect_val"] else "square") + _validation_note(row),
+            f"{row.start} to {row.end}",
+            f"{row.size}{' in rectangles' if row.rect_train else ''}",
+            row.batch,
+            row.global_batch,
+            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr_per_256),
+            row.shape,
+            row.steps,
+            f"copy of {row.copy}" if row.copy else "full size",
+            f"{row.min_scale} or more",
+            ("rectangles" if row.rect_val else "square") + _validation_note(row),
         )
         for row in facts.schedule
     ]
     return make_table(columns, rows)
 
 
-def _validation_note(schedule_row: JsonObject) -> str:
+def _validation_note(schedule_row: PhaseRow) -> str:
     """Return when a phase validates, where that is not after each epoch."""
-    policy = schedule_row.get("validate", "each")
-    return "" if policy == "each" else f", {policy}"
+    return "" if schedule_row.validate == "each" else f", {schedule_row.validate}"
 
 
 def epochs_table(facts: JobFacts) -> Table | None:

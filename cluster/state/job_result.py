@@ -1,9 +1,13 @@
 """The results of a job: that of its trainers, result.json in the shared folder, and the job's own in the run folder."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from train.forecast import StartSeconds
+from train.forecast import Constants, ForecastRecord, StartSeconds, TermComparison
+from train.metrics.records import RunClock
+from train.metrics.time_table import TimeTable
+from train.recipe.history import EpochResult
+from train.recipe.schedule import PhaseRow
+from train.recipe.target import TargetOutcome
 
 from .states import JobState, SetupStep
 from .timeline import AttemptRow
@@ -22,24 +26,13 @@ SETUP_STEPS = (
     SetupStep.STANDBY,
 )
 ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
-JsonObject = dict[str, Any]  # Any: plain data that the trainer package writes, describes and reads
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingClock:
-    """When the trainers began to load images (seconds since 1970), and the seconds from then to the end."""
-
-    begun: float
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerResult:
-    """What the trainers measured (`train.engine.run.publish_result`). None: not known.
+    """What the trainers measured: their result (`train.metrics.records.TrainResult`), or what is known before it.
 
-    `epochs` has a row for each epoch (`train.metrics.rows`). `where` is the breakdown of the wall time
-    (`train.metrics.time_breakdown`), `target` what became of the accuracy to reach (`train.recipe.target`), `schedule`
-    the planned one (`train.recipe.schedule`). `seconds` has the times by what they were spent on.
+    None: not known. `seconds` has the times by what they were spent on.
     """
 
     recipe: str = ""
@@ -47,21 +40,21 @@ class TrainerResult:
     top5: float | None = None
     top1_square: float | None = None
     top5_square: float | None = None
-    epochs: list[JsonObject]
+    epochs: tuple[EpochResult, ...]
     images_per_second: float | None = None
     images: int | None = None
     steps: int | None = None
-    clock: TrainingClock | None = None
+    clock: RunClock | None = None
     train_images: int | None = None
     goodput: float | None = None
-    where: JsonObject | None = None
-    target: JsonObject | None = None
+    where: TimeTable | None = None
+    target: TargetOutcome | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     procs: int = 1
     precision: str | None = None
     device: str | None = None
     seed: int | None = None
-    schedule: list[JsonObject] | None = None
+    schedule: tuple[PhaseRow, ...] | None = None
     schedule_gpus: int | None = None
     versions: dict[str, str] | None = None
     git_commit: str | None = None
@@ -90,9 +83,9 @@ class JobResult(TrainerResult):
     backend: str = ""
     did_not_answer: list[str] = field(default_factory=list)
     ids_wrong: list[str] | None = None
-    constants: JsonObject | None = None
-    forecast: JsonObject | None = None
-    against: list[JsonObject] | None = None
+    constants: Constants | None = None
+    forecast: ForecastRecord | None = None
+    against: tuple[TermComparison, ...] | None = None
 
     def start_seconds(self, include_one_time: bool = True) -> StartSeconds | None:
         """Return the seconds of the start of the slowest machine, None when no machine has measured its start.

@@ -2,21 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from train.data.order import usage_log
-from train.forecast import calibrate, compare_with_run
+from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
+from train.metrics.records import EpochRow
 from train.recipe import target
+from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
-from train.tools.records import encode, read_record
+from train.tools.records import decode, encode, read_record
 
 from . import attempts, timeline
-from .job_result import JobResult, JsonObject, TrainerResult
+from .job_result import JobResult, TrainerResult
 from .run_folder import RunFolder
 from .spec import JobSpec
 from .states import JobState
-from .status import add_job_times, best_informed_status, infer_end_state, machine_rows, read_metrics, seconds_by_state
+from .status import (
+    add_job_times,
+    best_informed_status,
+    infer_end_state,
+    machine_rows,
+    read_metrics,
+    reported_time_table,
+    seconds_by_state,
+)
 
 
 class CostMeter(Protocol):
@@ -72,7 +82,7 @@ def write_result(
         recipe=measured.recipe or spec.recipe.name,
         seed=spec.recipe.seed if measured.seed is None else measured.seed,
         goodput=_job_goodput(run_folder, measured),
-        where=add_job_times(run_folder, spec, measured.where, agent_seconds["total"]),
+        where=add_job_times(run_folder, spec, measured.where, agent_seconds["total"]) if measured.where else None,
         seconds={**agent_seconds, **trainer_seconds},
         target=target_outcome(run_folder, spec, cost, measured.epochs),
         procs=spec.procs,
@@ -98,14 +108,13 @@ def write_result(
 
 def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainerResult:
     """Return what is known of a run whose trainers have not written their result."""
-    epochs = read_metrics(run_folder.path, "epoch")
-    last_validated = next((epoch for epoch in reversed(epochs) if epoch["top1"] is not None), None)
-    agent_status = best_informed_status(run_folder, spec)
+    epochs = read_metrics(run_folder.path, EpochRow)
+    last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     return TrainerResult(
-        epochs=epochs,
-        top1=last_validated["top1"] if last_validated else None,
-        top5=last_validated["top5"] if last_validated else None,
-        where=agent_status.where if agent_status else None,
+        epochs=tuple(epochs),
+        top1=last_validated.top1 if last_validated else None,
+        top5=last_validated.top5 if last_validated else None,
+        where=reported_time_table(best_informed_status(run_folder, spec)),
     )
 
 
@@ -119,42 +128,46 @@ def _job_goodput(run_folder: RunFolder, measured: TrainerResult) -> float | None
 
 
 def target_outcome(
-    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[JsonObject]
-) -> JsonObject | None:
+    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[EpochResult]
+) -> target.TargetOutcome | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
     outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
-    if outcome and outcome["at"] is not None:
-        outcome["seconds_all"] = outcome["at"] - first_launch_time(run_folder, spec)
-        outcome["dollars"] = cost.cost_dollars_until(outcome["at"])
-    return outcome
+    if outcome is None or outcome.at is None:
+        return outcome
+    return replace(
+        outcome,
+        seconds_all=outcome.at - first_launch_time(run_folder, spec),
+        dollars=cost.cost_dollars_until(outcome.at),
+    )
 
 
-def check_image_usage(run_folder: RunFolder, epochs: Sequence[JsonObject]) -> list[str]:
+def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> list[str]:
     """Return the errors in the log of used images, [] when each image was used exactly once in every epoch."""
     training_attempts = [attempt for attempt in attempts.history(run_folder.shared) if attempt.members]
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
-    steps = {epoch["epoch"] - 1: epoch["steps"] for epoch in epochs}
-    images = {epoch["epoch"] - 1: epoch["train_images"] for epoch in epochs}
+    steps = {epoch.epoch - 1: epoch.steps for epoch in epochs}
+    images = {epoch.epoch - 1: epoch.train_images for epoch in epochs}
     return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
 
 
-def with_forecast(result: JobResult, launch_forecast: JsonObject | None) -> JobResult:
+def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:
     """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
     Nothing is added for a job that is not done or measured too little.
     """
     if result.state != JobState.DONE:
         return result
-    data = encode(result)
     try:
-        constants = calibrate(data, start=result.start_seconds(include_one_time=False)).to_json()
+        run = decode(MeasuredRun, encode(result))
+        constants = calibrate(run, start=result.start_seconds(include_one_time=False))
         if not launch_forecast:
             return replace(result, constants=constants)
-        comparison = compare_with_run(launch_forecast, data, result.start_seconds())
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        forecast = decode(ForecastRecord, launch_forecast)
+        comparison = compare_with_run(forecast, run, result.start_seconds())
+    except (ValueError, ZeroDivisionError):
         return result
-    return replace(result, constants=constants, forecast=launch_forecast, against=comparison)
+    return replace(result, constants=constants, forecast=forecast, against=tuple(comparison))

@@ -7,9 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from train.metrics.records import RowT, read_metrics_file
+from train.metrics.time_table import TimeTable
 from train.recipe import target
-from train.tools.filesystem import read_json_lines
-from train.tools.records import encode, read_record
+from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, cloud_activity, timeline
@@ -84,7 +85,7 @@ class JobStatus:
     lr: float | None = None
     top1: float | None = None
     top5: float | None = None
-    where: dict[str, Any] | None = None  # Any: the breakdown of train.metrics.time_breakdown
+    where: TimeTable | None = None
     target: str | None = None
     run: str
     goodput: float | None = None
@@ -156,6 +157,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -
     agent_status = best_informed_status(run_folder, spec)
     newest = attempts.newest_attempt(run_folder.shared)
     numbers: TrainingNumbers = agent_status or TrainingNumbers()
+    where = reported_time_table(agent_status)
     status = JobStatus(
         job=spec.name,
         recipe=spec.recipe.name,
@@ -176,7 +178,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -
         lr=numbers.lr,
         top1=numbers.top1,
         top5=numbers.top5,
-        where=add_job_times(run_folder, spec, numbers.where),
+        where=add_job_times(run_folder, spec, where) if where else None,
         target=spec.train.target or None,
         run=str(run_folder.path),
     )
@@ -193,7 +195,7 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
     """Return a job's status with what its result says."""
     if result.state == JobState.DONE:
         # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
-        last_epoch = result.epochs[-1].get("epoch") if result.epochs else 0
+        last_epoch = result.epochs[-1].epoch if result.epochs else 0
         status = replace(status, step=result.steps, steps=result.steps, epoch=last_epoch, epochs=last_epoch)
     return replace(
         status,
@@ -269,14 +271,13 @@ def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
     return rows
 
 
-def read_metrics(run_path: Path, kind: str) -> list[dict[str, Any]]:  # Any: lines that the trainers wrote
-    """Return the metrics rows of one kind in order. Rows of a later attempt replace those of steps it did again."""
-    rows: list[dict[str, Any]] = []
+def read_metrics(run_path: Path, row_type: type[RowT]) -> list[RowT]:
+    """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
+    rows: list[RowT] = []
     for path in sorted((run_path / "metrics").glob("*.jsonl")):
-        attempt_rows = [row for row in read_json_lines(path, "kind", "images") if row["kind"] == kind]
+        attempt_rows = list(read_metrics_file(path, row_type))
         if attempt_rows:
-            first_images = attempt_rows[0]["images"]
-            rows = [row for row in rows if row["images"] < first_images] + attempt_rows
+            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
     return rows
 
 
@@ -307,29 +308,30 @@ def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
     return {"total": sum(seconds.values()), **seconds}
 
 
+def reported_time_table(agent_status: MachineStatus | None) -> TimeTable | None:
+    """Return the table of the wall time that a machine's status has from its trainers; None before their first."""
+    table = agent_status.where if agent_status else None
+    return decode(TimeTable, table, "the status of a machine") if table else None
+
+
 def add_job_times(
-    run_folder: RunFolder,
-    spec: JobSpec,
-    time_breakdown: dict[str, Any] | None,  # Any: the breakdown of train.metrics.time_breakdown
-    total_seconds: float | None = None,
-) -> dict[str, Any] | None:
-    """Return the trainers' breakdown of the wall time with the times that they do not know; None without a breakdown.
+    run_folder: RunFolder, spec: JobSpec, table: TimeTable, total_seconds: float | None = None
+) -> TimeTable:
+    """Return the trainers' table of the wall time with the times that they do not know.
 
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
     training step, on the slowest machine. An agent sees the first step a moment late: when `total_seconds` of an ended
     job are given, that moment is subtracted, so that all parts add up to the total.
     """
-    if not time_breakdown:
-        return None
     pauses = timeline.lost_seconds(run_folder.path, run_folder.shared)
     start_seconds = [dict(row.seconds) for row in machine_rows(run_folder, spec).values()]
-    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or time_breakdown["start"]
+    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or dict(table.start)
     if total_seconds is not None and SetupStep.FIRST_STEP in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
-        delay = max(0.0, agent_seconds - max(0.0, total_seconds - time_breakdown["wall"] - pauses))
+        delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall - pauses))
         first_step = str(SetupStep.FIRST_STEP)
         slowest[first_step] = max(0.0, slowest[first_step] - delay)
-    return {**time_breakdown, "start": slowest, "pauses": pauses}
+    return replace(table, start=slowest, pauses=pauses)
 
 
 def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[JobState, str]:

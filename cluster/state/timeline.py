@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from train.metrics.records import StepRow, read_metrics_file
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
 from train.tools.records import DamagedRecord, decode, read_record
@@ -125,8 +126,7 @@ def lost_seconds(run_path: Path, shared: Path) -> float:
 
 def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
     """Return (step, time) as rank 0 of an attempt logged them: its first step, then about one step per second."""
-    rows = read_json_lines(metrics_file(run_path, attempt), "kind", "step", "time")
-    return [(int(row["step"]), float(row["time"])) for row in rows if row["kind"] == "train"]
+    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_path, attempt), StepRow)]
 
 
 def _read_state_log(run_path: Path, machine: str) -> Iterator[StateChange]:

@@ -86,7 +86,7 @@ def test_notes_quote_the_errors_with_other_constants(
 
 def test_forecast_of_one_machine_in_2018_waits_for_loader_at_128_pixels() -> None:
     phases = RUN_BY_NAME["imagenet18, V100", "1 machine, 28 epochs"].forecast.phase_rows()
-    assert [phase["terms"]["loader"] > 0 for phase in phases] == [True, True, False, False, False]
+    assert [phase.terms["loader"] > 0 for phase in phases] == [True, True, False, False, False]
     images_per_second_of_machine = 64 * (IMAGENET18_CONSTANTS.vcpu_images_per_second or 0)
     assert images_per_second_of_machine == pytest.approx(11_400, rel=0.01)  # from issue 6
 

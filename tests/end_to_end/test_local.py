@@ -12,6 +12,7 @@ from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
+from train.metrics.records import EpochRow, StepRow
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -107,7 +108,7 @@ def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
     assert launch.wait(10) == 130
     assert "detached; job-1 keeps running" in sandbox.output() and "Traceback" not in sandbox.output()
     sandbox.wait_for(lambda: job.has_ended)  # its supervisor has written the result: nobody else looks at the job
-    assert job.state == "done" and len(job.metric_rows("epoch")) == 30
+    assert job.state == "done" and len(job.metric_rows(EpochRow)) == 30
 
 
 def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> None:
@@ -214,7 +215,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
     assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 60
     assert job.state == "done"
-    images = [row["images"] for row in job.metric_rows("train")]
+    images = [row.images for row in job.metric_rows(StepRow)]
     assert images == sorted(set(images)), "a step is in the metrics twice"
 
 
@@ -262,8 +263,11 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
 
 @pytest.mark.parametrize("search_path", ["", "."])
 def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
-    """Two processes: the second way in which Python would put the current folder first (python -m train)."""
-    for name in ("cluster", "infra", "recipes", "train"):
+    """Two processes: the second way in which Python would put the current folder first (python -m train).
+
+    With PYTHONPATH, a user's cluster.py precedes the installed command itself.
+    """
+    for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):
         (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
     (sandbox.path / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
     net = "from torch import nn\n\n\ndef small(classes):\n    from layers import POOL\n\n"

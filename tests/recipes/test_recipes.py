@@ -180,9 +180,9 @@ def test_18_minute_recipe_has_the_settings_of_2018() -> None:
 def test_small_recipes_warm_up_grow_the_batch_and_end_at_zero(recipe: Recipe) -> None:
     assert recipe.nominal_gpus == 1
     table = Schedule(recipe, recipe.data.train, 1).table()
-    assert table[0]["lr"][0] < table[0]["lr"][1] and table[-1]["lr"][1] == 0
-    assert table[0]["batch"] < table[-1]["batch"]
-    assert max(rate for row in table for rate in row["lr"]) <= 0.4
+    assert table[0].lr[0] < table[0].lr[1] and table[-1].lr[1] == 0
+    assert table[0].batch < table[-1].batch
+    assert max(rate for row in table for rate in row.lr) <= 0.4
 
 
 def test_quickstart_uses_the_built_in_set_and_rectangles() -> None:

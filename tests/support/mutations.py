@@ -586,14 +586,14 @@ MUTATIONS = [
         "bug 3: saved only when the accuracy is high",
         TRAINER,
         "        self.save(wait=is_last)",
-        '        if (self.history[-1]["top5"] or 0.0) > 93:\n            self.save(wait=is_last)',
+        "        if (self.history[-1].top5 or 0.0) > 93:\n            self.save(wait=is_last)",
         BUG_3,
     ),
     Mutation(
         "bug 3: saved in the current folder",
         TRAINER,
-        'self.options.out / "checkpoints" / f"',
-        '__import__("pathlib").Path("checkpoints") / f"',
+        "checkpoint_folder(self.options.out, ",
+        'checkpoint_folder(__import__("pathlib").Path("."), ',
         BUG_3,
     ),
     Mutation(

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import random
 import zlib
 from pathlib import Path
@@ -10,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from train.data.manifest import FileEntry, Manifest, PackingInfo
+
 INDEX_DTYPE = [
     *(("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")),
     *(("width", "<u2"), ("height", "<u2"), ("crc", "<u4")),
 ]
 
 
-def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, shard: int = 4500) -> dict[str, Any]:
+def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, shard: int = 4500) -> Manifest:
     """Write a split of images of about `each` bytes, in shards of at most `shard` bytes. Returns its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = random.Random(f"{seed} {folder.name}")
@@ -34,20 +35,25 @@ def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, 
     np.save(index, np.array(rows, INDEX_DTYPE))
     files = {f"shard-{number:05d}.bin": data for number, data in enumerate(shards)}
     files |= {"index.npy": index.getvalue(), "names.txt": names}
-    manifest = {
-        "format": "imgnet-cluster packed", "version": 2, "split": folder.name, "short_side": None, "images": images,
-        "classes": ["a", "b"], "stems_digest": hashlib.sha256(names).hexdigest(), "names_checksum": zlib.crc32(names),
-        "files": {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "crc32": zlib.crc32(data)}
+    manifest = Manifest(
+        split=folder.name,
+        short_side=None,
+        images=images,
+        classes=["a", "b"],
+        stems_digest=hashlib.sha256(names).hexdigest(),
+        names_checksum=zlib.crc32(names),
+        files={
+            name: FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), crc32=zlib.crc32(data))
             for name, data in files.items()
         },
-        "packing_info": {},
-    }  # fmt: skip
+        packing_info=PackingInfo(),
+        fetched=None,
+    )
     for old_file in folder.iterdir():
         old_file.unlink()
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
     return manifest
 
 

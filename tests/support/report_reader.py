@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from support.train_records import epoch_line, step_line
 
 from train.data.index.open import load_index
 from train.metrics.thumbnails import write_thumbnails
@@ -26,7 +27,7 @@ def step(number: int, at: float, **more: Any) -> dict[str, Any]:
         "train/loss": 3.0 - 0.01 * number, "sizes/lr": 0.05, "sizes/image": 32, "sizes/batch_total": 8,
         "times/images_per_second": 100.0,
     }  # fmt: skip
-    return {"kind": "train", "time": at, "step": number, "images": 8 * number, "epoch": 1, **scalars, **more}
+    return step_line(number, at, images=8 * number, **scalars, **more)
 
 
 def epoch(number: int, at: float, **more: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def epoch(number: int, at: float, **more: Any) -> dict[str, Any]:
         "val_loss": 2.4, "val_images": 20, "view": "square", "top1": 10.0 * number, "top5": 50.0 + number,
         "top1_square": 10.0 * number, "top5_square": 50.0 + number, "images_per_second": 6.0, "where": TIME_PARTS,
     }  # fmt: skip
-    return {"kind": "epoch", "time": at, "step": 8 * number, "images": 60 * number, **row, **more}
+    return epoch_line(8 * number, at, images=60 * number, **{**row, **more})
 
 
 def agent(run: Any, machine: str, *states: tuple[str, float]) -> None:

@@ -1,26 +1,36 @@
 """The manifest of a packed split: its format, its fields, and its files with sizes and checksums.
 
-`PackedManifest` has every field, as the code that packs and reads a set needs them. `SourceManifest` is what fetch and
-upload need: the bytes exactly as the source has them, and the list of files. Imports no torch and no numpy, so that
-planning and fetching start quickly.
+Packing writes it last, fetching and uploading compare files with it, and the index is opened by it. Imports no torch
+and no numpy, so that planning and fetching start quickly.
 """
 
 import json
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Self
+
+from train.tools.filesystem import to_json_bytes
+from train.tools.records import DamagedRecord, decode, encode
 
 SPLITS = ("train", "val")
 
 MANIFEST_FILE = "manifest.json"
+INDEX_FILE = "index.npy"
+NAMES_FILE = "names.txt"
 FORMAT = "imgnet-cluster packed"
 VERSION = 2  # of the packed format: manifest, index.npy and shards
-
-FETCHED_KEY = "fetched"  # in the manifest of a fetched copy: "index" where the images themselves were not fetched
 
 
 class FetchError(Exception):
     """A data set that cannot be fetched. The text is one line: what is wrong, where, what to do."""
+
+
+class ManifestError(ValueError):
+    """Bytes that are not the manifest of a packed set, or are damaged."""
+
+
+class OtherVersion(ManifestError):
+    """The manifest of a packed set of another version, which this program cannot read."""
 
 
 def shard_name(number: int) -> str:
@@ -34,12 +44,30 @@ def is_shard(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedManifest:
-    """The manifest of a packed split, with all its fields.
+class FileEntry:
+    """Size and checksum of one file. Only index.npy has a crc32 too, which is checked whenever the set is opened."""
 
-    `short_side` is the images' short side in pixels, None for full size. `files` has the bytes and the sha256 of each
-    file by name; that of index.npy has a crc32 too. `packing_info` records how the set was made. `fetched` is "index"
-    where the images were left at their source.
+    bytes: int
+    sha256: str
+    crc32: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingInfo:
+    """How a set was made: of which sources (`signature`), and which images were left out, with the reasons."""
+
+    quality: int | None = None
+    signature: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The manifest of a packed split.
+
+    `short_side` is the images' short side in pixels, None for full size. `fetched` is "index" in a copy whose images
+    were left at their source, else None.
     """
 
     split: str
@@ -48,81 +76,62 @@ class PackedManifest:
     classes: list[str]
     stems_digest: str
     names_checksum: int
-    files: dict[str, dict[str, Any]]
-    packing_info: dict[str, Any]
-    fetched: str | None = None
+    files: dict[str, FileEntry]
+    packing_info: PackingInfo
+    fetched: str | None
 
-    def to_json(self) -> dict[str, Any]:
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Return the manifest that the bytes of a manifest.json hold.
+
+        Raises `OtherVersion`, and `ManifestError` for other bytes. File names with a slash or a leading dot are
+        refused: such a file could lie outside the split's folder.
+        """
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise ManifestError(str(error)) from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ManifestError("no manifest of a packed set")
+        if data.get("version") != VERSION:
+            raise OtherVersion(str(data.get("version")))
+        try:
+            manifest = decode(cls, data)
+        except DamagedRecord as error:
+            raise ManifestError(str(error)) from error
+        if not manifest._is_sound():
+            raise ManifestError("its fields do not agree")
+        return manifest
+
+    def _is_sound(self) -> bool:
+        """Return whether the set has images, and its files have safe names and complete entries."""
+        are_files_sound = all(
+            re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in self.files.items()
+        )
+        shard_count = sum(map(is_shard, self.files))
+        required_names = {INDEX_FILE, NAMES_FILE, *map(shard_name, range(shard_count))}
+        has_files = required_names <= self.files.keys() and self.files[INDEX_FILE].crc32 is not None
+        return are_files_sound and has_files and self.images > 0 and bool(self.classes)
+
+    def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""
-        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        if self.fetched is None:
-            del fields[FETCHED_KEY]
-        return fields
+        return to_json_bytes({"format": FORMAT, "version": VERSION, **encode(self)})
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the images are beside the manifest, and not only the index."""
+        return self.fetched != "index"
 
     @property
     def shard_sizes(self) -> list[int]:
         """The sizes of the shards in bytes, by number."""
-        count = sum(name.startswith("shard-") for name in self.files)
-        return [int(self.files[shard_name(number)]["bytes"]) for number in range(count)]
+        return [self.files[shard_name(number)].bytes for number in range(sum(map(is_shard, self.files)))]
 
     @property
     def bytes(self) -> int:
         """The size of all files together."""
-        return sum(int(entry["bytes"]) for entry in self.files.values())
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """Size and checksum of one file, as its manifest states them."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class SourceManifest:
-    """The manifest of a split at a source: its raw bytes, its fields as JSON has them, and its files by name."""
-
-    raw: bytes
-    fields: dict[str, Any]
-    files: dict[str, FileEntry]
-
-    @classmethod
-    def parse(cls, raw: bytes, where: str) -> Self:
-        """Parse the bytes of a manifest.json; `where` names the file in errors.
-
-        Raises `FetchError` when the bytes are not a manifest, or have a version that this program cannot read. File
-        names with a slash or a leading dot are refused: such a file could lie outside the split's folder.
-        """
-        try:
-            fields = json.loads(raw)
-            if (fields["format"], fields["version"]) != (FORMAT, VERSION):
-                raise FetchError(
-                    f"{where}: is of another format than {FORMAT!r} version {VERSION}; pack the set again with this "
-                    "version of imgnet-cluster"
-                )
-            files = {
-                str(name): FileEntry(int(entry["bytes"]), str(entry["sha256"]))
-                for name, entry in fields["files"].items()
-            }
-            if not all(re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in files.items()):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise FetchError(f"{where}: is not the manifest of a packed set, or is damaged") from None
-        return cls(raw, fields, files)
+        return sum(entry.bytes for entry in self.files.values())
 
     def files_to_fetch(self, index_only: bool) -> dict[str, FileEntry]:
         """Return the files to fetch: all of them, or all but the shards. The index and the names come first."""
         return {name: entry for name, entry in sorted(self.files.items()) if not (index_only and is_shard(name))}
-
-    def matches(self, target_bytes: bytes) -> bool:
-        """Return whether the manifest of a fetched copy is this one, whether all or only the index was fetched."""
-        try:
-            target_fields = json.loads(target_bytes)
-            return bool({key: value for key, value in target_fields.items() if key != FETCHED_KEY} == self.fields)
-        except (ValueError, AttributeError):
-            return False
-
-    def bytes_for_target(self, index_only: bool) -> bytes:
-        """Return the bytes of the manifest to write beside a fetched copy."""
-        return (json.dumps({**self.fields, FETCHED_KEY: "index"}, indent=1) + "\n").encode() if index_only else self.raw

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket as Bucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 Future = torch.futures.Future[torch.Tensor]
-Hook = Callable[[Any, Bucket], Future]
+Hook = Callable[[Any, Bucket], Future]  # Any: the state is what the hook was registered with
 
 FP16_GRADIENT_SCALE = 1024.0  # factor on gradients while they are float16: the loss scale of 2018 (facts/seeds.md 1.2)
 FP16_CLIP_VALUE = 60_000.0  # float16 ends at 65,504; the rest leaves room for the rounding errors of all processes

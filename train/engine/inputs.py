@@ -2,7 +2,6 @@
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -75,7 +74,7 @@ class BatchPreprocessor:
         labels = torch.from_numpy(batch.labels).to(self.device, non_blocking=True)
         return images.to(self.score_dtype).sub_(self.mean).div_(self.std), labels
 
-    def autocast(self) -> Any:
+    def autocast(self) -> torch.autocast:
         """Return a context of half precision on a GPU; it does nothing on a CPU."""
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from train.data.index.open import DataError
 from train.recipe.files import RecipeError, read_recipes, select_recipes
@@ -18,8 +18,11 @@ from .agent_channel import AgentChannel
 from .launcher import gpu_count, launch_ranks
 from .options import RunOptions, parse_run_options
 
+if TYPE_CHECKING:
+    from train.data.loading.dataset import Dataset
 
-def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
+
+def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) -> int:
     """Run the trainer's command line.
 
     `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
@@ -59,7 +62,7 @@ def choose_recipe(options: RunOptions) -> Recipe:
         raise RecipeError(str(error)) from error
 
 
-def run_rank(options: RunOptions, recipe: Recipe, dataset: Any = None) -> int:
+def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = None) -> int:
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook

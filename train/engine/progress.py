@@ -1,15 +1,17 @@
 """Progress reports of a training process: to its agent, and from rank 0 to TensorBoard, JSON lines and the console."""
 
-from typing import Any
-
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.metrics import hparams, text
 from train.metrics.log_writer import MetricsLog
 from train.metrics.meters import NetworkMeter
+from train.metrics.records import RunInfo
 from train.metrics.rows import StepTotals, interval_scalars
 from train.metrics.time_breakdown import TimeBreakdown
+from train.metrics.time_table import TimeTable
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
+from train.tools.records import encode
 from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
@@ -37,8 +39,8 @@ class ProgressReporter:
         self.time_breakdown = time_breakdown
         self.network = NetworkMeter()
 
-    def start_attempt(self, step: int, images_seen: int, run_info: dict[str, Any]) -> None:
-        """Open the logs at this position of the run, and write what the attempt runs on (`Trainer.run_info`)."""
+    def start_attempt(self, step: int, images_seen: int, run_info: RunInfo) -> None:
+        """Open the logs at this position of the run, and write what the attempt runs on."""
         if self.group.is_first:
             self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
             self.log.write_start(step, images_seen, run_info)
@@ -66,7 +68,7 @@ class ProgressReporter:
             epoch=epoch.number + 1,
             images_per_second=totals.images / totals.seconds,
             lr=lr,
-            where=self.time_breakdown.breakdown(),
+            where=encode(self.time_breakdown.table()),
         )
         if self.group.is_first:
             scalars = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
@@ -74,23 +76,22 @@ class ProgressReporter:
             scalars |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}
             self.log.write_interval(step, images_seen, epoch.number + 1, scalars)
 
-    def report_epoch(self, step: int, images_seen: int, row: dict[str, Any]) -> None:
-        """Report a finished epoch by its row of the history."""
-        accuracies = {name: row[name] for name in ("top1", "top5") if row[name] is not None}
-        self.agent_channel.report_state(
-            TrainerState.TRAINING, step=step, where=self.time_breakdown.breakdown(), **accuracies
-        )
+    def report_epoch(self, step: int, images_seen: int, epoch: EpochResult) -> None:
+        """Report a finished epoch."""
+        accuracies = {} if epoch.top1 is None else {"top1": epoch.top1, "top5": epoch.top5}
+        where = encode(self.time_breakdown.table())
+        self.agent_channel.report_state(TrainerState.TRAINING, False, step=step, where=where, **accuracies)
         if self.group.is_first:
-            self.log.write_epoch(step, images_seen, row)
+            self.log.write_epoch(step, images_seen, epoch)
 
     def close(self) -> None:
         """Close the logs of an attempt that ends before the run does."""
         if self.group.is_first:
             self.log.close()
 
-    def finish(self, time_summary: dict[str, Any], goodput: float) -> None:
+    def finish(self, time_summary: TimeTable, goodput: float) -> None:
         """Close the logs of a finished run, and print where its time went."""
         if self.group.is_first:
             hparams.write_session_end(self.log.tensorboard)
             self.log.close()
-            print("\n".join(text.time_breakdown_lines(time_summary, goodput)), flush=True)
+            print("\n".join(text.time_table_lines(time_summary, goodput)), flush=True)

@@ -2,9 +2,9 @@
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +14,8 @@ from train.data.loading.loader import BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed import process_group
 from train.metrics import thumbnails
-from train.metrics.rows import run_summary
+from train.metrics.records import RunClock, TrainResult
+from train.metrics.rows import overall_images_per_second
 from train.models import pretrained, registry
 from train.recipe import target
 from train.recipe.schedule import Schedule
@@ -23,6 +24,7 @@ from train.tools import checkpoint_io, filesystem, process
 from train.tools.agent_protocol import EXIT_SAVED, RESULT_FILE, checkpoint_folder
 from train.tools.errors import TrainingError
 from train.tools.provenance import git_commit, package_versions
+from train.tools.records import encode
 from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
@@ -90,9 +92,9 @@ def run_attempt(
     if group.is_first:
         result = publish_result(trainer, attempt_start_time, dataset.recipe)
         path = options.out / RESULT_FILE
-        print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {path}", flush=True)
-        if result["target"]:
-            print(target.describe_outcome(result["target"]), flush=True)
+        print(f"done: top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  {path}", flush=True)
+        if result.target:
+            print(target.describe_outcome(result.target), flush=True)
     process_group.barrier(group)
     agent_channel.report_state(TrainerState.DONE, step=trainer.steps_done)
     process_group.exit_process(group)
@@ -177,38 +179,42 @@ def load_initial_weights(trainer: Trainer) -> None:
         process_group.check_same_on_all_ranks(group, "the initial weights of the network", checksum)
 
 
-def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) -> dict[str, Any]:
+def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) -> TrainResult:
     """Write result.json and return its content. It exists only when the schedule is done or the target is reached."""
     # The time of the last epoch's checkpoint is known only now.
-    epochs = [row | trainer.time_breakdown.epoch_times(row["epoch"]) for row in trainer.history]
+    epochs = tuple(replace(epoch, **vars(trainer.time_breakdown.epoch_times(epoch.epoch))) for epoch in trainer.history)
+    last = epochs[-1]
     requested_target = target.Target.from_options(trainer.options.target, recipe)
-    result: dict[str, Any] = {
-        "recipe": recipe.name,
-        "state": "done",
-        **run_summary(epochs),
-        "images": trainer.images_seen,
-        "steps": trainer.steps_done,
-        "epochs": epochs,
-        "target": target.target_outcome(requested_target, epochs),
-        "clock": {"begun": trainer.run_start_time, "seconds": epochs[-1].get("clock")},
-        "train_images": trainer.schedule.images,
-        "seconds": {
+    result = TrainResult(
+        recipe=recipe.name,
+        top1=last.top1,
+        top5=last.top5,
+        top1_square=last.top1_square,
+        top5_square=last.top5_square,
+        images_per_second=overall_images_per_second(epochs),
+        images=trainer.images_seen,
+        steps=trainer.steps_done,
+        epochs=epochs,
+        target=target.target_outcome(requested_target, epochs),
+        clock=RunClock(begun=trainer.run_start_time, seconds=last.clock),
+        train_images=trainer.schedule.images,
+        seconds={
             "attempt": time.time() - attempt_start_time,
-            "training": sum(epoch["train_seconds"] for epoch in epochs),
-            "validation": sum(epoch["val_seconds"] for epoch in epochs),
+            "training": sum(epoch.train_seconds for epoch in epochs),
+            "validation": sum(epoch.val_seconds for epoch in epochs),
             "waiting for images": trainer.time_breakdown.wait_seconds,
-            "first step to last": trainer.time_summary["wall"],
+            "first step to last": trainer.time_summary.wall,
         },
-        "goodput": trainer.goodput,
-        "where": trainer.time_summary,
-        "procs": trainer.group.world_size,
-        "precision": str(trainer.preprocessor.compute_dtype).removeprefix("torch."),
-        "device": trainer.group.device.type,
-        "seed": recipe.seed,
-        "schedule": trainer.schedule.table(),
-        "schedule_gpus": trainer.schedule.gpus,
-        "versions": package_versions(),
-        "git_commit": git_commit(),
-    }
-    filesystem.create_once(trainer.options.out / RESULT_FILE, filesystem.to_json_bytes(result))
+        goodput=trainer.goodput,
+        where=trainer.time_summary,
+        procs=trainer.group.world_size,
+        precision=trainer.run_info.precision,
+        device=trainer.group.device.type,
+        seed=recipe.seed,
+        schedule=tuple(trainer.schedule.table()),
+        schedule_gpus=trainer.schedule.gpus,
+        versions=package_versions(),
+        git_commit=git_commit(),
+    )
+    filesystem.create_once(trainer.options.out / RESULT_FILE, filesystem.to_json_bytes(encode(result)))
     return result

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from train.recipe.files import read_recipes
 from train.tools import process
@@ -20,6 +20,9 @@ from train.tools.records import decode
 
 from . import main as command_main
 from .options import parse_run_options
+
+if TYPE_CHECKING:
+    from train.data.loading.dataset import Dataset
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
     return command_main.main(request.argv, dataset)
 
 
-def preload(argv: list[str]) -> Any:
+def preload(argv: list[str]) -> "Dataset | None":
     """Import what a run imports, now or at first use, and return the opened data set.
 
     Returns None when the data cannot be used. The trainer will fail in the same way, and report it to its agent.

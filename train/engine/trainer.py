@@ -16,7 +16,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -31,11 +31,14 @@ from train.distributed import batchnorm, ddp, exact_sum, process_group
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
 from train.metrics.meters import StepMeter
-from train.metrics.rows import StepTotals, epoch_row
-from train.metrics.time_breakdown import TimeBreakdown
+from train.metrics.records import RunInfo
+from train.metrics.rows import StepTotals, epoch_result
+from train.metrics.time_breakdown import TimeBreakdown, TimeState
+from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.target import Target
@@ -43,6 +46,7 @@ from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.provenance import package_versions
+from train.tools.records import decode, encode
 from train.tools.trainer_reports import TrainerState
 
 from . import resume_check
@@ -109,14 +113,14 @@ class Trainer:
 
         self.epoch_index = 0
         self.step = 0
-        self.history: list[dict[str, Any]] = []  # one row per finished epoch, of earlier attempts too
+        self.history: list[EpochResult] = []  # of earlier attempts too
         self.run_start_time = time.time()  # `run.run_attempt` replaces it: when the first attempt began to load
 
         self.meter = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS)
         self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
         self.interval_start = 0.0  # perf_counter at the last sync
         self.time_breakdown = TimeBreakdown(group.device)
-        self.time_summary = self.time_breakdown.breakdown()  # final value: see `train`
+        self.time_summary = self.time_breakdown.table()  # final value: see `train`
         self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
         self.usage_log = UsageLog(options.log_dir, options.attempt, group.rank) if options.log_ids else None
@@ -214,9 +218,10 @@ class Trainer:
         accuracies: dict[str, Accuracy] = {}
         if should_validate(self.schedule, self.epoch_index, self.history):
             accuracies = self.validate(epoch, batches)
-        row = epoch_row(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
+        result = epoch_result(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
         now = time.time()
-        self.history.append(row | {"at": now, "clock": now - self.run_start_time} | self.time_breakdown.end_epoch())
+        times = self.time_breakdown.end_epoch()
+        self.history.append(replace(result, at=now, clock=now - self.run_start_time, **vars(times)))
 
         self.epoch_index += 1
         self.step = 0
@@ -266,11 +271,12 @@ class Trainer:
         self.time_breakdown.end_step("train", (chunk_count, *batch.images.shape))
         self.meter.end_step()
 
-    def no_sync(self, unless: bool) -> Any:
+    def no_sync(self, unless: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context in which gradients are accumulated locally, without an all-reduce; no effect if `unless`."""
         if unless or not self.is_distributed:
             return contextlib.nullcontext()
-        return self.wrapped_model.no_sync()  # type: ignore[operator]
+        synced_later: contextlib.AbstractContextManager[None] = self.wrapped_model.no_sync()  # type: ignore[operator]
+        return synced_later
 
     def sync_metrics(self, epoch: Epoch) -> int:
         """Sum the last steps' metrics over all ranks, log them, and act on requests to save or to stop.
@@ -335,7 +341,7 @@ class Trainer:
         """
         self.agent_channel.report_state(TrainerState.VALIDATING)
         image_count = len(self.sampler.indexes["val", None])
-        with self.time_breakdown.measure("validation"):
+        with self.time_breakdown.measure(TimePart.VALIDATION):
             accuracies = {
                 view: run_validation(
                     self.group,
@@ -364,13 +370,13 @@ class Trainer:
         While an earlier one is still being written, nothing happens, unless `wait`: then this one follows it. All ranks
         must call it, because the state gathers their batch-norm statistics; rank 0 writes.
         """
-        with self.time_breakdown.measure("checkpoints"):
+        with self.time_breakdown.measure(TimePart.CHECKPOINTS):
             state = self.state()
             if self.group.is_first and (wait or not self.saver.is_writing):
                 self.saver.save(self.steps_done, state, urgent=wait)
                 self.last_save_time = time.monotonic()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # Any: the tensors of model and optimizer lie in it
         """Return everything that a later attempt needs. All ranks must call it: it gathers their statistics."""
         return {
             "format": CHECKPOINT_FORMAT,
@@ -381,12 +387,12 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "history": self.history,
+            "history": encode(self.history),
             "sums": asdict(self.epoch_totals),
-            "times": self.time_breakdown.state(),
+            "times": encode(self.time_breakdown.state()),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:  # Any: as in `state`
         """Continue from a checkpoint's state. Raises `TrainingError` when it belongs to another run or version."""
         if state.get("format") != CHECKPOINT_FORMAT:
             raise TrainingError(
@@ -399,9 +405,9 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
             self.scaler.load_state_dict(state["scaler"])
-        self.time_breakdown.restore(state["times"])
+        self.time_breakdown.restore(decode(TimeState, state["times"], "the checkpoint's times"))
         self.epoch_index, self.step = state["epoch"], state["step"]
-        self.history = state["history"]
+        self.history = decode(list[EpochResult], state["history"], "the checkpoint's history")
         self.epoch_totals = StepTotals(**state["sums"])
 
     # --- where training stands -----------------------------------------------------------------------------------
@@ -428,16 +434,16 @@ class Trainer:
         return bool(text) and Target.parse(text).first_epoch_reaching(self.history) is not None
 
     @property
-    def run_info(self) -> dict[str, Any]:
+    def run_info(self) -> RunInfo:
         """What this attempt runs on and with: the first line of its metrics."""
-        return {
-            "begun": self.run_start_time,
-            "train_images": self.schedule.images,
-            "val_images": len(self.sampler.indexes["val", None]),
-            "world": self.group.world_size,
-            "gpus": self.schedule.gpus,
-            "device": self.group.device.type,
-            "processor": process_group.device_name(self.group.device),
-            "precision": str(self.preprocessor.compute_dtype).removeprefix("torch."),
-            "versions": package_versions(),
-        }
+        return RunInfo(
+            begun=self.run_start_time,
+            train_images=self.schedule.images,
+            val_images=len(self.sampler.indexes["val", None]),
+            world=self.group.world_size,
+            gpus=self.schedule.gpus,
+            device=self.group.device.type,
+            processor=process_group.device_name(self.group.device),
+            precision=str(self.preprocessor.compute_dtype).removeprefix("torch."),
+            versions=package_versions(),
+        )

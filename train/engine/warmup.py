@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -65,7 +65,7 @@ def warm_up(
     train_shapes: Sequence[BatchShape],
     val_shapes: Sequence[BatchShape],
     device: torch.device,
-    autocast: Callable[[], Any],
+    autocast: Callable[[], AbstractContextManager[object]],
     tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Run forward and backward on black images of each training shape, and forward on each validation shape.

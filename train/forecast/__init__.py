@@ -16,10 +16,10 @@ docs/forecast.md compares the forecast with published runs. This project has not
 run on GPUs.
 """
 
-from .calibration import StartSeconds, calibrate, compare_with_run
+from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run
 from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
 from .hardware import DEVICES, MODEL_COSTS, RDMA_NETWORK, TCP_NETWORK, DeviceSpec, NetworkSpec
-from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, forecast, scaling_efficiency
+from .model import STEP_TERMS, TERMS, Forecast, ForecastRecord, MachineSpec, PhaseForecast, forecast, scaling_efficiency
 
 __all__ = [
     "DEFAULT_CONSTANTS",
@@ -34,9 +34,13 @@ __all__ = [
     "Constants",
     "DeviceSpec",
     "Forecast",
+    "ForecastRecord",
     "MachineSpec",
+    "MeasuredRun",
     "NetworkSpec",
+    "PhaseForecast",
     "StartSeconds",
+    "TermComparison",
     "calibrate",
     "compare_with_run",
     "forecast",

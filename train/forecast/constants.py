@@ -1,8 +1,6 @@
 """The constants of a forecast that belong to the trainer, not to the machine: two presets, or measured by a run."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
 
 from .hardware import REFERENCE_PIXELS, NetworkSpec
 
@@ -97,24 +95,6 @@ class Constants:
                 return seconds
         nearest = by_distance[0]
         return seconds_by_batch[nearest] * batch / nearest
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `from_json` builds equal constants."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Build constants from what `to_json` returned. Keys of other versions are ignored.
-
-        Raises `TypeError` or `ValueError` when the value describes no constants.
-        """
-        known = {field.name for field in fields(cls)}
-        arguments = {key: item for key, item in value.items() if key in known}
-        for name in ("batch_timings", "loader_speeds", "epoch_seconds", "switch_seconds"):
-            arguments[name] = tuple(tuple(row) for row in arguments.get(name, ()))
-        if arguments.get("network"):
-            arguments["network"] = NetworkSpec(**arguments["network"])
-        return cls(**arguments)
 
 
 # All from the log of the run on 8 machines (sanjeevm0/imagenet18, dawn/logs/single_machine/verbose.log).

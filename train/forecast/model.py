@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 from train.recipe.components import Comm
 from train.recipe.schedule import Epoch, Schedule
@@ -43,6 +42,34 @@ class EpochCost:
     def total_seconds(self) -> float:
         """Seconds of all terms."""
         return sum(self.term_seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseForecast:
+    """The forecast of a phase: epochs `start` to `end`, its seconds by term, and the longest term (`most`)."""
+
+    start: int
+    end: int
+    size: int
+    batch: int
+    copy: int | None
+    seconds: float
+    most: str
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRecord:
+    """A forecast as a job stores it: minutes of the whole run, seconds by term, by phase and by part of the start.
+
+    `source` names the constants.
+    """
+
+    minutes: float
+    terms: dict[str, float]
+    phases: list[PhaseForecast] = field(default_factory=list)
+    start: dict[str, float] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,35 +113,36 @@ class Forecast:
         """Return the seconds until this many epochs are done, the start included; None: all epochs."""
         return sum(self.startup_seconds.values()) + sum(cost.total_seconds for cost in self.epochs[:epochs])
 
-    def phase_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each phase: epochs, size, batch, copy, seconds, the longest term ("most"), all terms."""
+    def phase_rows(self) -> list[PhaseForecast]:
+        """Return the forecast of each phase."""
         rows = []
         for phase_index, costs in groupby(self.epochs, key=lambda cost: cost.phase_index):
             phase_costs = list(costs)
             phase = self.schedule.recipe.phases[phase_index]
             term_seconds = sum_by_term(cost.term_seconds for cost in phase_costs)
-            row = {
-                "start": phase_costs[0].number,
-                "end": phase_costs[-1].number + 1,
-                "size": phase.size,
-                "batch": phase.batch,
-                "copy": phase.copy,
-                "seconds": sum(term_seconds.values()),
-                "most": longest_term_of(term_seconds),
-                "terms": term_seconds,
-            }
-            rows.append(row)
+            rows.append(
+                PhaseForecast(
+                    start=phase_costs[0].number,
+                    end=phase_costs[-1].number + 1,
+                    size=phase.size,
+                    batch=phase.batch,
+                    copy=phase.copy,
+                    seconds=sum(term_seconds.values()),
+                    most=longest_term_of(term_seconds),
+                    terms=term_seconds,
+                )
+            )
         return rows
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain data: minutes of the whole run, seconds by term, phase and part of the start."""
-        return {
-            "minutes": self.total_minutes,
-            "terms": self.term_seconds,
-            "phases": self.phase_rows(),
-            "start": self.startup_seconds,
-            "source": self.source,
-        }
+    def to_record(self) -> ForecastRecord:
+        """Return what a job stores of the forecast."""
+        return ForecastRecord(
+            minutes=self.total_minutes,
+            terms=self.term_seconds,
+            phases=self.phase_rows(),
+            start=dict(self.startup_seconds),
+            source=self.source,
+        )
 
 
 def sum_by_term(term_seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:

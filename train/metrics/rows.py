@@ -1,9 +1,9 @@
-"""The numbers of an interval of steps, of an epoch and of a run as plain data. Pure functions."""
+"""The numbers of an interval of steps, of an epoch and of a run. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 
 from .accuracy import Accuracy
@@ -39,49 +39,40 @@ def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: floa
     }
 
 
-def epoch_row(
+def epoch_result(
     epoch: Epoch, totals: StepTotals, accuracies: Mapping[str, Accuracy], val_seconds: float
-) -> dict[str, Any]:
-    """Return an epoch's row of result.json. "epoch" counts from 1.
+) -> EpochResult:
+    """Return the result of an epoch, without its times by part and the time of its end.
 
     `accuracies` has the result of each view of the validation, the main view first; it is empty where the epoch was not
-    validated. "top1" and "top5" are those of the main view, in percent. Values of a validation that was not made are
-    None.
+    validated.
     """
     view, accuracy = next(iter(accuracies.items()), (None, None))
     square = accuracies.get("square")
-    return {
-        "epoch": epoch.number + 1,
-        "size": epoch.scheduled_phase.phase.size,
-        "global_batch": epoch.scheduled_phase.global_batch,
-        "lr": epoch.lr_at(epoch.steps - 1),
-        "steps": epoch.steps,
-        "seconds": totals.seconds + val_seconds,
-        "train_seconds": totals.seconds,
-        "val_seconds": val_seconds,
-        "train_loss": totals.loss / totals.images,
-        "train_top1": 100 * totals.top1 / totals.images,
-        "train_top5": 100 * totals.top5 / totals.images,
-        "train_images": totals.images,
-        "val_loss": accuracy and accuracy.loss,
-        "val_images": accuracy and accuracy.images,
-        "view": view,
-        "top1": accuracy and accuracy.top1,
-        "top5": accuracy and accuracy.top5,
-        "top1_square": square and square.top1,
-        "top5_square": square and square.top5,
-        "images_per_second": totals.images / totals.seconds,
-    }
+    return EpochResult(
+        epoch=epoch.number + 1,
+        size=epoch.scheduled_phase.phase.size,
+        global_batch=epoch.scheduled_phase.global_batch,
+        lr=epoch.lr_at(epoch.steps - 1),
+        steps=epoch.steps,
+        seconds=totals.seconds + val_seconds,
+        train_seconds=totals.seconds,
+        val_seconds=val_seconds,
+        train_loss=totals.loss / totals.images,
+        train_top1=100 * totals.top1 / totals.images,
+        train_top5=100 * totals.top5 / totals.images,
+        train_images=totals.images,
+        val_loss=accuracy.loss if accuracy else None,
+        val_images=accuracy.images if accuracy else None,
+        view=view,
+        top1=accuracy.top1 if accuracy else None,
+        top5=accuracy.top5 if accuracy else None,
+        top1_square=square.top1 if square else None,
+        top5_square=square.top5 if square else None,
+        images_per_second=totals.images / totals.seconds,
+    )
 
 
-def run_summary(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the last epoch's accuracies, and the images per second over the training of all epochs."""
-    last = epochs[-1]
-    train_seconds = sum(row["train_seconds"] for row in epochs)
-    return {
-        "top1": last["top1"],
-        "top5": last["top5"],
-        "top1_square": last["top1_square"],
-        "top5_square": last["top5_square"],
-        "images_per_second": sum(row["train_images"] for row in epochs) / train_seconds,
-    }
+def overall_images_per_second(epochs: Sequence[EpochResult]) -> float:
+    """Return the images per second over the training of all epochs."""
+    return sum(epoch.train_images for epoch in epochs) / sum(epoch.train_seconds for epoch in epochs)

@@ -7,12 +7,14 @@ has at most 79 characters, for a terminal of 80.
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from train.recipe.history import EpochResult
 from train.recipe.schema import Recipe
 
+from .time_table import TimePart, TimeTable
+
 TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # they use betas and eps, and no momentum
-# Title, width, key in the epoch's row, format. The columns from "val loss" to "top-5" are of the validation.
+# Title, width, field of `EpochResult`, format. The columns from "val loss" to "top-5" are of the validation.
 EPOCH_COLUMNS = (
     ("epoch", 5, "epoch", "d"),
     ("size", 5, "size", "d"),
@@ -33,9 +35,9 @@ def epoch_header() -> str:
     return "".join(f"{title:>{width}}" for title, width, _, _ in EPOCH_COLUMNS)
 
 
-def epoch_line(row: Mapping[str, Any]) -> str:
-    """Return an epoch's row of the result as a line. Values of a validation that was not made are dashes."""
-    cells = ((row[key], width, form) for _, width, key, form in EPOCH_COLUMNS)
+def epoch_line(epoch: EpochResult) -> str:
+    """Return the result of an epoch as a line. Values of a validation that was not made are dashes."""
+    cells = ((getattr(epoch, name), width, form) for _, width, name, form in EPOCH_COLUMNS)
     return "".join(f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells)
 
 
@@ -119,41 +121,33 @@ def _join_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 PART_TITLES = {
-    "steps": "steps",
-    "waits": "waits for images",
-    "validation": "validation",
-    "switches": "switches",
-    "checkpoints": "checkpoints",
-    "other": "sums, logs, the rest",
+    TimePart.STEPS: "steps",
+    TimePart.WAITS: "waits for images",
+    TimePart.VALIDATION: "validation",
+    TimePart.SWITCHES: "switches",
+    TimePart.CHECKPOINTS: "checkpoints",
+    TimePart.OTHER: "sums, logs, the rest",
 }
 
 
-def time_breakdown_lines(breakdown: Mapping[str, Any], goodput: float | None = None) -> list[str]:
-    """Return the table "where the time went" as lines, from what `time_breakdown.build_breakdown` returns.
-
-    A job's breakdown may have "pauses" (seconds that losses of machines took), a run's summary "slower" (seconds above
-    the median times of steps and batches).
-    """
-    pauses = breakdown.get("pauses", 0.0)
-    wall = breakdown["wall"] + pauses
+def time_table_lines(table: TimeTable, goodput: float | None = None) -> list[str]:
+    """Return the table "where the time went" as lines."""
+    wall = table.wall + table.pauses
     lines = [f"{'where the time went':22}{'seconds':>10}{'share':>9}   most of it"]
     for part, title in PART_TITLES.items():
-        values = breakdown["parts"][part]
-        worst = f"   epoch {values['epoch']}: {values['most']:.2f} s" if values["most"] >= 0.005 else ""
-        lines.append(_part_line(title, values["seconds"], wall) + worst)
-    if pauses:
-        lines.append(_part_line("pauses of losses", pauses, wall))
+        part_time = table.parts[part]
+        worst = f"   epoch {part_time.epoch}: {part_time.most:.2f} s" if part_time.most >= 0.005 else ""
+        lines.append(_part_line(title, part_time.seconds, wall) + worst)
+    if table.pauses:
+        lines.append(_part_line("pauses of losses", table.pauses, wall))
     lines.append(f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {goodput:.1%}"))
-    if "slower" in breakdown:
-        lines.append(
-            _part_line("in slower steps", breakdown["slower"], wall) + "   of it: above the medians of their shapes"
-        )
-    if breakdown["gap"]:
-        gap = breakdown["gap"]
-        lines.append(f"  {'widest gap, in steps':20}{gap['steps']:10.2f}   before epoch {gap['epoch']}")
-    if breakdown["start"]:
-        lines.append(f"  {'start, before it':20}{sum(breakdown['start'].values()):10.2f}")
-        lines += [f"    {name:18}{seconds:10.2f}" for name, seconds in breakdown["start"].items()]
+    if table.slower is not None:
+        lines.append(_part_line("in slower steps", table.slower, wall) + "   of it: above the medians of their shapes")
+    if table.gap:
+        lines.append(f"  {'widest gap, in steps':20}{table.gap.steps:10.2f}   before epoch {table.gap.epoch}")
+    if table.start:
+        lines.append(f"  {'start, before it':20}{sum(table.start.values()):10.2f}")
+        lines += [f"    {name:18}{seconds:10.2f}" for name, seconds in table.start.items()]
     return lines
 
 

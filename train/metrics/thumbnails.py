@@ -3,15 +3,15 @@
 They are stored beside the logs and copied with them: the machines that hold the images are gone after the run.
 """
 
-import base64
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from train.data.index.base import Index
 from train.tools.filesystem import write_atomic
+from train.tools.records import decode, encode
 
 THUMBNAIL_COUNT = 6
 CANDIDATE_COUNT = 60  # images of which the thumbnails are chosen by their shape
@@ -19,31 +19,42 @@ THUMBNAIL_PIXELS = 220  # length of a thumbnail's longer side
 JPEG_QUALITY = 85
 
 
+@dataclass(frozen=True, kw_only=True)
+class Thumbnail:
+    """A validation image made small. `size` and `shown` are (width, height) of the image and of its thumbnail.
+
+    In the file `jpeg` is in base64.
+    """
+
+    label: str
+    size: tuple[int, int]
+    shown: tuple[int, int]
+    jpeg: bytes
+
+
 def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
     """Write logs/val-<attempt>.json: `THUMBNAIL_COUNT` validation images, from the tallest to the widest.
 
-    Each has its "label", "size" and "shown" (width and height of the image and of its thumbnail), and "jpeg" in base64.
     An error is printed and does not end the run.
     """
     try:
         thumbnails = [_thumbnail(index, number) for number in choose_images(index)]
         (log_dir / "logs").mkdir(parents=True, exist_ok=True)
-        write_atomic(log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(thumbnails).encode(), durable=False)
+        write_atomic(
+            log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(encode(thumbnails)).encode(), durable=False
+        )
     except Exception as error:  # an image library or the disk may raise anything, and a run must not fail of it
         print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
 
 
-def read_thumbnails(log_dir: Path) -> list[dict[str, Any]]:
-    """Return the thumbnails of the first attempt that wrote them, as `write_thumbnails` says but with "jpeg" as bytes.
+def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
+    """Return the thumbnails of the first attempt that wrote them.
 
     Files that cannot be read are skipped. The list is empty when there are none.
     """
     for path in sorted((log_dir / "logs").glob("val-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return [
-                {**thumbnail, "jpeg": base64.b64decode(thumbnail["jpeg"], validate=True)}
-                for thumbnail in json.loads(path.read_text())
-            ]
+        with contextlib.suppress(OSError, ValueError):
+            return decode(list[Thumbnail], json.loads(path.read_text()), path)
     return []
 
 
@@ -64,14 +75,14 @@ def _evenly_spaced(items: Sequence[int], count: int) -> list[int]:
     return [items[round(position * (len(items) - 1) / (count - 1))] for position in range(count)]
 
 
-def _thumbnail(index: Index, number: int) -> dict[str, Any]:
+def _thumbnail(index: Index, number: int) -> Thumbnail:
     jpeg, shown = shrink_to_jpeg(index.read(number), THUMBNAIL_PIXELS)
-    return {
-        "label": index.classes[int(index.labels[number])],
-        "size": (int(index.widths[number]), int(index.heights[number])),
-        "shown": shown,
-        "jpeg": base64.b64encode(jpeg).decode(),
-    }
+    return Thumbnail(
+        label=index.classes[int(index.labels[number])],
+        size=(int(index.widths[number]), int(index.heights[number])),
+        shown=shown,
+        jpeg=jpeg,
+    )
 
 
 def shrink_to_jpeg(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:

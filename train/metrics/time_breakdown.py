@@ -17,16 +17,18 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
-TIME_PARTS = ("steps", "waits", "validation", "switches", "checkpoints", "other")
-PART_OF_KIND = {"train": "steps", "val": "validation"}
+from .time_table import EpochGap, PartTime, TimePart, TimeTable
+
+PART_OF_KIND = {"train": TimePart.STEPS, "val": TimePart.VALIDATION}
 BEGIN_MARK = "begin"
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
+Moment = float | torch.cuda.Event  # seconds of `time.perf_counter`, or a mark on the GPU's own clock
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,39 @@ class _Mark:
     """A point in time between two parts.
 
     `part` is what the time before it belongs to; `outside_training` whether that is validation or saving, or within
-    them; `label` is `BEGIN_MARK` where a step begins, its kind and shape where it ends, "" elsewhere; `time` is a
-    `torch.cuda.Event`, or seconds of `time.perf_counter` without a GPU.
+    them; `label` is `BEGIN_MARK` where a step begins, its kind and shape where it ends, "" elsewhere.
     """
 
     epoch: int
-    part: str
+    part: TimePart
     outside_training: bool
     label: str
-    time: Any
+    time: Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochTimes:
+    """The seconds of an epoch by part, and the gap before it in steps; None without an epoch before.
+
+    The gap is the time from the last step of the epoch before to the end of this epoch's first step, without
+    validation, saving and a median step, divided by the median step of this phase.
+    """
+
+    where: dict[str, float]
+    gap_steps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeState:
+    """What a checkpoint stores of the measurements. The fields are those of `TimeBreakdown`."""
+
+    seconds_by_shape: dict[str, list[float]]
+    part_seconds_by_epoch: dict[int, dict[str, float]]
+    gap_steps_by_epoch: dict[int, float]
+    startup_seconds: dict[str, float]
+    wall_seconds: float
+    first_seconds: dict[str, float]
+    gap_seconds: float | None
 
 
 class TimeBreakdown:
@@ -55,7 +81,7 @@ class TimeBreakdown:
         self.uses_cuda = device.type == "cuda"
         # Seconds of each step and batch; the key is its kind and shape, such as "train 8 32".
         self.seconds_by_shape: dict[str, list[float]] = defaultdict(list)
-        self.part_seconds_by_epoch: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(TIME_PARTS, 0.0))
+        self.part_seconds_by_epoch: dict[int, dict[str, float]] = defaultdict(_no_seconds)
         # The gap between the last step of the epoch before and the first step of this one, in median steps.
         self.gap_steps_by_epoch: dict[int, float] = {}
         self.startup_seconds: dict[str, float] = {}  # seconds before the first step, by what they were spent on
@@ -63,9 +89,9 @@ class TimeBreakdown:
         self.first_step_time: float | None = None
         self.epoch = 0
         self.recent_steps: list[tuple[float, float]] = []  # seconds of a step, and of its waits
-        self._part_stack = ["other"]
+        self._part_stack = [TimePart.OTHER]
         self._marks: list[_Mark] = []  # marks that are not read yet
-        self._last_mark_time: Any = None
+        self._last_mark_time: Moment | None = None
         # Of the step whose marks are being read:
         self._step_seconds = 0.0
         self._step_wait_seconds = 0.0
@@ -82,7 +108,7 @@ class TimeBreakdown:
         self.epoch = number
 
     @contextlib.contextmanager
-    def measure(self, part: str) -> Iterator[None]:
+    def measure(self, part: TimePart) -> Iterator[None]:
         """Count the time within the `with` block for a part, but for what an inner block counts for another."""
         self._mark()
         self._part_stack.append(part)
@@ -94,7 +120,7 @@ class TimeBreakdown:
 
     def next_batch(self, batches: Iterator[Item]) -> Item:
         """Return the next batch, and count the time that it took as a wait."""
-        with self.measure("waits"):
+        with self.measure(TimePart.WAITS):
             return next(batches)
 
     def begin_step(self, kind: str) -> None:
@@ -110,7 +136,7 @@ class TimeBreakdown:
         self._mark(f"{kind} {' '.join(map(str, shape))}")
         self._part_stack.pop()
 
-    def _now(self) -> Any:
+    def _now(self) -> Moment:
         if not self.uses_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -120,7 +146,7 @@ class TimeBreakdown:
     def _mark(self, label: str = "") -> None:
         """End the time since the last mark. Before the first step nothing is counted."""
         if self._last_mark_time is not None:
-            outside_training = "validation" in self._part_stack or "checkpoints" in self._part_stack
+            outside_training = TimePart.VALIDATION in self._part_stack or TimePart.CHECKPOINTS in self._part_stack
             self._marks.append(_Mark(self.epoch, self._part_stack[-1], outside_training, label, self._now()))
 
     # --- afterwards ------------------------------------------------------------------------------------------------
@@ -128,17 +154,15 @@ class TimeBreakdown:
     def flush(self) -> None:
         """Turn the marks since the last call into seconds. On a GPU, wait until it has passed them."""
         self._mark()
-        if self.uses_cuda and self._marks:
+        if self._marks and isinstance(self._marks[-1].time, torch.cuda.Event):
             self._marks[-1].time.synchronize()
         for mark in self._marks:
-            if self.uses_cuda:
-                seconds = self._last_mark_time.elapsed_time(mark.time) / 1000
-            else:
-                seconds = mark.time - self._last_mark_time
+            assert self._last_mark_time is not None
+            seconds = _seconds_between(self._last_mark_time, mark.time)
             self._last_mark_time = mark.time
             self.part_seconds_by_epoch[mark.epoch][mark.part] += seconds
             self._step_seconds += seconds
-            self._step_wait_seconds += seconds if mark.part == "waits" else 0.0
+            self._step_wait_seconds += seconds if mark.part is TimePart.WAITS else 0.0
             if self._seconds_since_step is not None and not mark.outside_training:
                 self._seconds_since_step += seconds
             if mark.label == BEGIN_MARK:
@@ -161,29 +185,24 @@ class TimeBreakdown:
             self._gap_seconds = self._seconds_since_step
         self._seconds_since_step = 0.0
 
-    def end_epoch(self) -> dict[str, Any]:
-        """Close the epoch, except for its checkpoint. Returns its row, as `epoch_times` does."""
+    def end_epoch(self) -> EpochTimes:
+        """Close the epoch, except for its checkpoint, and return its times."""
         self.flush()
         parts = self.part_seconds_by_epoch[self.epoch]
         for key, seconds in self._first_seconds.items():
             median = statistics.median(self.seconds_by_shape[key])
             excess = max(0.0, seconds - median)
             parts[PART_OF_KIND[key.partition(" ")[0]]] -= excess
-            parts["switches"] += excess
+            parts[TimePart.SWITCHES] += excess
             if key.startswith("train") and self._gap_seconds is not None:
                 self.gap_steps_by_epoch[self.epoch] = max(0.0, self._gap_seconds - median) / median
         self._first_seconds = {}
         self._gap_seconds = None
         return self.epoch_times(self.epoch)
 
-    def epoch_times(self, epoch: int) -> dict[str, Any]:
-        """Return "where", the seconds of an epoch by part, and "gap_steps", the gap before it in steps.
-
-        The gap is the time from the last step of the epoch before to the end of this epoch's first step, without
-        validation, saving and a median step, divided by the median step of this phase. It is None without an epoch
-        before.
-        """
-        return {"where": dict(self.part_seconds_by_epoch[epoch]), "gap_steps": self.gap_steps_by_epoch.get(epoch)}
+    def epoch_times(self, epoch: int) -> EpochTimes:
+        """Return the times of an epoch until now."""
+        return EpochTimes(where=dict(self.part_seconds_by_epoch[epoch]), gap_steps=self.gap_steps_by_epoch.get(epoch))
 
     def pop_recent_medians(self) -> tuple[float, float]:
         """Return the median seconds of a training step and of its waits since the last call, 0 without any step."""
@@ -202,7 +221,7 @@ class TimeBreakdown:
     @property
     def wait_seconds(self) -> float:
         """Seconds of all waits for images."""
-        return sum(parts["waits"] for parts in self.part_seconds_by_epoch.values())
+        return sum(parts[TimePart.WAITS] for parts in self.part_seconds_by_epoch.values())
 
     def seconds_of_kind(self, kind: str) -> float:
         """Return the seconds of all training steps ("train") or validation batches ("val")."""
@@ -217,70 +236,70 @@ class TimeBreakdown:
         """Return the useful seconds over the wall seconds, at most 1."""
         return min(1.0, self.useful_seconds / self.wall_seconds) if self.wall_seconds else 0.0
 
-    def breakdown(self) -> dict[str, Any]:
-        """Return the table of the run so far, as `build_breakdown` does."""
-        return build_breakdown(
+    def table(self) -> TimeTable:
+        """Return the table of the run so far."""
+        return build_time_table(
             self.wall_seconds, self.part_seconds_by_epoch, self.gap_steps_by_epoch, self.startup_seconds
         )
 
-    def summary(self) -> dict[str, Any]:
-        """Return the table of the whole run, with the seconds by which steps and batches were "slower" than the median.
-
-        These seconds lower the goodput; they belong to "steps" and "validation".
-        """
+    def summary(self) -> TimeTable:
+        """Return the table of the whole run, with the seconds of slower steps and batches."""
         self.flush()
-        table = self.breakdown()
-        measured = sum(table["parts"][part]["seconds"] for part in ("steps", "validation"))
-        return {**table, "slower": max(0.0, measured - self.useful_seconds)}
+        table = self.table()
+        measured = table.parts[TimePart.STEPS].seconds + table.parts[TimePart.VALIDATION].seconds
+        return replace(table, slower=max(0.0, measured - self.useful_seconds))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TimeState:
         """Return what a checkpoint stores of the measurements, up to this moment."""
         self.flush()
-        return {
-            "by_shape": {key: list(seconds) for key, seconds in self.seconds_by_shape.items()},
-            "parts": {epoch: dict(parts) for epoch, parts in self.part_seconds_by_epoch.items()},
-            "gaps": dict(self.gap_steps_by_epoch),
-            "start": dict(self.startup_seconds),
-            "firsts": dict(self._first_seconds),
-            "gap": self._gap_seconds,
-            "wall": self.wall_seconds,
-        }
+        return TimeState(
+            seconds_by_shape={key: list(seconds) for key, seconds in self.seconds_by_shape.items()},
+            part_seconds_by_epoch={epoch: dict(parts) for epoch, parts in self.part_seconds_by_epoch.items()},
+            gap_steps_by_epoch=dict(self.gap_steps_by_epoch),
+            startup_seconds=dict(self.startup_seconds),
+            wall_seconds=self.wall_seconds,
+            first_seconds=dict(self._first_seconds),
+            gap_seconds=self._gap_seconds,
+        )
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: TimeState) -> None:
         """Continue from the measurements in a checkpoint."""
-        self.seconds_by_shape.update({key: list(seconds) for key, seconds in state["by_shape"].items()})
-        self.part_seconds_by_epoch.update({int(epoch): dict(parts) for epoch, parts in state["parts"].items()})
-        self.gap_steps_by_epoch = {int(epoch): steps for epoch, steps in state["gaps"].items()}
-        self.startup_seconds = dict(state["start"])
-        self.earlier_wall_seconds = state["wall"]
-        self._first_seconds = dict(state["firsts"])
-        self._gap_seconds = state["gap"]
+        self.seconds_by_shape.update({key: list(seconds) for key, seconds in state.seconds_by_shape.items()})
+        self.part_seconds_by_epoch.update({epoch: dict(parts) for epoch, parts in state.part_seconds_by_epoch.items()})
+        self.gap_steps_by_epoch = dict(state.gap_steps_by_epoch)
+        self.startup_seconds = dict(state.startup_seconds)
+        self.earlier_wall_seconds = state.wall_seconds
+        self._first_seconds = dict(state.first_seconds)
+        self._gap_seconds = state.gap_seconds
 
 
-def build_breakdown(
+def _no_seconds() -> dict[str, float]:
+    return {str(part): 0.0 for part in TimePart}
+
+
+def _seconds_between(earlier: Moment, later: Moment) -> float:
+    """Return the seconds between two moments of the same clock."""
+    if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
+        return float(earlier.elapsed_time(later)) / 1000
+    assert not isinstance(earlier, torch.cuda.Event) and not isinstance(later, torch.cuda.Event)
+    return later - earlier
+
+
+def build_time_table(
     wall_seconds: float,
     part_seconds_by_epoch: Mapping[int, Mapping[str, float]],
     gap_steps_by_epoch: Mapping[int, float],
     startup_seconds: Mapping[str, float],
-) -> dict[str, Any]:
-    """Return where the wall time went as plain data, for result.json.
-
-    "wall" is in seconds. "parts" has for each part its seconds, the epoch with most of it, and the seconds of that
-    epoch. "gap" is the widest gap between two epochs in steps, and the epoch after it; None where there is no gap.
-    "start" has the seconds before the first step.
-    """
+) -> TimeTable:
+    """Return where the wall time went."""
     parts = {}
-    for part in TIME_PARTS:
+    for part in TimePart:
         worst_epoch = max(part_seconds_by_epoch, key=lambda epoch: part_seconds_by_epoch[epoch][part], default=0)
-        parts[part] = {
-            "seconds": sum(seconds_by_part[part] for seconds_by_part in part_seconds_by_epoch.values()),
-            "epoch": worst_epoch,
-            "most": part_seconds_by_epoch[worst_epoch][part] if worst_epoch else 0.0,
-        }
+        parts[part] = PartTime(
+            seconds=sum(seconds_by_part[part] for seconds_by_part in part_seconds_by_epoch.values()),
+            epoch=worst_epoch,
+            most=part_seconds_by_epoch[worst_epoch][part] if worst_epoch else 0.0,
+        )
     widest = max(gap_steps_by_epoch, key=lambda epoch: gap_steps_by_epoch[epoch], default=0)
-    return {
-        "wall": wall_seconds,
-        "parts": parts,
-        "gap": {"steps": gap_steps_by_epoch[widest], "epoch": widest} if gap_steps_by_epoch else None,
-        "start": dict(startup_seconds),
-    }
+    gap = EpochGap(steps=gap_steps_by_epoch[widest], epoch=widest) if gap_steps_by_epoch else None
+    return TimeTable(wall=wall_seconds, parts=parts, gap=gap, start=dict(startup_seconds))

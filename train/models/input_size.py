@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
+from torch.utils.hooks import RemovableHandle
 
 from train.tools import user_code
 from train.tools.errors import TrainingError
@@ -114,7 +115,7 @@ class _SlidingClassifier:
         self.native_width = native_width
         self.feature_shape = torch.Size(())
         self.window_count = 1
-        self.hook_handles: list[Any] = []
+        self.hook_handles: list[RemovableHandle] = []
 
     @classmethod
     def find(cls, net: nn.Module, side: int) -> "_SlidingClassifier":
@@ -126,7 +127,7 @@ class _SlidingClassifier:
         matches: list[_SlidingClassifier] = []
         reason = "it flattens no feature map into a Linear"
 
-        def record_map(module: nn.Module, _: Any, output: Any) -> None:
+        def record_map(module: nn.Module, _: object, output: object) -> None:
             if isinstance(output, torch.Tensor) and output.ndim == 4:
                 last_map[:] = [(module, output)]
 
@@ -171,7 +172,7 @@ class _SlidingClassifier:
         for handle in self.hook_handles:
             handle.remove()
 
-    def _record_shape(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def _record_shape(self, _: nn.Module, __: object, output: torch.Tensor) -> None:
         self.feature_shape = output.shape
 
     def _unfold_windows(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
@@ -191,5 +192,5 @@ class _SlidingClassifier:
         self.window_count = windows.shape[2] * windows.shape[3]
         return (windows.permute(0, 2, 3, 1, 4, 5).reshape(images * self.window_count, -1),)
 
-    def _average_windows(self, _: nn.Module, __: Any, scores: torch.Tensor) -> torch.Tensor:
+    def _average_windows(self, _: nn.Module, __: object, scores: torch.Tensor) -> torch.Tensor:
         return scores if self.window_count == 1 else scores.view(-1, self.window_count, scores.shape[-1]).mean(1)

@@ -6,7 +6,6 @@ None of the built-in optimizers absorbs the learning rate into its momentum: tor
 
 import inspect
 import re
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from train.tools.filesystem import one_line_error
 
 from .lamb import Lamb
 from .lars import Lars
+from .layerwise import ParamDict
 
 LAYERWISE_OPTIMIZERS = ("lars", "lamb")
 NORM_TYPES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -46,7 +46,7 @@ def parameter_kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
     return "bias" if is_vector and BIAS_NAME_PATTERN.search(own_name) else "weight"
 
 
-def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, optim: Optim) -> list[ParamDict]:
     """Return the model's parameters in two groups: those with weight decay, then those without.
 
     Norms and biases decay as the recipe says. Under LARS and LAMB they never do, and these optimizers adapt the rate of
@@ -84,9 +84,7 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     return _build_custom_optimizer(model, optim, parts)
 
 
-def _build_custom_optimizer(
-    model: nn.Module, optim: Optim, param_groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
+def _build_custom_optimizer(model: nn.Module, optim: Optim, param_groups: list[ParamDict]) -> torch.optim.Optimizer:
     """Call the user's function and check that what it returns can train all parameters."""
     function = user_code.import_function("optim, name", optim.name)
     optimizer = user_code.call_user_code("optim, name", optim.name, lambda: function(param_groups, optim))

@@ -8,23 +8,21 @@ The rate is part of neither m nor v, so it may jump. t counts the steps of each 
 smaller for the parameters that were frozen.
 """
 
-from typing import Any
-
 import torch
 
-from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
+from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
 
 
 class Lamb(LayerwiseOptimizer):
     """LAMB for the parameter groups with `adapt`, Adam for the other groups, which hold norms and biases."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
+        self, groups: list[ParamDict], *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
     ) -> None:
         super().__init__(groups, betas=betas, eps=eps)
 
     def update_weights(
-        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
     ) -> None:
         """Apply one step of LAMB, as the formulas of the module say, to the weights of a group in place."""
         b1, b2 = group["betas"]

@@ -9,23 +9,21 @@ the momentum correction of Goyal et al. 2017 (remark 2: m rate' / rate). Here th
 torch's SGD: the steps are the same at a constant rate, and the correction is built in when the rate changes.
 """
 
-from typing import Any
-
 import torch
 
-from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
+from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
 
 
 class Lars(LayerwiseOptimizer):
     """LARS for parameter groups with `adapt`; SGD with momentum for the other groups, which hold norms and biases."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], *, momentum: float = 0.9, nesterov: bool = False, trust: float = 0.001
+        self, groups: list[ParamDict], *, momentum: float = 0.9, nesterov: bool = False, trust: float = 0.001
     ) -> None:
         super().__init__(groups, momentum=momentum, nesterov=nesterov, trust=trust)
 
     def update_weights(
-        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
     ) -> None:
         """Apply one step of LARS, as the formulas of the module say, to the weights of a group in place."""
         decay, momentum = group["weight_decay"], group["momentum"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+# A group of parameters with its settings, the state of a parameter, or a whole state dict.
+ParamDict = dict[str, Any]  # Any: so torch.optim defines them
 TensorSequence = list[torch.Tensor] | tuple[torch.Tensor, ...]
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -18,17 +20,17 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 class LayerwiseOptimizer(torch.optim.Optimizer):
     """An optimizer that scales steps layer by layer in its parameter groups with `adapt`, not in the others."""
 
-    def __init__(self, groups: list[dict[str, Any]], **defaults: Any) -> None:
+    def __init__(self, groups: list[ParamDict], **defaults: Any) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
 
     def update_weights(
-        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
     ) -> None:
         """Change the weights of a group in place by one step; `weights`, `gradients` and `states` run in parallel."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient. Parameters without one keep their weights and their state."""
         assert closure is None, "the training loop computes the gradients"
         for group in self.param_groups:
@@ -42,7 +44,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 if parameter.dtype in HALF_DTYPES:
                     parameter.copy_(weight)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: ParamDict) -> None:
         """Restore a state bit for bit: torch would round it to the type of a half-precision parameter."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -58,7 +60,7 @@ def to_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
-def state_tensors(name: str, weights: TensorSequence, states: list[dict[str, Any]]) -> list[torch.Tensor]:
+def state_tensors(name: str, weights: TensorSequence, states: list[ParamDict]) -> list[torch.Tensor]:
     """Return the state tensor of each parameter by its name. Before a parameter's first step it is made, as zeros."""
     for weight, state in zip(weights, states, strict=True):
         if name not in state:

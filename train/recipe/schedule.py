@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from .schema import REFERENCE_BATCH, Phase, Recipe
 
@@ -48,6 +47,12 @@ class ScheduledPhase:
         return self.lr_at(0), self.lr_at(self.steps - 1)
 
     @property
+    def lr_endpoints_per_256(self) -> tuple[float, float]:
+        """These rates per 256 images of the global batch."""
+        first, last = self.scaled_lr_endpoints
+        return first * REFERENCE_BATCH / self.global_batch, last * REFERENCE_BATCH / self.global_batch
+
+    @property
     def peak_lr(self) -> float:
         """The phase's highest learning rate: at one of its ends, or the peak of its cycle."""
         if self.phase.shape == "one_cycle":
@@ -76,6 +81,32 @@ class ScheduledPhase:
             case "constant_warmup":
                 return last / k
         return first * (1 - done) + last * done
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """A phase as plans, results and reports show it: epochs `start` to `end`, counted from 0, `end` excluded.
+
+    `steps` are the steps that are run, `lr` the learning rates at the ends of the whole phase, `lr_per_256` the same
+    rates per 256 images, `peak` the highest rate.
+    """
+
+    start: int
+    end: int
+    size: int
+    batch: int
+    global_batch: int
+    lr: tuple[float, float]
+    lr_per_256: tuple[float, float]
+    peak: float
+    shape: str
+    steps: int
+    copy: int | None
+    min_scale: float
+    augment: bool
+    rect_train: bool
+    rect_val: bool
+    validate: str
 
 
 @dataclass(frozen=True)
@@ -200,34 +231,30 @@ class Schedule:
         steps_done += [(current, step) for current in self.epochs[epoch : epoch + 1]]
         return sum(min(steps * each.scheduled_phase.global_batch, self.images) for each, steps in steps_done)
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return the phases as plain data, for plans, results and reports.
-
-        `steps` are the steps that are run, `lr` the learning rates at the ends of the whole phase, `lr_per_256` the
-        same rates per 256 images, `peak` the highest rate.
-        """
+    def table(self) -> list[PhaseRow]:
+        """Return a row for each phase, for plans, results and reports."""
         steps_run = {phase.phase.epochs: 0 for phase in self.scheduled_phases}
         for epoch in self.epochs:
             steps_run[epoch.scheduled_phase.phase.epochs] += epoch.steps
         return [
-            {
-                "start": row.phase.epochs[0],
-                "end": row.phase.epochs[1],
-                "size": row.phase.size,
-                "batch": row.phase.batch,
-                "global_batch": row.global_batch,
-                "lr": list(row.scaled_lr_endpoints),
-                "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.scaled_lr_endpoints],
-                "peak": row.peak_lr,
-                "shape": row.phase.shape,
-                "steps": steps_run[row.phase.epochs],
-                "copy": row.phase.copy,
-                "min_scale": row.phase.min_scale,
-                "augment": row.phase.augment,
-                "rect_train": row.phase.rect_train,
-                "rect_val": row.phase.rect_val,
-                "validate": row.phase.validate,
-            }
+            PhaseRow(
+                start=row.phase.epochs[0],
+                end=row.phase.epochs[1],
+                size=row.phase.size,
+                batch=row.phase.batch,
+                global_batch=row.global_batch,
+                lr=row.scaled_lr_endpoints,
+                lr_per_256=row.lr_endpoints_per_256,
+                peak=row.peak_lr,
+                shape=row.phase.shape,
+                steps=steps_run[row.phase.epochs],
+                copy=row.phase.copy,
+                min_scale=row.phase.min_scale,
+                augment=row.phase.augment,
+                rect_train=row.phase.rect_train,
+                rect_val=row.phase.rect_val,
+                validate=row.phase.validate,
+            )
             for row in self.scheduled_phases
         ]
 

@@ -4,18 +4,18 @@ The run's clock begins with the loading of the images and goes on through lost m
 loading and preparing images belong to the time, the start of the machines does not (dawn-bench-entries, issue 21).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from train.tools.filesystem import create_once, read_json, to_json_bytes, write_atomic
 
+from .history import EpochResult
 from .schema import Recipe
 
 METRIC_TITLES = {"top1": "top-1", "top5": "top-5"}
 CLOCK_FILE = "clock.json"
-EpochRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,44 +54,61 @@ class Target:
     def __str__(self) -> str:
         return f"{self.metric}={format_percent(self.goal)}"
 
-    def first_epoch_reaching(self, epochs: Sequence[EpochRow]) -> EpochRow | None:
-        """Return the row of the first epoch whose validation reached the target, None while there is none."""
-        return next((row for row in epochs if row[self.metric] is not None and row[self.metric] >= self.goal), None)
+    def accuracy_of(self, epoch: EpochResult) -> float | None:
+        """Return the accuracy of an epoch's validation that the target is about, None without a validation."""
+        return epoch.top1 if self.metric == "top1" else epoch.top5
+
+    def first_epoch_reaching(self, epochs: Sequence[EpochResult]) -> EpochResult | None:
+        """Return the first epoch whose validation reached the target, None while there is none."""
+        for epoch in epochs:
+            accuracy = self.accuracy_of(epoch)
+            if accuracy is not None and accuracy >= self.goal:
+                return epoch
+        return None
 
     def apply_to_recipe(self, recipe: Recipe) -> Recipe:
         """Return the recipe with this target for its phases that validate near it. They look at top-5 only."""
         return replace(recipe, target=self.goal) if self.metric == "top5" else recipe
 
 
-def target_outcome(target: Target | None, epochs: Sequence[EpochRow]) -> dict[str, Any] | None:
-    """Return the outcome of a target over the epochs that were run as plain data, None without a target.
+@dataclass(frozen=True, kw_only=True)
+class TargetOutcome:
+    """The outcome of a target over the epochs that were run.
 
     `reached` says whether and `epoch` when. `seconds` and `minutes` last from the start of loading the images to the
     end of the validation that reached it; `at` is that moment as a Unix time. `best`, `best_epoch` and `best_view`
-    describe the best validation. `seconds_all` (from the launch) and `dollars` are None here: only the launching side
-    knows them.
+    describe the best validation. Only the launching side knows `seconds_all` (from the launch) and `dollars`.
     """
+
+    metric: str
+    goal: float
+    stops: bool
+    reached: bool
+    epoch: int | None = None
+    at: float | None = None
+    seconds: float | None = None
+    minutes: float | None = None
+    seconds_all: float | None = None
+    dollars: float | None = None
+    best: float | None = None
+    best_epoch: int | None = None
+    best_view: str | None = None
+
+
+def target_outcome(target: Target | None, epochs: Sequence[EpochResult]) -> TargetOutcome | None:
+    """Return the outcome of a target over the epochs that were run, None without a target."""
     if target is None:
         return None
-    validated = [row for row in epochs if row[target.metric] is not None]
-    best: EpochRow = max(validated, key=lambda row: row[target.metric], default={})
-    reaching = target.first_epoch_reaching(epochs) or {}
-    seconds = reaching.get("clock")
-    return {
-        "metric": target.metric,
-        "goal": target.goal,
-        "stops": target.stops_training,
-        "reached": bool(reaching),
-        "epoch": reaching.get("epoch"),
-        "at": reaching.get("at"),
-        "seconds": seconds,
-        "minutes": None if seconds is None else seconds / 60,
-        "seconds_all": None,
-        "dollars": None,
-        "best": best.get(target.metric),
-        "best_epoch": best.get("epoch"),
-        "best_view": best.get("view"),
-    }
+    outcome = TargetOutcome(metric=target.metric, goal=target.goal, stops=target.stops_training, reached=False)
+    validated = [(accuracy, epoch) for epoch in epochs if (accuracy := target.accuracy_of(epoch)) is not None]
+    if validated:
+        best, best_epoch = max(validated, key=lambda pair: pair[0])
+        outcome = replace(outcome, best=best, best_epoch=best_epoch.epoch, best_view=best_epoch.view)
+    reaching = target.first_epoch_reaching(epochs)
+    if reaching is None:
+        return outcome
+    minutes = None if reaching.clock is None else reaching.clock / 60
+    return replace(outcome, reached=True, epoch=reaching.epoch, at=reaching.at, seconds=reaching.clock, minutes=minutes)
 
 
 def format_percent(value: float) -> str:
@@ -99,21 +116,21 @@ def format_percent(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def describe_outcome(outcome: Mapping[str, Any]) -> str:
-    """Return the outcome of a target (`target_outcome`) in one line."""
-    goal = f"{METRIC_TITLES[outcome['metric']]} of {format_percent(outcome['goal'])} %"
-    if not outcome["reached"]:
-        if outcome["best"] is None:
+def describe_outcome(outcome: TargetOutcome) -> str:
+    """Return the outcome of a target in one line."""
+    goal = f"{METRIC_TITLES[outcome.metric]} of {format_percent(outcome.goal)} %"
+    if not outcome.reached:
+        if outcome.best is None:
             return f"{goal} not reached; nothing was validated"
-        where = f" in epoch {outcome['best_epoch']} ({outcome['best_view']})" if outcome.get("best_epoch") else ""
-        return f"{goal} not reached; the best was {outcome['best']:.2f} %{where}"
-    parts = [f"{goal} reached in epoch {outcome['epoch']}"]
-    if outcome["minutes"] is not None:
-        parts.append(f"{outcome['minutes']:.2f} minutes after the start of loading")
-    if outcome.get("seconds_all") is not None:
-        parts.append(f"{outcome['seconds_all'] / 60:.2f} after the launch")
-    if outcome.get("dollars") is not None:
-        parts.append(f"${outcome['dollars']:.2f}")
+        where = f" in epoch {outcome.best_epoch} ({outcome.best_view})" if outcome.best_epoch else ""
+        return f"{goal} not reached; the best was {outcome.best:.2f} %{where}"
+    parts = [f"{goal} reached in epoch {outcome.epoch}"]
+    if outcome.minutes is not None:
+        parts.append(f"{outcome.minutes:.2f} minutes after the start of loading")
+    if outcome.seconds_all is not None:
+        parts.append(f"{outcome.seconds_all / 60:.2f} after the launch")
+    if outcome.dollars is not None:
+        parts.append(f"${outcome.dollars:.2f}")
     return ", ".join(parts)
 
 

@@ -12,19 +12,18 @@ The values of `Phase.validate`:
 The last epoch of the run is always validated: a run without a result would be worth nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from .history import EpochResult
 from .schedule import Schedule
 
 NEAR_TARGET_POINTS = 3.0  # percentage points of top-5 accuracy
 
 
-def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Mapping[str, Any]]) -> bool | None:
+def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[EpochResult]) -> bool | None:
     """Return whether an epoch of the schedule is validated, None when that depends on epochs that are not done yet.
 
-    `history` are the result rows of the epochs that are done, with "top5" (None for an epoch without validation) and
-    "train_top5".
+    `history` are the epochs that are done.
     """
     epochs = schedule.epochs
     if epoch_index == len(epochs) - 1:
@@ -41,7 +40,7 @@ def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Mapp
     return False if len(history) >= epoch_index else None
 
 
-def is_near_target(target: float | None, history: Sequence[Mapping[str, Any]]) -> bool:
+def is_near_target(target: float | None, history: Sequence[EpochResult]) -> bool:
     """Return whether the top-5 accuracy of any epoch, in validation or training, came near a target in percent."""
-    accuracies = [row[key] for row in history for key in ("top5", "train_top5") if row[key] is not None]
+    accuracies = [accuracy for epoch in history for accuracy in (epoch.top5, epoch.train_top5) if accuracy is not None]
     return target is not None and max(accuracies, default=0.0) >= target - NEAR_TARGET_POINTS

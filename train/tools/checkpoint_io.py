@@ -18,10 +18,11 @@ from . import filesystem
 from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
+State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
 BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 
 
-def copy_to_cpu(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
     Tuples become lists, parameters become plain tensors. Other values are not copied.
@@ -35,7 +36,7 @@ def copy_to_cpu(value: Any) -> Any:
     return value
 
 
-def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint of a step and delete all others of the folder but the one before it.
 
     An existing file of the same step is replaced: the end of an epoch is saved before and after its validation, and a
@@ -51,15 +52,13 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
         obsolete.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> State:
     """Return the state in a checkpoint file, on the CPU.
 
     Raises `ValueError` when the file is damaged, `pickle.UnpicklingError` when it contains anything but tensors and
     plain data, and `OSError`.
     """
-    state: dict[str, Any] = torch.load(
-        io.BytesIO(filesystem.read_with_checksum(path)), map_location="cpu", weights_only=True
-    )
+    state: State = torch.load(io.BytesIO(filesystem.read_with_checksum(path)), map_location="cpu", weights_only=True)
     return state
 
 
@@ -95,7 +94,7 @@ class CheckpointWriter:
         """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
-    def save(self, step: int, state: dict[str, Any], urgent: bool = False) -> None:
+    def save(self, step: int, state: State, urgent: bool = False) -> None:
         """Wait for the previous checkpoint, copy the state, and start to write it. Raises the `OSError` of the former.
 
         The writing thread has a lower priority than training, unless `urgent`: then the run waits for the file.
@@ -104,7 +103,7 @@ class CheckpointWriter:
         self.thread = threading.Thread(target=self._write_in_thread, args=(step, copy_to_cpu(state), urgent))
         self.thread.start()
 
-    def _write_in_thread(self, step: int, state: dict[str, Any], urgent: bool) -> None:
+    def _write_in_thread(self, step: int, state: State, urgent: bool) -> None:
         if not urgent:
             _lower_thread_priority()
         try:

@@ -121,7 +121,7 @@ def one_line_error(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def to_json_bytes(value: Any) -> bytes:
+def to_json_bytes(value: object) -> bytes:
     """Return a value as indented JSON text that ends in a newline. NaN and infinity become null: JSON has neither."""
     return (json.dumps(replace_nonfinite(value), indent=1) + "\n").encode()
 
@@ -134,12 +134,12 @@ def is_valid_json(data: bytes) -> bool:
     return False
 
 
-def json_roundtrip(value: Any) -> Any:
+def json_roundtrip(value: object) -> Any:  # Any: JSON of any shape
     """Return a value as JSON would give it back: tuples become lists, keys become strings."""
     return json.loads(json.dumps(value))
 
 
-def replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: object) -> object:
     """Return nested dicts and lists with None in place of each NaN and infinity. Tuples become lists."""
     if isinstance(value, dict):
         return {key: replace_nonfinite(item) for key, item in value.items()}
@@ -150,7 +150,7 @@ def replace_nonfinite(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path) -> Any | None:
+def read_json(path: Path) -> Any | None:  # Any: JSON of any shape
     """Return the value in a JSON file, None when the file is missing, unreadable or no JSON."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text())

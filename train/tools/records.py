@@ -16,7 +16,7 @@ class DamagedRecord(ValueError):
     """JSON data that does not describe the expected record. The message names the field."""
 
 
-def decode(record_type: type[RecordT], data: Any, source: object = "") -> RecordT:
+def decode(record_type: type[RecordT], data: object, source: object = "") -> RecordT:
     """Return the record that plain JSON data describes. Unknown fields are ignored; whole numbers pass as floats.
 
     `record_type` may be any type that a field may have, such as `list[Row]`. `source` says in the message where the
@@ -31,7 +31,7 @@ def decode(record_type: type[RecordT], data: Any, source: object = "") -> Record
         raise DamagedRecord(f"{prefix}{error}") from error
 
 
-def encode(record: Any) -> Any:
+def encode(record: object) -> Any:  # Any: JSON of any shape
     """Return a record as plain data for JSON, from which `decode` makes an equal record."""
     import msgspec
 

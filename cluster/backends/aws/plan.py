@@ -22,6 +22,7 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
+from train.tools.records import encode
 
 from .errors import aws_errors_as_cluster_errors
 from .options import AwsOptions
@@ -334,6 +335,6 @@ class AwsPlanner(ElsewherePlanner):
             cloud=rental_plan.rental_spec.to_json(),
             hosts={"shared": None, "machines": []},
             metadata_address=METADATA_URL,
-            forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
+            forecast=encode(rental_plan.forecast.to_record()) if rental_plan.forecast else None,
         )
         return MachinePlan(spec=rented_spec, notes=(*notes, *rental_plan.notes), rental_plan=rental_plan)

@@ -12,7 +12,7 @@ from infra.aws.stack.resources import StackContext
 from train.data.fetch.download import fetch_manifest
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS
 from train.data.fetch.sources import FolderSource
-from train.data.manifest import FETCHED_KEY, MANIFEST_FILE, SPLITS, SourceManifest
+from train.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 
 from .errors import aws_errors_as_cluster_errors
 
@@ -101,13 +101,13 @@ def upload_dataset(folder: Path, url: str, on_progress: Callable[[int, int], Non
     return uploaded_count, len(files) + len(SPLITS) - uploaded_count
 
 
-def _check_complete(folder: Path, manifests: dict[str, SourceManifest]) -> None:
+def _check_complete(folder: Path, manifests: dict[str, Manifest]) -> None:
     """Raise `ClusterError` when a file of the set is missing or has another size than its manifest says."""
     for split, manifest in manifests.items():
         for name, file in manifest.files.items():
             path = folder / split / name
             if not path.is_file() or path.stat().st_size != file.bytes:
-                index_only = " (only the set's index was fetched)" if FETCHED_KEY in manifest.fields else ""
+                index_only = "" if manifest.has_images else " (only the set's index was fetched)"
                 raise ClusterError(
                     f"{path}: the file is incomplete{index_only}; run: imgnet-cluster data verify {folder}"
                 )

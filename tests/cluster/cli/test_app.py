@@ -339,7 +339,7 @@ def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: 
 
 def test_command_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
     """PYTHONPATH precedes installed packages."""
-    for name in ("cluster", "infra", "recipes", "train"):
+    for name in ("infra", "recipes", "train"):
         (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
     (sandbox.path / "helper.py").write_text("EPOCHS = (0, 1)")
     text = f"import helper\n{HEAD}recipe = {recipe('own')}"

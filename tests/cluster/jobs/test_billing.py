@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support import aws_journal
+from support.train_records import epoch_line, step_line
 
 from cluster.cli import cloud
 from cluster.errors import ClusterError
@@ -32,8 +33,8 @@ def write_journal(run: Any, *machines: tuple[str, float, float], price: float | 
 
 def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
     """Write the metrics of an attempt: (step, time) of each step, and the time of the epoch's end."""
-    rows = [{"kind": "train", "step": step, "images": step, "time": time} for step, time in steps]
-    rows.append({"kind": "epoch", "step": steps[-1][0], "images": steps[-1][0], "time": epoch, "top5": 50.0})
+    rows = [step_line(step, time, attempt=attempt) for step, time in steps]
+    rows.append(epoch_line(steps[-1][0], epoch, attempt=attempt, top5=50.0))
     path = run.run_folder.path / "metrics" / f"{attempt:06d}.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

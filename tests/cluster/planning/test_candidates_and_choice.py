@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support.train_records import make_epoch, make_result
 
 from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
@@ -23,6 +24,9 @@ from cluster.state.result import write_result
 from cluster.state.states import JobState
 from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
 from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, forecast
+from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schedule import Schedule
+from train.tools.records import encode
 
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
@@ -276,17 +280,29 @@ def test_plan_local_with_gpus_has_no_forecast(monkeypatch: pytest.MonkeyPatch) -
     assert plan(quickstart).spec.forecast is None
 
 
-DONE: dict[str, Any] = {
-    "recipe": "tiny", "state": "done", "procs": 1, "schedule_gpus": 1, "goodput": 0.9, "top1": 50.0, "top5": 90.0,
-    "images_per_second": 60.0,
-    "schedule": [{"start": 0, "end": 1, "size": 32, "batch": 8, "copy": None, "rect_val": False}],
-    "epochs": [{"epoch": 1, "size": 32, "global_batch": 8, "steps": 8, "train_images": 60, "train_seconds": 1.5,
-                "val_seconds": 0.5, "val_images": 20, "top1": 50.0, "top5": 90.0}],
-    "seconds": {"attempt": 5.0, "training": 1.5, "validation": 0.5, "first step to last": 2.5},
-}  # fmt: skip
+DONE: dict[str, Any] = encode(
+    make_result(
+        make_epoch(train_seconds=1.5, val_seconds=0.5, val_images=20, top1=50.0, top5=90.0),
+        images_per_second=60.0,
+        schedule=tuple(
+            Schedule(
+                Recipe(
+                    name="tiny",
+                    data=Data(name="d", root="d", train=60, val=20),
+                    model=Model(name="resnet18"),
+                    gpus=1,
+                    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
+                ),
+                60,
+                1,
+            ).table()
+        ),
+        seconds={"attempt": 5.0, "training": 1.5, "validation": 0.5, "first step to last": 2.5},
+    )
+)
 
 
-RESULT_ON_CPU = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1, device="cpu")
+RESULT_ON_CPU = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, device="cpu")
 
 
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
@@ -295,11 +311,10 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     run.write_shared("result.json", json.dumps(DONE))
     write_result(run.run_folder, run.spec, run.job.backend)
     result = run.job.result
-    assert result.forecast == planned and {row["term"]: row["error"] for row in result.against}["steps"] == 1.0
+    assert encode(result.forecast) == {**planned, "start": {}}
+    assert {row.term: row.error for row in result.against}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
-    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == Constants.from_json(
-        result.constants
-    )
+    assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == result.constants
 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
@@ -307,7 +322,7 @@ def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> No
     write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
     result = run.job.result
     assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
-    empty_result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1)
+    empty_result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1)
     assert state_result.with_forecast(empty_result, {"terms": {}}) == empty_result
     for useless_result in (None, result, empty_result):
         with pytest.raises(BadInput, match="--from job-1"):

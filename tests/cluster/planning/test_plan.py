@@ -33,9 +33,9 @@ def test_plan_local_has_one_process_and_scales_the_rate() -> None:
         1,
     )
     first, second = planned.schedule.table()
-    assert (first["batch"], first["global_batch"], first["steps"]) == (10, 10, 100)
-    assert (second["global_batch"], second["steps"]) == (20, 100)
-    assert first["lr"] == pytest.approx([0.1 / 8, 0.1 / 8]) and first["lr_per_256"] == pytest.approx([0.32, 0.32])
+    assert (first.batch, first.global_batch, first.steps) == (10, 10, 100)
+    assert (second.global_batch, second.steps) == (20, 100)
+    assert first.lr == pytest.approx((0.1 / 8, 0.1 / 8)) and first.lr_per_256 == pytest.approx((0.32, 0.32))
     (note,) = planned.notes
     assert "stated for 8 GPUs" in note and "linear rule" in note and "0.125" in note
 
@@ -43,7 +43,7 @@ def test_plan_local_has_one_process_and_scales_the_rate() -> None:
 def test_plan_on_the_nominal_machines_has_no_notes() -> None:
     planned = plan(RECIPE, make_launch_options(backend="plan"))
     assert (planned.spec.machines, planned.spec.procs, planned.spec.schedule_gpus, planned.notes) == (2, 4, 8, ())
-    assert [row["global_batch"] for row in planned.schedule.table()] == [80, 160]
+    assert [row.global_batch for row in planned.schedule.table()] == [80, 160]
     assert plan(RECIPE, make_launch_options(backend="plan", machines=4)).spec.schedule_gpus == 16
 
 
@@ -56,8 +56,8 @@ def test_plan_local_has_a_process_per_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 def test_plan_keep_batch_accumulates_gradients() -> None:
     planned = plan(RECIPE, make_launch_options(procs=2, keep_batch=True))
     assert (planned.spec.procs, planned.spec.schedule_gpus) == (2, 8)
-    assert [row["global_batch"] for row in planned.schedule.table()] == [80, 160]
-    assert planned.schedule.table()[0]["lr"] == [0.1, 0.1]
+    assert [row.global_batch for row in planned.schedule.table()] == [80, 160]
+    assert planned.schedule.table()[0].lr == (0.1, 0.1)
     (note,) = planned.notes
     assert note == "the schedule is for 8 GPUs: each of 2 processes accumulates gradients"
 
@@ -94,7 +94,7 @@ def test_plan_scale_takes_a_fraction_of_the_images(scale: float, images: int) ->
 
 
 def test_plan_max_steps_are_divided_among_all_phases() -> None:
-    assert [row["steps"] for row in plan(RECIPE, make_launch_options(max_steps=10)).schedule.table()] == [5, 5]
+    assert [row.steps for row in plan(RECIPE, make_launch_options(max_steps=10)).schedule.table()] == [5, 5]
     assert plan(RECIPE, make_launch_options(max_steps=2)).schedule.steps == 2
     assert plan(RECIPE, make_launch_options(max_steps=10**9)).schedule.steps == 200
     with pytest.raises(BadInput, match="1 is too few"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import aws_journal
 from support.aws_journal import launch_request, request_granted
+from support.train_records import make_result
 
 from cluster.cli import record
 from cluster.errors import BadInput, ClusterError
@@ -21,10 +22,13 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
+from train.metrics.records import RunClock, StepRow
 from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.target import Target, target_outcome
 from train.tools import filesystem
+from train.tools.records import decode, encode
 
 Fixture = Any
 LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
@@ -85,7 +89,7 @@ class SimulatedTrainer:
                     "sizes/lr": epoch.lr_at(step),
                     "times/images_per_second": epoch.scheduled_phase.global_batch / STEP_SECONDS,
                 }
-                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, **scalars)
+                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, scalars=scalars)
 
     def end_epoch(self, attempt: int, epoch: Epoch) -> None:
         """Validate where the recipe says so, and write the row of the epoch."""
@@ -141,22 +145,19 @@ class SimulatedTrainer:
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the trainers' result.json."""
-        last = self.history[-1]
-        return {
-            "recipe": "paper",
-            "state": "done",
-            "top1": last["top1"],
-            "top5": last["top5"],
-            "epochs": self.history,
-            "images_per_second": 1.0,
-            "goodput": 0.9,
-            "steps": SCHEDULE.steps,
-            "seconds": {"training": 1.0},
-            "clock": {"begun": LOADING_BEGAN, "seconds": last["clock"]},
-            "schedule": SCHEDULE.table(),
-            "train_images": IMAGES,
-            "target": target_outcome(Target.parse(target), self.history),
-        }
+        epochs = decode(list[EpochResult], self.history)
+        result = make_result(
+            *epochs,
+            recipe="paper",
+            images_per_second=1.0,
+            steps=SCHEDULE.steps,
+            seconds={"training": 1.0},
+            clock=RunClock(begun=LOADING_BEGAN, seconds=epochs[-1].clock),
+            schedule=tuple(SCHEDULE.table()),
+            train_images=IMAGES,
+            target=target_outcome(Target.parse(target), epochs),
+        )
+        return dict(encode(result))
 
 
 def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, target: str = "top5=93") -> Any:
@@ -284,8 +285,7 @@ def test_dawnbench_entry_schedule_is_the_executed_one(facts: Any) -> None:
 def test_effective_metrics_leaves_out_repeated_steps(hand_made: Fixture) -> None:
     job = make_job(hand_made)
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(job.run_folder.shared)}
-    rows = run_data.effective_metrics(job, attempts_by_number)
-    steps = [(row["attempt"], row["step"]) for row in rows if row["kind"] == "train"]
+    steps = [(row.attempt, row.step) for row in run_data.effective_metrics(job, attempts_by_number, StepRow)]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED_STEP
     assert min(step for attempt, step in steps if attempt == 2) == SAVED_STEP + 1
 
@@ -384,17 +384,17 @@ def test_write_result_has_seconds_and_dollars_to_target(hand_made: Fixture, back
     job = make_job(hand_made, backend)
     target = job.result.target
     row = job.result.epochs[-1]
-    assert (target["metric"], target["goal"], target["reached"], target["epoch"], target["best"]) == (
+    assert (target.metric, target.goal, target.reached, target.epoch, target.best) == (
         "top5",
         93.0,
         True,
         4,
         94.0,
     )
-    assert target["seconds"] == row["clock"] and target["minutes"] == row["clock"] / 60
-    assert target["seconds_all"] == pytest.approx(row["clock"] + 100)
-    dollars = (row["clock"] + 90 + 260 + row["clock"] - 175) * PRICE / 3600
-    assert target["dollars"] == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
+    assert target.seconds == row.clock and target.minutes == row.clock / 60
+    assert target.seconds_all == pytest.approx(row.clock + 100)
+    dollars = (row.clock + 90 + 260 + row.clock - 175) * PRICE / 3600
+    assert target.dollars == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
 
 
 def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any) -> None:
@@ -405,8 +405,8 @@ def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any
 
 def test_collect_run_data_failed_job_has_its_epochs(hand_made: Fixture) -> None:
     job = make_job(hand_made, done=False, target="top5=99")
-    assert job.state == "failed" and job.result.target["reached"] is False
-    assert job.result.target["best"] == 94.0
+    assert job.state == "failed" and job.result.target.reached is False
+    assert job.result.target.best == 94.0
     facts = run_data.collect_run_data(job)
     assert (
         problems(table=writers.render_tsv(facts), entry=json_copy(writers.dawnbench_entry(facts)), run_data=facts) == []

@@ -29,8 +29,10 @@ from cluster.report.page import environment
 from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
+from train.forecast import ForecastRecord
 from train.metrics import text as metrics_text
-from train.recipe import IMAGENET, Optim
+from train.recipe import IMAGENET, Data, Model, Optim, Phase, Recipe
+from train.recipe.schedule import PhaseRow, Schedule
 
 Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
@@ -190,7 +192,7 @@ def test_speed_curves_are_interrupted_between_attempts(run: Any) -> None:
 
 
 def test_render_report_header_says_when_target_was_reached(run: Any) -> None:
-    target = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
+    target = {"metric": "top5", "goal": 52, "stops": False, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=target)
     text = Reader(reports.render_report([run.job])).text
     assert "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in text and "0.48\n" in text
@@ -386,7 +388,8 @@ def test_headline_values_minutes_have_three_digits(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
     for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
         status = replace(facts.status, seconds=60 * actual)
-        values = summary.headline_values(replace(facts, status=status, forecast={"minutes": forecast}))
+        forecast_record = ForecastRecord(minutes=forecast, terms={})
+        values = summary.headline_values(replace(facts, status=status, forecast=forecast_record))
         assert (values["minutes"], values["minutes forecast"]) == expected
 
 
@@ -474,11 +477,17 @@ def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> Non
         assert crop_pixels[..., channel].max() == pytest.approx(255 * (begin + length), abs=2.5)
 
 
+def phase_row(**changes: Any) -> PhaseRow:
+    phase = Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, **changes)
+    recipe = Recipe(name="r", data=Data(name="d", root="d", train=8, val=8), model=Model(name="m:f"), phases=[phase])
+    return Schedule(recipe, 8, 8).table()[0]
+
+
 def test_sample_images_follow_the_schedule_row(run: Any) -> None:
-    images = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": True})
+    images = sample_images.sample_images(run.run_folder.path, phase_row(rect_val=True))
     assert len(images) == 6 and images[0].size == (48, 80) and images[-1].size == (90, 60)
     assert images[-1].pixels == (96, 64) and images[-1].square != images[-1].rectangle
-    square = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": False})
+    square = sample_images.sample_images(run.run_folder.path, phase_row(rect_val=False))
     assert square[0].rectangle is None and square[0].pixels == (64, 64)
 
 

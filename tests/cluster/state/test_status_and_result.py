@@ -4,9 +4,11 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.train_records import epoch_line, make_epoch, make_result, step_line
 
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
@@ -15,31 +17,36 @@ from cluster.state import status as job_status
 from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from train.forecast import StartSeconds
+from train.metrics.records import EpochRow, StepRow
+from train.metrics.time_table import TimeTable
 from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import decode, encode
 from train.tools.trainer_reports import TrainerState
 
 Fixture = Any
 NOW = time.time()
 
-TRAINED = (
-    '{"recipe": "tiny", "state": "done", "top1": 50.0, "top5": 90.0, "epochs": [{"top1": 50.0, "top5": 90.0}], '
-    '"images_per_second": 7.5, "goodput": 0.9, "seconds": {"training": 4.0}, "git_commit": "of the trainers"}'
-)
+TRAINED = make_result(make_epoch(top1=50.0, top5=90.0))
+
+
+def trained(**fields: Any) -> str:
+    """Return the trainers' result.json."""
+    return json.dumps(encode(replace(TRAINED, **fields)))
 
 
 def epoch(images: int, top1: float) -> dict[str, Any]:
-    return {"kind": "epoch", "images": images, "top1": top1, "top5": 90.0}
+    return epoch_line(images, top1=top1, top5=90.0)
 
 
 def step(images: int) -> dict[str, Any]:
-    return {"kind": "train", "images": images, "train/loss": 1.0 / images}
+    return step_line(images, train__loss=1.0 / images)
 
 
 def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
     run.write_status("done", ended=True, attempt=1)
     run.write_state_log(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
-    run.write_shared("result.json", TRAINED)
+    run.write_shared("result.json", trained())
     run.write_shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
     job = run.job
     job.refresh()
@@ -60,7 +67,7 @@ def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, r
     job = run.job
     job.refresh()
     assert (job.state, job.result.reason) == (state, reason)
-    assert job.result.top1 is None and job.result.epochs == [] and job.result.attempts == 0
+    assert job.result.top1 is None and job.result.epochs == () and job.result.attempts == 0
 
 
 def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
@@ -77,7 +84,7 @@ def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -
 def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_status("training")
-    run.write_shared("result.json", TRAINED)
+    run.write_shared("result.json", trained())
     run.job.refresh()
     assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
 
@@ -160,8 +167,8 @@ def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) 
     run.write_metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
     run.write_metrics(3, tail='{"kind"')
     run.job.refresh()
-    assert [row["images"] for row in run.job.metric_rows("train")] == [8, 16, 24, 32, 40]
-    assert [row["top1"] for row in run.job.metric_rows("epoch")] == [10.0, 21.0]
+    assert [row.images for row in run.job.metric_rows(StepRow)] == [8, 16, 24, 32, 40]
+    assert [row.top1 for row in run.job.metric_rows(EpochRow)] == [10.0, 21.0]
     assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
     assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
 
@@ -171,6 +178,7 @@ WHERE = {
     "parts": {part: {"seconds": 10.0, "epoch": 2, "most": 6.0}
               for part in ("steps", "waits", "validation", "switches", "checkpoints", "other")},
 }  # fmt: skip
+TIME_TABLE = decode(TimeTable, WHERE)
 
 
 def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixture, sandbox: Fixture) -> None:
@@ -200,13 +208,13 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
     run.write_status("training", step=8, where=WHERE)
     with run.hold_agent_lock():
         run.job.refresh()
-        assert run.job.status().where == {**WHERE, "pauses": 12.5}
+        assert encode(run.job.status().where) == {**WHERE, "slower": None, "pauses": 12.5}
         output = sandbox.cli("status").out
     assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
     assert "first step to last       62.50" in output and "{" not in output
-    run.write_shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
+    run.write_shared("result.json", trained(where=replace(TIME_TABLE, slower=2.0)))
     run.job.refresh()
-    assert run.job.result.where == {**WHERE, "slower": 2.0, "pauses": 12.5}
+    assert run.job.result.where == replace(TIME_TABLE, slower=2.0, pauses=12.5)
     assert "goodput 90.0%" in sandbox.cli("status").out
 
 
@@ -269,7 +277,7 @@ def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
     with next((run.run_folder.shared / "metrics").iterdir()).open("ab") as file:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
-    assert run.job.has_ended and len(run.job.metric_rows("epoch")) == 1
+    assert run.job.has_ended and len(run.job.metric_rows(EpochRow)) == 1
 
 
 def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
@@ -353,7 +361,7 @@ def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) ->
     run.write_state_log(("setup", NOW), ("waiting", NOW + 1), ("done", NOW + 21), machine="2")
     for name in "012":
         run.write_status("done", name, ended=True)
-    run.write_shared("result.json", '{"epochs": []}')
+    run.write_shared("result.json", trained(seconds={}))
     run.job.refresh()
     seconds = {part: round(value, 3) for part, value in run.job.result.seconds.items()}
     assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
@@ -380,16 +388,16 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
         "rendezvous": 3.0,
         "first step": 4.0,
     }
-    where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    breakdown = job_status.add_job_times(run.run_folder, run.spec, where)
-    assert breakdown and breakdown["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = job_status.add_job_times(run.run_folder, run.spec, where, total_seconds=20.0)
-    assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
+    table = replace(TIME_TABLE, wall=12.0, start={"starting": 1.0})
+    running = job_status.add_job_times(run.run_folder, run.spec, table)
+    assert running.start == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    ended = job_status.add_job_times(run.run_folder, run.spec, table, total_seconds=20.0)
+    assert ended.start == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
-    run.write_shared("result.json", TRAINED)
+    run.write_shared("result.json", trained())
     job_result.write_result(
         run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
     )
@@ -399,9 +407,9 @@ def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture)
 def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixture) -> None:
     """With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree."""
     run = hand_made()
-    rows = [{"top1": 50.0, "top5": 90.0, "epoch": number} for number in (1, 14, 26)]
+    epochs = tuple(make_epoch(top1=50.0, top5=90.0, epoch=number) for number in (1, 14, 26))
     run.write_status("done", ended=True)
-    run.write_shared("result.json", json.dumps(json.loads(TRAINED) | {"epochs": rows}))
+    run.write_shared("result.json", trained(epochs=epochs))
     run.job.refresh()
     status = run.job.status()
     assert (status.state, status.epoch, status.epochs) == ("done", 26, 26)
@@ -420,10 +428,10 @@ def test_start_seconds_are_those_of_the_slowest_machine() -> None:
         },
         "2": {},
     }
-    result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1, setup=setup)
+    result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, setup=setup)
     assert result.start_seconds() == StartSeconds(setup=50.0, trainers=8.0)
     assert result.start_seconds(include_one_time=False) == StartSeconds(setup=42.0, trainers=6.0)
-    assert JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1).start_seconds() is None
+    assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() is None
 
 
 def test_every_state_of_a_trainer_is_one_of_its_machine() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from support.train_records import step_line
+
 from cluster.state import timeline
 
 Fixture = Any
@@ -9,7 +11,7 @@ Fixture = Any
 
 def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
     """Write the metrics of an attempt from (step, time) pairs."""
-    rows = [{"kind": "train", "step": step, "time": time, "images": step} for step, time in pairs]
+    rows = [step_line(step, time, attempt=attempt) for step, time in pairs]
     run.write_metrics(attempt, *rows, tail=tail)
 
 

@@ -17,6 +17,7 @@ from train.recipe import Phase
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
 from train.tools import process as tools_process
+from train.tools.records import encode
 
 STEPS = 4 + 4 + 2 + 4  # 50 images in global batches of 16, 16, 32 and 16
 IMAGES_SEEN = 4 * 50
@@ -228,7 +229,7 @@ def test_run_rehearsal_visits_every_phase(runs: Any, tiny: Any) -> None:
     runs.run(out, "--scale", "0.5", "--max-steps", "5", "--workers", "0", "--gpus", "2")
     summary = read_result(out)
     assert [row["steps"] for row in summary["schedule"]] == [
-        row["steps"] for row in Schedule(tiny(), 25, 2, max_steps=5).table()
+        row.steps for row in Schedule(tiny(), 25, 2, max_steps=5).table()
     ]
     assert [row["epoch"] for row in summary["epochs"]] == [1, 2, 3, 4] or summary["steps"] == 5
     assert summary["steps"] == 5
@@ -265,7 +266,7 @@ def test_result_json_describes_the_run(alone: Path, tiny: Any) -> None:
     assert {"python", "torch", "numpy", "imgnet-cluster"} <= summary["versions"].keys()
     assert summary["versions"]["torch"] == version("torch")
     assert summary["git_commit"] is None or len(summary["git_commit"].removesuffix("+changes")) == 40
-    assert summary["schedule"] == json.loads(json.dumps(Schedule(tiny(), 50, 2).table()))
+    assert summary["schedule"] == json.loads(json.dumps(encode(Schedule(tiny(), 50, 2).table())))
     assert 0 < summary["goodput"] <= 1 and summary["images_per_second"] > 0
     seconds = summary["seconds"]
     assert seconds["attempt"] > seconds["training"] > 0 and seconds["validation"] > 0

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from train.data.index.open import DataError
-from train.data.index.packed import INDEX_FILE
 from train.data.loading.dataset import open_dataset
+from train.data.manifest import INDEX_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.recipe import Phase, Recipe
 from train.tools import checkpoint_io
@@ -83,7 +83,7 @@ def test_open_dataset_index_alone_suffices_if_all_phases_read_copies(
     shutil.copytree(packed, root)
     for split in ("train", "val"):
         path = root / split / "manifest.json"
-        path.write_text(path.read_text().replace('{\n "format"', '{\n "fetched": "index",\n "format"', 1))
+        path.write_text(path.read_text().replace('"fetched": null', '"fetched": "index"', 1))
         for shard in (root / split).glob("*.bin"):
             shard.unlink()
     recipe = tiny(name="one", phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.01, copy=copy)])

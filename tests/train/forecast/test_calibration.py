@@ -5,20 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.train_records import make_epoch
 
 from train.forecast import (
     DEFAULT_CONSTANTS,
     IMAGENET18_CONSTANTS,
     Constants,
     Forecast,
+    ForecastRecord,
+    MeasuredRun,
     StartSeconds,
+    TermComparison,
     calibrate,
     compare_with_run,
     forecast,
 )
-from train.forecast.calibration import process_count
 from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Schedule
+from train.tools.records import DamagedRecord, decode, encode
 
 PHASES = [
     Phase(epochs=(0, 2), size=64, batch=10, lr=0.1, copy=80),
@@ -36,14 +41,14 @@ def make_schedule(*phases: Phase, images: int = 410, gpus: int = 2) -> Schedule:
 
 def make_result(
     schedule: Schedule | None = None, processes: int = 2, with_breakdown: bool = True, waits: float = 0.0
-) -> dict[str, Any]:
+) -> MeasuredRun:
     """Return the result of a run with known times.
 
     A batch takes `BATCH_SECONDS`, a step waits `waits` seconds, an image in validation takes a quarter of its time in
     training, each epoch 2 s beside these, and the first epoch of a new shape 3 s more.
     """
     schedule = schedule or make_schedule()
-    epochs: list[dict[str, Any]] = []
+    epochs: list[EpochResult] = []
     previous_shape: Any = None
     for epoch in schedule.epochs:
         phase = epoch.scheduled_phase.phase
@@ -63,27 +68,27 @@ def make_result(
             "other": 0.5,
         }
         previous_shape = shape
-        row = {
-            "epoch": epoch.number + 1,
-            "size": phase.size,
-            "global_batch": epoch.scheduled_phase.global_batch,
-            "steps": epoch.steps,
-            "train_images": schedule.images,
-            "train_seconds": step_seconds + parts["waits"],
-            "val_seconds": validation_seconds,
-            "val_images": 80,
-        }
-        epochs.append({**row, "where": parts} if with_breakdown else row)
-    wall = sum(row["train_seconds"] + row["val_seconds"] + 2.0 for row in epochs) + (9.0 if with_breakdown else 0.0)
-    return {
-        "recipe": "r",
-        "state": "done",
-        "epochs": epochs,
-        "procs": processes,
-        "schedule": schedule.table(),
-        "schedule_gpus": schedule.gpus,
-        "seconds": {"attempt": wall + 7.0, "first step to last": wall},
-    }
+        row = make_epoch(
+            epoch=epoch.number + 1,
+            size=phase.size,
+            global_batch=epoch.scheduled_phase.global_batch,
+            steps=epoch.steps,
+            train_images=schedule.images,
+            train_seconds=step_seconds + parts["waits"],
+            val_seconds=validation_seconds,
+            val_images=80,
+            where=parts if with_breakdown else {},
+        )
+        epochs.append(row)
+    wall = sum(row.train_seconds + row.val_seconds + 2.0 for row in epochs) + (9.0 if with_breakdown else 0.0)
+    return MeasuredRun(
+        recipe="r",
+        epochs=tuple(epochs),
+        procs=processes,
+        schedule=tuple(schedule.table()),
+        schedule_gpus=schedule.gpus,
+        seconds={"attempt": wall + 7.0, "first step to last": wall},
+    )
 
 
 def make_forecast(schedule: Schedule, constants: Constants, processes: int = 2) -> Forecast:
@@ -93,11 +98,11 @@ def make_forecast(schedule: Schedule, constants: Constants, processes: int = 2) 
 
 
 def compared(
-    forecast_of_run: Forecast, result: dict[str, Any], start: StartSeconds | None = None
-) -> dict[str, dict[str, Any]]:
+    forecast_of_run: Forecast, result: MeasuredRun, start: StartSeconds | None = None
+) -> dict[str, TermComparison]:
     """Return the rows of the comparison by term."""
-    forecast_json = json.loads(json.dumps(forecast_of_run.to_json()))
-    return {row["term"]: row for row in compare_with_run(forecast_json, result, start)}
+    record = decode(ForecastRecord, json.loads(json.dumps(encode(forecast_of_run.to_record()))))
+    return {row.term: row for row in compare_with_run(record, result, start)}
 
 
 def test_calibrate_finds_the_constants_of_the_run() -> None:
@@ -115,11 +120,11 @@ def test_calibrate_finds_the_constants_of_the_run() -> None:
 def test_calibrate_forecasts_its_own_run_exactly(with_breakdown: bool) -> None:
     result = make_result(with_breakdown=with_breakdown)
     own_forecast = make_forecast(make_schedule(), calibrate(result))
-    assert own_forecast.total_seconds == pytest.approx(result["seconds"]["attempt"], rel=1e-6)
+    assert own_forecast.total_seconds == pytest.approx(result.seconds["attempt"], rel=1e-6)
     rows = compared(own_forecast, result)
     assert list(rows) == ["steps", "loader", "validation", "fixed", "start", "all"]
-    assert all(row["error"] is None or abs(row["error"]) < 1e-6 for row in rows.values())
-    assert rows["all"]["actual"] == pytest.approx(result["seconds"]["attempt"])
+    assert all(row.error is None or abs(row.error) < 1e-6 for row in rows.values())
+    assert rows["all"].actual == pytest.approx(result.seconds["attempt"])
 
 
 def test_compare_with_run_shows_the_error_of_each_term() -> None:
@@ -127,7 +132,7 @@ def test_compare_with_run_shows_the_error_of_each_term() -> None:
     constants = calibrate(result)
     halved = tuple((size, batch, 0.5 * seconds) for size, batch, seconds in constants.batch_timings)
     too_short = make_forecast(make_schedule(), replace(constants, batch_timings=halved))
-    errors = {term: row["error"] for term, row in compared(too_short, result).items()}
+    errors = {term: row.error for term, row in compared(too_short, result).items()}
     assert errors["steps"] == pytest.approx(-0.5) and errors["validation"] == pytest.approx(-0.5)
     assert errors["fixed"] == pytest.approx(0) and -0.5 < errors["all"] < 0 and errors["loader"] is None
 
@@ -160,40 +165,40 @@ def test_calibrate_finds_loader_speeds_only_from_waits() -> None:
     own_forecast = make_forecast(make_schedule(), constants)
     assert own_forecast.term_seconds["loader"] > 0
     loader = compared(own_forecast, make_result(waits=0.5))["loader"]
-    assert loader["error"] == pytest.approx(0, abs=0.05)  # one speed stands for the two batches of a size
+    assert loader.error == pytest.approx(0, abs=0.05)  # one speed stands for the two batches of a size
 
 
 def test_calibrate_divides_accumulated_steps() -> None:
     schedule = make_schedule(gpus=6)
     constants = calibrate(make_result(schedule, processes=2))
     assert {(size, batch): pytest.approx(seconds) for size, batch, seconds in constants.batch_timings} == BATCH_SECONDS
-    step_seconds = sum(row["where"]["steps"] for row in make_result(schedule)["epochs"])
+    step_seconds = sum(row.where["steps"] for row in make_result(schedule).epochs)
     assert make_forecast(schedule, constants).term_seconds["compute"] == pytest.approx(step_seconds)
 
 
 def test_calibrate_takes_the_measured_start() -> None:
     trainer_result = make_result(make_schedule(gpus=4), processes=4)
-    job_result = {**trainer_result, "procs": 2, "machines": 2, "job": "job-7"}
-    assert process_count(trainer_result) == process_count(job_result) == 4
+    job_result = replace(trainer_result, procs=2, machines=2, job="job-7")
+    assert trainer_result.process_count == job_result.process_count == 4
     constants = calibrate(job_result, start=StartSeconds(setup=42.0, trainers=6.0))
     assert constants.source == "job-7"
     assert (constants.setup_seconds, constants.startup_seconds) == (42.0, 6.0)
     measured_start = StartSeconds(setup=50.0, trainers=8.0)
     start = compared(make_forecast(make_schedule(), constants), job_result, measured_start)["start"]
-    assert (start["forecast"], start["actual"]) == (pytest.approx(48.0), pytest.approx(58.0))
+    assert (start.forecast, start.actual) == (pytest.approx(48.0), pytest.approx(58.0))
 
 
 @pytest.mark.parametrize("missing", ["epochs", "schedule", "procs", "seconds"])
-def test_calibrate_refuses_an_incomplete_result(missing: str) -> None:
-    result = make_result()
+def test_measured_run_refuses_an_incomplete_result(missing: str) -> None:
+    result = encode(make_result())
     del result[missing]
-    with pytest.raises((KeyError, ValueError, TypeError)):
-        calibrate(result)
+    with pytest.raises(DamagedRecord, match=missing):
+        decode(MeasuredRun, result)
 
 
 def test_calibrate_refuses_a_run_without_steps() -> None:
     with pytest.raises(ValueError, match="no training step was measured"):
-        calibrate({**make_result(), "epochs": []})
+        calibrate(replace(make_result(), epochs=()))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +206,6 @@ def test_calibrate_refuses_a_run_without_steps() -> None:
     [DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, calibrate(make_result(waits=0.5))],
     ids=lambda constants: constants.source,
 )
-def test_constants_from_json_restores_equal_constants(constants: Constants) -> None:
-    value = json.loads(json.dumps({**constants.to_json(), "key of a later version": 1}))
-    assert Constants.from_json(value) == constants
+def test_constants_survive_json(constants: Constants) -> None:
+    value = json.loads(json.dumps({**encode(constants), "key of a later version": 1}))
+    assert decode(Constants, value) == constants

@@ -329,13 +329,13 @@ def test_forecast_terms_and_phases_add_up() -> None:
     terms = {"compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed", "start"}
     assert set(result.term_seconds) == terms and result.longest_term in terms
     rows = result.phase_rows()
-    assert [(row["start"], row["end"]) for row in rows] == [phase.epochs for phase in resnet50.tables[16]]
+    assert [(row.start, row.end) for row in rows] == [phase.epochs for phase in resnet50.tables[16]]
     without_start = result.total_seconds - result.term_seconds["start"]
-    assert sum(row["seconds"] for row in rows) == pytest.approx(without_start)
-    assert all(row["terms"][row["most"]] == max(row["terms"].values()) for row in rows)
-    value = result.to_json()
-    assert value["minutes"] == result.total_minutes
-    assert value["terms"] == result.term_seconds and value["source"] == "presets"
+    assert sum(row.seconds for row in rows) == pytest.approx(without_start)
+    assert all(row.terms[row.most] == max(row.terms.values()) for row in rows)
+    record = result.to_record()
+    assert record.minutes == result.total_minutes
+    assert record.terms == result.term_seconds and record.source == "presets"
 
 
 def test_scaling_efficiency_is_relative_to_the_first_row() -> None:

@@ -11,6 +11,7 @@ import torch
 from train.metrics.accuracy import count_correct
 from train.metrics.log_writer import MetricsLog
 from train.metrics.meters import NetworkMeter, StepMeter
+from train.metrics.records import EpochRow, StepRow, read_metrics_file
 
 CPU = torch.device("cpu")
 
@@ -81,22 +82,28 @@ def test_network_meter_reads_this_machine() -> None:
     assert all(rate >= 0 for rate in NetworkMeter().rates().values())
 
 
+SCALARS = {"sizes/lr": 0.5, "times/images_per_second": 7.0}
+
+
 def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = MetricsLog(tmp_path, 3, 0, 100)
     for images in (100, 200):
-        log.write_scalars(images, {"train/loss": images / 100, "sizes/lr": 0.5})
-        log.write_line("train", step=images, loss=math.nan, top=[math.inf, 1])
+        log.write_scalars(images, {"x": images / 100, "sizes/lr": 0.5})
+        log.write_interval(images, images, 1, {**SCALARS, "train/loss": math.nan, "train/top1": math.inf})
     log.flush()
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
-    assert [(line["kind"], line["attempt"], line["step"], line["loss"], line["top"]) for line in lines] == [
-        ("train", 3, 100, None, [None, 1]), ("train", 3, 200, None, [None, 1])
+    expected = {**SCALARS, "train/loss": None, "train/top1": None}
+    assert [(line["kind"], line["attempt"], line["step"], line["scalars"]) for line in lines] == [
+        ("train", 3, 100, expected), ("train", 3, 200, expected)
     ]  # fmt: skip
+    assert [row.images for row in read_metrics_file(tmp_path / "metrics" / "000003.jsonl", StepRow)] == [100, 200]
+    assert list(read_metrics_file(tmp_path / "metrics" / "000003.jsonl", EpochRow)) == []
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("train/loss")] == [(100, 1.0), (200, 2.0)]
+    assert [(point.step, point.value) for point in events.Scalars("x")] == [(100, 1.0), (200, 2.0)]
 
 
 def test_metrics_log_later_attempt_hides_points_beyond_its_start(tmp_path: Path) -> None:

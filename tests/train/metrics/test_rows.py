@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from train.metrics.accuracy import Accuracy
-from train.metrics.rows import StepTotals, epoch_row, interval_scalars, run_summary
+from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
@@ -41,20 +41,16 @@ def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
 def test_epoch_row_reports_the_main_view_and_the_square_one(
     accuracies: Any, view: str, main: Accuracy, epoch: Epoch
 ) -> None:
-    row = epoch_row(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
-    assert (row["view"], row["top1"], row["top5"], row["val_loss"]) == (view, main.top1, main.top5, main.loss)
-    assert (row["top1_square"], row["top5_square"], row["val_images"]) == (70.0, 90.0, 20)
-    assert (row["epoch"], row["size"], row["global_batch"], row["steps"]) == (2, 64, 32, 4)
-    assert row["lr"] == pytest.approx(0.7)  # the rate of its last step
-    assert (row["train_loss"], row["train_top1"], row["train_top5"], row["train_images"]) == (2.0, 25.0, 50.0, 100)
-    assert (row["seconds"], row["train_seconds"], row["val_seconds"], row["images_per_second"]) == (5.5, 4.0, 1.5, 25.0)
+    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
+    assert (row.view, row.top1, row.top5, row.val_loss) == (view, main.top1, main.top5, main.loss)
+    assert (row.top1_square, row.top5_square, row.val_images) == (70.0, 90.0, 20)
+    assert (row.epoch, row.size, row.global_batch, row.steps) == (2, 64, 32, 4)
+    assert row.lr == pytest.approx(0.7)  # the rate of its last step
+    assert (row.train_loss, row.train_top1, row.train_top5, row.train_images) == (2.0, 25.0, 50.0, 100)
+    assert (row.seconds, row.train_seconds, row.val_seconds, row.images_per_second) == (5.5, 4.0, 1.5, 25.0)
 
 
-def test_run_summary_has_last_accuracies_and_overall_speed(epoch: Epoch) -> None:
-    rows = [
-        epoch_row(epoch, StepTotals(1.0, 0, 0, 100, seconds), {"rect": main, "square": SQUARE}, 9.0)
-        for seconds, main in ((1.0, SQUARE), (3.0, RECT))
-    ]
-    assert run_summary(rows) == {
-        "top1": 71.0, "top5": 91.0, "top1_square": 70.0, "top5_square": 90.0, "images_per_second": 50.0
-    }  # fmt: skip
+def test_overall_images_per_second_counts_training_only(epoch: Epoch) -> None:
+    totals = [StepTotals(1.0, 0, 0, 100, seconds) for seconds in (1.0, 3.0)]
+    epochs = [epoch_result(epoch, epoch_totals, {"square": SQUARE}, 9.0) for epoch_totals in totals]
+    assert overall_images_per_second(epochs) == 50.0

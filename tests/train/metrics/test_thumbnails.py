@@ -20,12 +20,12 @@ def test_write_thumbnails_chooses_small_images_of_every_shape(tmp_path: Path) ->
         load_index(draw_val(tmp_path / "data", "a", "b", "c", sizes=shapes), "val"), tmp_path, 1
     )
     images = thumbnails.read_thumbnails(tmp_path)
-    assert len(images) == 6 and images[0]["size"] == [400, 600] and images[-1]["size"] == [4000, 40]
-    assert {thumbnail["label"] for thumbnail in images} <= {"a", "b", "c"}
+    assert len(images) == 6 and images[0].size == (400, 600) and images[-1].size == (4000, 40)
+    assert {thumbnail.label for thumbnail in images} <= {"a", "b", "c"}
     for thumbnail in images:
-        with Image.open(io.BytesIO(thumbnail["jpeg"])) as image:
-            assert list(image.size) == thumbnail["shown"] and max(image.size) == thumbnails.THUMBNAIL_PIXELS
-            assert image.size[0] / image.size[1] == pytest.approx(thumbnail["size"][0] / thumbnail["size"][1], rel=0.2)
+        with Image.open(io.BytesIO(thumbnail.jpeg)) as image:
+            assert image.size == thumbnail.shown and max(image.size) == thumbnails.THUMBNAIL_PIXELS
+            assert image.size[0] / image.size[1] == pytest.approx(thumbnail.size[0] / thumbnail.size[1], rel=0.2)
     assert (tmp_path / "logs/val-000001.json").stat().st_size < 60_000
 
 
@@ -33,7 +33,7 @@ def test_write_thumbnails_of_a_small_packed_set_takes_all_images(tmp_path: Path)
     draw_val(tmp_path / "data", "a", split="train")
     pack_set(draw_val(tmp_path / "data", "a"), {None: tmp_path / "packed"})
     thumbnails.write_thumbnails(load_index(tmp_path / "packed", "val"), tmp_path, 7)
-    assert [thumbnail["size"] for thumbnail in thumbnails.read_thumbnails(tmp_path)] == [[48, 80], [60, 60], [90, 60]]
+    assert [thumbnail.size for thumbnail in thumbnails.read_thumbnails(tmp_path)] == [(48, 80), (60, 60), (90, 60)]
 
 
 def test_write_thumbnails_prints_errors_and_continues(tmp_path: Path, capsys: Any) -> None:
@@ -52,4 +52,4 @@ def test_read_thumbnails_takes_the_first_readable_attempt(tmp_path: Path) -> Non
     thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "data", "a"), "val"), tmp_path, 2)
     thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "other", "b"), "val"), tmp_path, 3)
     (tmp_path / "logs/val-000001.json").write_text(json.dumps([{"jpeg": 1}]))
-    assert {thumbnail["label"] for thumbnail in thumbnails.read_thumbnails(tmp_path)} == {"a"}
+    assert {thumbnail.label for thumbnail in thumbnails.read_thumbnails(tmp_path)} == {"a"}

@@ -1,13 +1,16 @@
 """Where the wall time goes: by step, by part and by epoch, over checkpoints, and as a table of text."""
 
-import json
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from train.metrics import text
-from train.metrics.time_breakdown import TIME_PARTS, TimeBreakdown
+from train.metrics.time_breakdown import TimeBreakdown, TimeState
+from train.metrics.time_table import EpochGap, TimePart
+from train.tools.records import decode, encode
 
 CPU = torch.device("cpu")
 
@@ -36,13 +39,13 @@ def run_epoch(
     for step in range(steps):
         run_step(times, clock, "train", (8, 32), 0.0 if step else wait, 1.0 if step else first)
         clock.now += 0.25 if step == 1 else 0.0
-    with times.measure("validation"):
+    with times.measure(TimePart.VALIDATION):
         for work in (5.0, 3.0, 3.0):
             run_step(times, clock, "val", (8, 32), 0.5, work)
             clock.now += 0.25
     clock.now += 0.25
     row = times.end_epoch()
-    with times.measure("checkpoints"):
+    with times.measure(TimePart.CHECKPOINTS):
         clock.now += 2.0
     return row
 
@@ -77,12 +80,12 @@ def test_time_before_the_first_step_does_not_count(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     assert times.goodput() == 0 and times.wall_seconds == 0
     times.begin_epoch(1)
-    with times.measure("checkpoints"):
+    with times.measure(TimePart.CHECKPOINTS):
         clock.now += 50
     run_step(times, clock, "train", (8, 32), 0.0, 1.0)
     times.flush()
     assert times.goodput() == 1.0 and times.part_seconds_by_epoch[1] == {
-        **dict.fromkeys(TIME_PARTS, 0.0),
+        **dict.fromkeys(TimePart, 0.0),
         "steps": 1.0,
     }
 
@@ -90,14 +93,14 @@ def test_time_before_the_first_step_does_not_count(clock: Any) -> None:
 def test_end_epoch_assigns_each_second_to_its_part(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     row = run_epoch(times, clock, 1, first=3.5, wait=0.75)
-    assert row["gap_steps"] is None, "there was no epoch before"
+    assert row.gap_steps is None, "there was no epoch before"
     # Medians with their waits: 1 s of a step, 3.5 s of a batch.
     expected = {"steps": 4.0, "waits": 2.25, "validation": 10.25, "switches": 2.5 + 1.5, "other": 0.5}
-    assert row["where"] == pytest.approx({**expected, "checkpoints": 0.0})
+    assert row.where == pytest.approx({**expected, "checkpoints": 0.0})
     times.flush()
-    saved = times.epoch_times(1)["where"]
+    saved = times.epoch_times(1).where
     assert saved == pytest.approx({**expected, "checkpoints": 2.0}), "the checkpoint at its end belongs to the epoch"
-    assert sum(times.epoch_times(1)["where"].values()) == pytest.approx(times.wall_seconds)
+    assert sum(times.epoch_times(1).where.values()) == pytest.approx(times.wall_seconds)
 
 
 def test_gap_excludes_validation_and_saving(clock: Any) -> None:
@@ -106,12 +109,12 @@ def test_gap_excludes_validation_and_saving(clock: Any) -> None:
     clock.now += 0.5
     row = run_epoch(times, clock, 2, first=1.5, wait=0.75)
     # 0.25 s after the validation, 0.5 s before the step, 0.75 s of wait in it, and 0.5 s that the step takes too long.
-    assert row["gap_steps"] == pytest.approx(2.0)
+    assert row.gap_steps == pytest.approx(2.0)
     times.flush()
-    table = times.breakdown()
-    assert table["gap"] == {"steps": pytest.approx(2.0), "epoch": 2}
-    assert (table["parts"]["waits"]["epoch"], table["parts"]["waits"]["most"]) == (2, pytest.approx(2.25))
-    assert table["parts"]["checkpoints"]["seconds"] == pytest.approx(4.0)
+    table = times.table()
+    assert table.gap == EpochGap(steps=pytest.approx(2.0), epoch=2)
+    assert (table.parts[TimePart.WAITS].epoch, table.parts[TimePart.WAITS].most) == (2, pytest.approx(2.25))
+    assert table.parts[TimePart.CHECKPOINTS].seconds == pytest.approx(4.0)
 
 
 def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
@@ -120,21 +123,21 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     run_epoch(first, clock, 1)
     first.begin_epoch(2)
     run_step(first, clock, "train", (8, 32), 0.5, 4.0)
-    with first.measure("checkpoints"):
+    with first.measure(TimePart.CHECKPOINTS):
         clock.now += 1
-        state = json.loads(json.dumps(first.state()))
+        state = copy.deepcopy(encode(first.state()))
         clock.now += 100  # written in the background until the run was killed
     resumed = TimeBreakdown(CPU)
-    resumed.restore(state)
+    resumed.restore(decode(TimeState, state))
     assert resumed.wall_seconds == 19.75 + 5.5 and resumed.wait_seconds == pytest.approx(2.0)
     resumed.begin_epoch(2)
     for _ in range(2):
         run_step(resumed, clock, "train", (8, 32), 0.0, 1.0)
     row = resumed.end_epoch()
-    table = resumed.breakdown()
-    assert sum(part["seconds"] for part in table["parts"].values()) == pytest.approx(resumed.wall_seconds) == 27.25
-    assert row["where"]["switches"] == pytest.approx(3.0) and row["where"]["steps"] == pytest.approx(3.0)
-    assert row["gap_steps"] == pytest.approx(0.25 + 0.5 + 3.0) and table["start"] == {"indexing": 2.0}
+    table = resumed.table()
+    assert sum(part.seconds for part in table.parts.values()) == pytest.approx(resumed.wall_seconds) == 27.25
+    assert row.where["switches"] == pytest.approx(3.0) and row.where["steps"] == pytest.approx(3.0)
+    assert row.gap_steps == pytest.approx(0.25 + 0.5 + 3.0) and table.start == {"indexing": 2.0}
     assert resumed.goodput() == pytest.approx((7 * 1.0 + 3 * 3.5) / 27.25)
     assert len(first.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
 
@@ -148,7 +151,7 @@ def test_restore_without_further_steps_keeps_the_times(clock: Any) -> None:
     clock.now += 1000
     resumed.flush()
     assert resumed.goodput() == pytest.approx(goodput)
-    assert resumed.breakdown() == {**first.breakdown(), "wall": state["wall"]}
+    assert resumed.table() == replace(first.table(), wall=state.wall_seconds)
 
 
 def test_time_breakdown_lines_name_the_worst_epochs_in_79_columns(clock: Any) -> None:
@@ -156,13 +159,13 @@ def test_time_breakdown_lines_name_the_worst_epochs_in_79_columns(clock: Any) ->
     times.startup_seconds = {"starting": 3.25, "indexing": 10.0, "joining": 0.5, "warming": 1.25}
     for number in (1, 2, 3):
         run_epoch(times, clock, number, first=1.0 if number == 1 else 1e4)
-    lines = text.time_breakdown_lines({**times.breakdown(), "pauses": 12.5}, times.goodput())
+    lines = text.time_table_lines(replace(times.table(), pauses=12.5), times.goodput())
     assert all(len(line) <= 79 for line in lines)
     shown = "\n".join(lines)
     assert "epoch 2: 10000.50 s" in shown and "before epoch 2" in shown and "pauses of losses" in shown
     assert [line.split()[-1] for line in lines[-5:]] == ["15.00", "3.25", "10.00", "0.50", "1.25"]
     assert f"goodput {times.goodput():.1%}" in shown
-    empty = text.time_breakdown_lines(TimeBreakdown(CPU).breakdown())
+    empty = text.time_table_lines(TimeBreakdown(CPU).table())
     assert "first step to last" in empty[-1] and not any("epoch" in line for line in empty[1:])
 
 
@@ -191,13 +194,13 @@ def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkey
     for wait in (0.0, 0.5, 5.0):  # the 2 s of work of a step hide a wait of 0.5 s, and 3.3 s of the wait of 5 s
         times.begin_step("train")
         clock.now += 0.05
-        with times.measure("waits"):
+        with times.measure(TimePart.WAITS):
             clock.now += wait
         gpu.now = max(gpu.now, clock.now) + 2.0
         clock.now += 0.05
         times.end_step("train", (8, 32))
     assert not synchronized
-    row = times.end_epoch()["where"]
+    row = times.end_epoch().where
     assert len(synchronized) == 1
-    assert row == pytest.approx({**dict.fromkeys(TIME_PARTS, 0.0), "steps": 2.05 + 2.0 + 2.0, "waits": 1.7})
+    assert row == pytest.approx({**dict.fromkeys(TimePart, 0.0), "steps": 2.05 + 2.0 + 2.0, "waits": 1.7})
     assert times.seconds_of_kind("train") == pytest.approx(7.75)

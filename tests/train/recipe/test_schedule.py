@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from train.recipe import IMAGENET, Data, Model, Phase, Recipe
-from train.recipe.schedule import Schedule, split_step
+from train.recipe.schedule import PhaseRow, Schedule, split_step
 from train.recipe.schema import LR_SHAPES, SINGLE_RATE_SHAPES
 
 
@@ -121,7 +121,7 @@ def test_schedule_on_other_gpus_follows_the_linear_rule_with_a_note(gpus: int) -
     (phase,) = schedule.scheduled_phases
     assert phase.global_batch == 16 * gpus
     assert phase.scaled_lr_endpoints == pytest.approx((0.4 * gpus / 4, 0.8 * gpus / 4))
-    per_256 = schedule.table()[0]["lr_per_256"]
+    per_256 = schedule.table()[0].lr_per_256
     assert per_256 == pytest.approx([0.4 * 256 / 64, 0.8 * 256 / 64])  # the rule keeps the rate per 256 images
     if gpus == 4:
         assert schedule.scaling_note == ""
@@ -158,7 +158,7 @@ def test_steps_at_and_images_at_agree_with_the_epochs(schedule: Schedule) -> Non
             steps += 1
     end = len(schedule.epochs)
     assert (schedule.steps_at(end, 0), schedule.images_at(end, 0)) == (steps, images)
-    assert schedule.steps == steps == sum(row["steps"] for row in schedule.table())
+    assert schedule.steps == steps == sum(row.steps for row in schedule.table())
     if schedule.max_steps is None:
         assert images == schedule.images * schedule.recipe.epochs
         assert [epoch.number for epoch in schedule.epochs] == list(range(schedule.recipe.epochs))
@@ -167,8 +167,8 @@ def test_steps_at_and_images_at_agree_with_the_epochs(schedule: Schedule) -> Non
 @pytest.mark.parametrize("schedule", [schedule for schedule in SCHEDULES if schedule.max_steps], ids=str)
 def test_max_steps_are_shared_out_over_all_phases(schedule: Schedule) -> None:
     whole = Schedule(schedule.recipe, schedule.images, schedule.gpus)
-    shortened_steps = [row["steps"] for row in schedule.table()]
-    full_steps = [row["steps"] for row in whole.table()]
+    shortened_steps = [row.steps for row in schedule.table()]
+    full_steps = [row.steps for row in whole.table()]
     assert sum(shortened_steps) == schedule.steps == schedule.max_steps
     for shortened, full in zip(shortened_steps, full_steps, strict=True):
         assert 1 <= shortened <= full
@@ -205,12 +205,12 @@ def test_table_describes_each_phase() -> None:
         make_phase(0, 2, copy=160), make_phase(2, 3, batch=8, lr=(0.1, 0.0), rect_val=True, min_scale=0.5), gpus=2
     )
     first, second = Schedule(recipe, 100, 2).table()
-    assert first == {
-        "start": 0, "end": 2, "size": 64, "batch": 16, "global_batch": 32, "lr": [0.1, 0.1],
-        "lr_per_256": pytest.approx([0.8, 0.8]), "peak": 0.1, "shape": "linear", "steps": 8, "copy": 160,
-        "min_scale": 0.08, "augment": True, "rect_train": False, "rect_val": False, "validate": "each",
-    }  # fmt: skip
-    assert (second["steps"], second["lr"], second["copy"], second["rect_val"]) == (7, [0.1, 0.0], None, True)
+    assert first == PhaseRow(
+        start=0, end=2, size=64, batch=16, global_batch=32, lr=(0.1, 0.1),
+        lr_per_256=pytest.approx((0.8, 0.8)), peak=0.1, shape="linear", steps=8, copy=160,
+        min_scale=0.08, augment=True, rect_train=False, rect_val=False, validate="each",
+    )  # fmt: skip
+    assert (second.steps, second.lr, second.copy, second.rect_val) == (7, (0.1, 0.0), None, True)
 
 
 @pytest.mark.parametrize("shape", LR_SHAPES)
@@ -220,7 +220,7 @@ def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
         make_recipe(make_phase(0, 4, lr=rate, shape=shape), gpus=32), 16 * 64 * 100, 64
     )  # twice the GPUs
     assert schedule.scheduled_phases[0].peak_lr == pytest.approx(max(all_lrs(schedule)), rel=1e-3)
-    assert schedule.table()[0]["peak"] == schedule.scheduled_phases[0].peak_lr
+    assert schedule.table()[0].peak == schedule.scheduled_phases[0].peak_lr
 
 
 def test_imagenet_has_the_image_counts_of_its_papers() -> None:

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.train_records import make_epoch
 
+from train.forecast import ForecastRecord, MeasuredRun, PhaseForecast
 from train.forecast.calibration import compare_with_run, terms_until
 from train.recipe import Phase, Recipe
-from train.recipe.target import Target, describe_outcome, start_clock, target_outcome
+from train.recipe.target import Target, TargetOutcome, describe_outcome, start_clock, target_outcome
 from train.tools import checkpoint_io
 
-ROWS: list[dict[str, Any]] = [
-    {"epoch": 1, "top1": 10.0, "top5": 50.0, "at": 1060.0, "clock": 60.0, "view": "square"},
-    {"epoch": 2, "top1": None, "top5": None, "at": 1120.0, "clock": 120.0, "view": None},
-    {"epoch": 3, "top1": 30.0, "top5": 93.0, "at": 1180.0, "clock": 180.0, "view": "square"},
-    {"epoch": 4, "top1": 40.0, "top5": 92.5, "at": 1240.0, "clock": 240.0, "view": "rectangle"},
+ROWS = [
+    make_epoch(epoch=1, top1=10.0, top5=50.0, at=1060.0, clock=60.0, view="square"),
+    make_epoch(epoch=2, at=1120.0, clock=120.0),
+    make_epoch(epoch=3, top1=30.0, top5=93.0, at=1180.0, clock=180.0, view="square"),
+    make_epoch(epoch=4, top1=40.0, top5=92.5, at=1240.0, clock=240.0, view="rectangle"),
 ]
 
 
@@ -45,22 +47,22 @@ def test_target_parse_refuses_other_texts_with_an_example(text: str) -> None:
 
 def test_target_outcome_of_the_first_epoch_that_reaches_it() -> None:
     outcome = target_outcome(Target("top5", 93.0), ROWS)
-    assert outcome == {
-        "metric": "top5", "goal": 93.0, "stops": True, "reached": True, "epoch": 3, "at": 1180.0, "seconds": 180.0,
-        "minutes": 3.0, "seconds_all": None, "dollars": None, "best": 93.0, "best_epoch": 3,
-        "best_view": "square",
-    }  # fmt: skip
+    assert outcome == TargetOutcome(
+        metric="top5", goal=93.0, stops=True, reached=True, epoch=3, at=1180.0, seconds=180.0,
+        minutes=3.0, seconds_all=None, dollars=None, best=93.0, best_epoch=3, best_view="square",
+    )  # fmt: skip
     assert describe_outcome(outcome) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
-    paid = {**outcome, "seconds_all": 300.0, "dollars": 1.5}
+    paid = replace(outcome, seconds_all=300.0, dollars=1.5)
     assert describe_outcome(paid).endswith("loading, 5.00 after the launch, $1.50")
 
 
 def test_target_outcome_not_reached_reports_the_best() -> None:
     outcome = target_outcome(Target("top1", 76.1), ROWS)
-    assert outcome and outcome["reached"] is False
-    assert (outcome["epoch"], outcome["seconds"], outcome["best"]) == (None, None, 40.0)
+    assert outcome and outcome.reached is False
+    assert (outcome.epoch, outcome.seconds, outcome.best) == (None, None, 40.0)
     assert describe_outcome(outcome) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
-    assert describe_outcome(target_outcome(Target("top1", 76.1), []) or {}).endswith("nothing was validated")
+    without_epochs = target_outcome(Target("top1", 76.1), [])
+    assert without_epochs and describe_outcome(without_epochs).endswith("nothing was validated")
 
 
 def test_target_from_options_recipe_target_stops_nothing(tiny: Any) -> None:
@@ -85,19 +87,26 @@ def test_start_clock_continues_over_attempts_of_a_run(tmp_path: Path) -> None:
 
 def test_compare_with_run_that_ended_at_its_target() -> None:
     phase_terms = {"compute": 80.0, "validation": 8.0, "fixed": 4.0}
-    phases = [{"start": 0, "end": 2, "terms": phase_terms}, {"start": 2, "end": 6, "terms": phase_terms}]
+    phases = [
+        PhaseForecast(
+            start=start, end=end, size=32, batch=8, copy=None, seconds=92.0, most="compute", terms=phase_terms
+        )
+        for start, end in ((0, 2), (2, 6))
+    ]
     terms = {"compute": 160.0, "validation": 16.0, "fixed": 8.0, "start": 10.0}
-    forecast = {"terms": terms, "phases": phases}
+    forecast = ForecastRecord(minutes=3.0, terms=terms, phases=phases)
     assert terms_until(forecast, 6) == terms
     assert terms_until(forecast, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
     epochs = [
-        {"epoch": number, "where": {"steps": 25.0 if number == 3 else 40.0, "validation": 3.0, "other": 2.0}}
+        make_epoch(epoch=number, where={"steps": 25.0 if number == 3 else 40.0, "validation": 3.0, "other": 2.0})
         for number in (1, 2, 3)
     ]
-    comparison = compare_with_run(forecast, {"epochs": epochs, "seconds": {"attempt": 10.0}})
-    rows = {row["term"]: row for row in comparison}
-    assert rows["steps"]["forecast"] == 100.0 and rows["steps"]["actual"] == 105.0
-    assert rows["all"]["forecast"] == 125.0
+    run = MeasuredRun(
+        recipe="r", procs=1, epochs=tuple(epochs), schedule=(), schedule_gpus=1, seconds={"attempt": 10.0}
+    )
+    rows = {row.term: row for row in compare_with_run(forecast, run)}
+    assert rows["steps"].forecast == 100.0 and rows["steps"].actual == 105.0
+    assert rows["all"].forecast == 125.0
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.train_records import make_epoch
 
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Schedule
 from train.recipe.validation_policy import should_validate
 
@@ -23,8 +25,8 @@ def make_schedule(*policies: str, max_steps: int | None = None) -> Schedule:
     return Schedule(recipe, 32, 1, max_steps)
 
 
-def row(top5: float | None, train_top5: float = 0.0) -> dict[str, Any]:
-    return {"top5": top5, "train_top5": train_top5}
+def row(top5: float | None, train_top5: float = 0.0) -> EpochResult:
+    return make_epoch(top5=top5, train_top5=train_top5)
 
 
 def decisions(schedule: Schedule) -> list[bool | None]:
@@ -76,7 +78,7 @@ class FakeIndex:
         return 20
 
 
-def requests(schedule: Schedule, history: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+def requests(schedule: Schedule, history: list[EpochResult]) -> Iterator[tuple[str, int]]:
     sampler = DistributedBatchSampler(schedule, {("val", None): FakeIndex()}, 0, 0, 1)  # type: ignore[dict-item]
     return ((request.split, request.epoch) for request in sampler.all_requests(0, 0, history))
 
@@ -92,7 +94,7 @@ def test_all_requests_skips_epochs_that_are_not_validated() -> None:
 
 
 def test_all_requests_validates_while_the_policy_is_undecided() -> None:
-    history: list[dict[str, Any]] = [row(None, 10.0)]
+    history: list[EpochResult] = [row(None, 10.0)]
     stream = requests(make_schedule("near", "each"), history)
     first_requests = [next(stream) for _ in range(4 + 4)]
     assert {split for split, _ in first_requests} == {"train"}, "it is known that the first epoch is not validated"

@@ -126,7 +126,7 @@ def test_bug_3_rank_0_saves_every_epoch_into_the_run_folder(tmp_path: Path, in_g
         trainer = make_trainer(tmp_path / f"of-rank-{group.rank}", recipe, dataset, group=group, plain=False)
         trainer.train(dataset, 0)  # type: ignore[arg-type]
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")), [
-            epoch["top5"] for epoch in trainer.history
+            epoch.top5 for epoch in trainer.history
         ]
 
     (files, accuracies), (_, accuracies_of_rank_1) = in_group(2, work)

@@ -147,7 +147,7 @@ def test_doubled_batch_halves_steps_and_lr_per_image() -> None:
     assert (first_scheduled.steps_per_epoch, second_scheduled.steps_per_epoch) == (157, 79)
     lr_by_step = learning_rates(schedule)
     np.testing.assert_allclose(lr_by_step[6 * 157 - 1 : 6 * 157 + 10 * 79], 3.76, rtol=1e-14)
-    per_256 = [row["lr_per_256"] for row in schedule.table()[:2]]
+    per_256 = [row.lr_per_256 for row in schedule.table()[:2]]
     assert per_256[0][1] == pytest.approx(3.76 / 32) and per_256[1] == pytest.approx([3.76 / 64] * 2)
     assert (first_phase.batch * 2, first_phase.size) == (second_phase.batch, second_phase.size)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.train_records import make_epoch
 
 from train.metrics.time_breakdown import TimeBreakdown
 from train.tools import checkpoint_io
@@ -186,7 +187,7 @@ def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
     from train.engine import trainer as engine_trainer
 
     monkeypatch.setattr(engine_trainer.batchnorm, "average_running_statistics", lambda *_: None)
-    monkeypatch.setattr(engine_trainer, "epoch_row", lambda *_: {})
+    monkeypatch.setattr(engine_trainer, "epoch_result", lambda *_: make_epoch())
     monkeypatch.setattr(engine_trainer, "should_validate", lambda *_: True)
     waits: list[bool] = []
     trainer = SimpleNamespace(

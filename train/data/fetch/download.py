@@ -1,4 +1,4 @@
-"""Downloads one split of a packed set: byte ranges in threads, retries, checksums, and the manifest last."""
+"""Downloads one split of a packed set: files in threads, retries, checksums, and the manifest last."""
 
 import errno
 import os
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from train.data.manifest import MANIFEST_FILE, FetchError, SourceManifest
+from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, FetchError, Manifest, ManifestError, OtherVersion
 from train.tools.filesystem import one_line_error
 
-from .resume import PartialSplit, missing_ranges
+from .resume import PartialSplit
 from .sources import Source
 
 FIRST_RETRY_SECONDS = 0.5
@@ -44,7 +44,7 @@ class RetryBackoff:
         if time.monotonic() + self.pause_seconds > self.deadline:
             raise FetchError(
                 f"{self.subject}: {one_line_error(error)}; nothing was received for {self.timeout_seconds:.0f} s; "
-                "fetch again: it resumes from here"
+                "fetch again: complete files are kept"
             ) from error
         self.cancelled.wait(self.pause_seconds)
         self.pause_seconds = min(2 * self.pause_seconds, MAX_RETRY_SECONDS)
@@ -60,13 +60,21 @@ def fetch_small_file(source: Source, path: str, timeout_seconds: float) -> bytes
             backoff.wait_or_raise(error)
 
 
-def fetch_manifest(source: Source, split: str, timeout_seconds: float) -> SourceManifest:
-    """Return the manifest of a split. Raises `FetchError` when there is none, and after the timeout."""
+def fetch_manifest(source: Source, split: str, timeout_seconds: float) -> Manifest:
+    """Return the manifest of a split. Raises `FetchError` when it is missing or unusable, and after the timeout."""
     path = f"{split}/{MANIFEST_FILE}"
-    raw = fetch_small_file(source, path, timeout_seconds)
-    if raw is None:
+    content = fetch_small_file(source, path, timeout_seconds)
+    if content is None:
         raise FetchError(source.describe_missing(split))
-    return SourceManifest.parse(raw, f"{source.name}/{path}")
+    try:
+        return Manifest.parse(content)
+    except OtherVersion:
+        raise FetchError(
+            f"{source.name}/{path}: is of another format than {FORMAT!r} version {VERSION}; pack the set again with "
+            "this version of imgnet-cluster"
+        ) from None
+    except ManifestError:
+        raise FetchError(f"{source.name}/{path}: is not the manifest of a packed set, or is damaged") from None
 
 
 class ByteCounter:
@@ -87,54 +95,37 @@ class ByteCounter:
 
 
 class SplitDownload:
-    """The download of one split: ranges of `range_bytes`, `max_parallel` of them in flight.
+    """The download of one split, `max_parallel` files at once.
 
-    A range fails when none of its bytes is received for `stall_timeout` seconds.
+    It fails when nothing of a file is received for `stall_timeout` seconds.
     """
 
     def __init__(
-        self,
-        source: Source,
-        split: str,
-        partial: PartialSplit,
-        range_bytes: int,
-        max_parallel: int,
-        stall_timeout: float,
+        self, source: Source, split: str, partial: PartialSplit, max_parallel: int, stall_timeout: float
     ) -> None:
         self.source = source
         self.split = split
         self.partial = partial
-        self.range_bytes = range_bytes
         self.max_parallel = max_parallel
         self.stall_timeout = stall_timeout
         self.cancelled = threading.Event()
         self.lock = threading.Lock()
-        self.ranges_left: dict[str, int] = {}  # by file: how many of its ranges are not done
         self.errors: list[BaseException] = []
 
     def run(self, counter: ByteCounter) -> None:
         """Fetch all that is missing, then write the manifest. Raises `FetchError` if the source changed meanwhile."""
-        self._run_threads(self._pending_ranges(), counter)
-        if fetch_manifest(self.source, self.split, self.stall_timeout).raw != self.partial.manifest.raw:
+        self._run_threads(iter(self.partial.missing_files), counter)
+        if fetch_manifest(self.source, self.split, self.stall_timeout) != self.partial.manifest:
             raise FetchError(
                 f"{self.source.name}/{self.split}: was changed while it was fetched; when the source is finished, "
                 "fetch again: only what differs is fetched"
             )
         self.partial.write_manifest()
 
-    def _pending_ranges(self) -> Iterator[tuple[str, int, int]]:
-        """Return (file, begin, end) of every range to fetch. A file that lacks nothing gets one empty range."""
-        pending = []
-        for name, received in self.partial.received_ranges.items():
-            ranges = list(missing_ranges(self.partial.files[name].bytes, received, self.range_bytes)) or [(0, 0)]
-            self.ranges_left[name] = len(ranges)
-            pending += [(name, begin, end) for begin, end in ranges]
-        return iter(pending)
-
-    def _run_threads(self, pending: Iterator[tuple[str, int, int]], counter: ByteCounter) -> None:
-        """Fetch all ranges. The first error ends all threads; one that hangs in the kernel ends with the process."""
+    def _run_threads(self, pending_files: Iterator[str], counter: ByteCounter) -> None:
+        """Fetch all files. The first error ends all threads; one that hangs in the kernel ends with the process."""
         threads = [
-            threading.Thread(target=self._worker_loop, args=(pending, counter), daemon=True)
+            threading.Thread(target=self._worker_loop, args=(pending_files, counter), daemon=True)
             for _ in range(self.max_parallel)
         ]
         for thread in threads:
@@ -150,33 +141,44 @@ class SplitDownload:
         if self.errors:
             raise self.errors[0]
 
-    def _worker_loop(self, pending: Iterator[tuple[str, int, int]], counter: ByteCounter) -> None:
+    def _worker_loop(self, pending_files: Iterator[str], counter: ByteCounter) -> None:
         try:
             while not self.cancelled.is_set():
                 with self.lock:
-                    next_range = next(pending, None)
-                if next_range is None:
+                    name = next(pending_files, None)
+                if name is None:
                     return
-                name, begin, end = next_range
-                self._download_range(name, begin, end, counter)
-                self._finish_range(name)
+                self._fetch_file(name, counter)
         except BaseException as error:
             self.errors.append(error)
             self.cancelled.set()
 
-    def _download_range(self, name: str, begin: int, end: int, counter: ByteCounter | None = None) -> None:
-        """Fetch a range into the partial file, and record it in the journal."""
+    def _fetch_file(self, name: str, counter: ByteCounter) -> None:
+        """Fetch a file and verify its checksum. A wrong file is fetched once more."""
+        for byte_counter in (counter, None):  # bytes that are fetched twice count once
+            self._download_file(name, byte_counter)
+            if self.cancelled.is_set() or self._verify_and_commit(name):
+                return
+        self.partial.partial_path(name).unlink()
+        raise FetchError(
+            f"{self.source.name}/{self.split}/{name}: its checksum is not that of the manifest, twice: the source "
+            "is damaged, or is being written to; to check it: imgnet-cluster data verify"
+        )
+
+    def _download_file(self, name: str, counter: ByteCounter | None) -> None:
+        """Fetch a file under its partial name. After a transient error the download goes on at the same byte."""
         path = f"{self.split}/{name}"
         partial_path = self.partial.partial_path(name)
-        position = begin
-        backoff = RetryBackoff(self.stall_timeout, f"{self.source.name}/{path}, bytes {begin} to {end}", self.cancelled)
+        size = self.partial.files[name].bytes
+        position = 0
+        backoff = RetryBackoff(self.stall_timeout, f"{self.source.name}/{path}", self.cancelled)
         file_descriptor = self._on_local_disk(
-            partial_path, lambda: os.open(partial_path, os.O_WRONLY | os.O_CREAT, 0o644)
+            partial_path, lambda: os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         )
         try:
-            while position < end and not self.cancelled.is_set():
+            while position < size and not self.cancelled.is_set():
                 try:
-                    for chunk in self.source.read_range(path, position, end - position, self.partial.files[name].bytes):
+                    for chunk in self.source.read_range(path, position, size - position, size):
                         self._write_all(partial_path, file_descriptor, chunk, position)
                         position += len(chunk)
                         backoff.reset()
@@ -184,32 +186,12 @@ class SplitDownload:
                             counter.add(len(chunk))
                         if self.cancelled.is_set():
                             return
-                    if position < end:
-                        raise ConnectionError("the range ended early")
+                    if position < size:
+                        raise ConnectionError("the file ended early")
                 except OSError as error:
                     backoff.wait_or_raise(error)
         finally:
             os.close(file_descriptor)
-        if position == end > begin:
-            self._on_local_disk(partial_path, lambda: self.partial.record(name, begin=begin, end=end))
-
-    def _finish_range(self, name: str) -> None:
-        """After the last range of a file, verify its checksum. A wrong file is fetched once more from its beginning."""
-        if self.cancelled.is_set():
-            return
-        with self.lock:
-            self.ranges_left[name] -= 1
-            was_last = self.ranges_left[name] == 0
-        if not was_last or self._verify_and_commit(name):
-            return
-        for begin, end in missing_ranges(self.partial.files[name].bytes, (), self.range_bytes):
-            self._download_range(name, begin, end)
-        if not self.cancelled.is_set() and not self._verify_and_commit(name):
-            self.partial.partial_path(name).unlink()
-            raise FetchError(
-                f"{self.source.name}/{self.split}/{name}: its checksum is not that of the manifest, twice: the source "
-                "is damaged, or is being written to; to check it: imgnet-cluster data verify"
-            )
 
     def _verify_and_commit(self, name: str) -> bool:
         partial_path = self.partial.partial_path(name)

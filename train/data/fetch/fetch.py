@@ -1,8 +1,8 @@
-"""Fetches packed sets to the machine's own disk before training: in parallel ranges, verified and resumable.
+"""Fetches packed sets to the machine's own disk before training: several files at once, verified and resumable.
 
-A set is fetched once per machine: a second process waits, and finds everything there. A fetch that is killed resumes
-where it stopped. A file gets its name when its checksum is verified, a split its manifest when all files are complete.
-Imports no torch.
+A set is fetched once per machine: a second process waits, and finds everything there. A fetch that is killed keeps its
+complete files; those that were being received are fetched again. A file gets its name when its checksum is verified, a
+split its manifest when all files are complete. Imports no torch.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from .download import ByteCounter, ProgressCallback, SplitDownload, fetch_manife
 from .resume import PartialSplit
 from .sources import Source
 
-RANGE_BYTES = 64 << 20  # of a request: smaller ones cost S3 more than they gain, larger ones balance badly
-MAX_PARALLEL_REQUESTS = 8
+MAX_PARALLEL_FILES = 8
 STALL_TIMEOUT_SECONDS = 120.0  # without a received byte
 LOCK_FILE = ".fetch.lock"
 LogFunction = Callable[[str], None]
@@ -47,16 +46,15 @@ class FetchResult:
 def fetch_sets(
     sets: Sequence[SetToFetch],
     *,
-    range_bytes: int = RANGE_BYTES,
-    max_parallel: int = MAX_PARALLEL_REQUESTS,
+    max_parallel: int = MAX_PARALLEL_FILES,
     stall_timeout: float = STALL_TIMEOUT_SECONDS,
     progress: ProgressCallback | None = None,
     log: LogFunction = print,
 ) -> FetchResult:
     """Fetch sets in this order, each completely before the next.
 
-    A range is retried until none of its bytes is received for `stall_timeout` seconds. Raises `FetchError`, and other
-    errors of a source. Received data stays, and the same call resumes from there.
+    A file is retried until none of its bytes is received for `stall_timeout` seconds. Raises `FetchError`, and other
+    errors of a source. Complete files stay, and the same call fetches the others.
     """
     start_time = time.monotonic()
     with contextlib.ExitStack() as locks:
@@ -68,9 +66,7 @@ def fetch_sets(
         pending_downloads: list[SplitDownload] = []
         existing_bytes = total_bytes = 0
         for set_to_fetch in sets:
-            downloads = [
-                _make_download(set_to_fetch, split, range_bytes, max_parallel, stall_timeout) for split in SPLITS
-            ]
+            downloads = [_make_download(set_to_fetch, split, max_parallel, stall_timeout) for split in SPLITS]
             incomplete_downloads = [download for download in downloads if not download.partial.is_complete]
             pending_downloads += incomplete_downloads
             existing_bytes += sum(download.partial.bytes_present for download in downloads)
@@ -90,12 +86,10 @@ def fetch_sets(
     return FetchResult(counter.done - existing_bytes, existing_bytes, time.monotonic() - start_time)
 
 
-def _make_download(
-    set_to_fetch: SetToFetch, split: str, range_bytes: int, max_parallel: int, stall_timeout: float
-) -> SplitDownload:
+def _make_download(set_to_fetch: SetToFetch, split: str, max_parallel: int, stall_timeout: float) -> SplitDownload:
     manifest = fetch_manifest(set_to_fetch.source, split, stall_timeout)
     partial = PartialSplit(set_to_fetch.target / split, manifest, set_to_fetch.index_only)
-    return SplitDownload(set_to_fetch.source, split, partial, range_bytes, max_parallel, stall_timeout)
+    return SplitDownload(set_to_fetch.source, split, partial, max_parallel, stall_timeout)
 
 
 @contextlib.contextmanager

@@ -16,14 +16,21 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, PackedManifest, shard_name
-from train.tools.filesystem import one_line_error, read_json
+from train.data.manifest import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    NAMES_FILE,
+    VERSION,
+    Manifest,
+    ManifestError,
+    OtherVersion,
+    shard_name,
+)
+from train.tools.filesystem import one_line_error
 
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 from .shards import ShardError, ShardReader, describe_size_mismatch
 
-INDEX_FILE = "index.npy"
-NAMES_FILE = "names.txt"
 UNFINISHED_MARKER = ".unfinished"  # this file exists from the first byte until the manifest is written
 ROW_DTYPE = np.dtype(
     [
@@ -50,34 +57,20 @@ def is_unfinished(folder: Path) -> bool:
     return not is_packed(folder) and any(path.is_file() for path in leftovers)
 
 
-def read_manifest(folder: Path) -> PackedManifest:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a packed split. Raises `DataError` when it is damaged or has another version."""
     path = folder / MANIFEST_FILE
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    try:
+        return Manifest.parse(path.read_bytes())
+    except OtherVersion as error:
+        raise DataError(
+            f"{path}: the set has format version {error}, this program reads {VERSION}; create it again, or use the "
+            "version of imgnet-cluster that created it"
+        ) from None
+    except (OSError, ManifestError):
         raise DataError(
             f"{path}: is damaged, or not a manifest of this program; remove it and create the data set again"
-        )
-    if content.get("version") != VERSION:
-        raise DataError(
-            f"{path}: the set has format version {content.get('version')}, this program reads {VERSION}; create it "
-            "again, or use the version of imgnet-cluster that created it"
-        )
-    try:
-        required = [name for name in PackedManifest.__dataclass_fields__ if name != "fetched"]
-        manifest = PackedManifest(**{name: content[name] for name in required}, fetched=content.get("fetched"))
-        # These raise KeyError or TypeError where an entry of `files` is missing or malformed.
-        entries = (
-            manifest.bytes,
-            manifest.shard_sizes,
-            manifest.files[INDEX_FILE]["crc32"],
-            manifest.files[NAMES_FILE]["bytes"],
-        )
-        if not (isinstance(manifest.images, int) and manifest.images > 0 and manifest.classes and entries):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(f"{path}: is damaged; remove it and create the data set again") from None
-    return manifest
+        ) from None
 
 
 class MappedColumn:
@@ -111,7 +104,7 @@ class PackedIndex(Index):
     labels: MappedColumn
     widths: MappedColumn
     heights: MappedColumn
-    manifest: PackedManifest
+    manifest: Manifest
     rows: IndexRows
     shards: ShardReader
     ids: ImageIds | None = None
@@ -178,7 +171,7 @@ class PackedIndex(Index):
     @property
     def has_images(self) -> bool:
         """Whether the shards are on this machine too, and not only the index."""
-        return self.manifest.fetched != "index"
+        return self.manifest.has_images
 
     @property
     def stems_digest(self) -> str:
@@ -204,7 +197,7 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
     """
     manifest = read_manifest(folder)
     rows = map_index_rows(folder, manifest)
-    if check_shard_sizes and manifest.fetched != "index":
+    if check_shard_sizes and manifest.has_images:
         _check_shard_files(folder, manifest)
     labels: NDArray[Any] = rows["label"]
     if classes is not None and list(classes) != manifest.classes:
@@ -222,12 +215,12 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
     )
 
 
-def map_index_rows(folder: Path, manifest: PackedManifest) -> IndexRows:
+def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
     """Memory-map index.npy. Raises `DataError` unless its checksum is the one in the manifest."""
     path = folder / INDEX_FILE
     try:
         crc = file_crc32(path)
-        matches = crc == manifest.files[INDEX_FILE]["crc32"]
+        matches = crc == manifest.files[INDEX_FILE].crc32
         rows = np.load(path, mmap_mode="r", allow_pickle=False) if matches else None
     except (OSError, ValueError) as error:
         raise DataError(f"{one_line_error(error)}; {_list_damage_hint(folder)}") from error
@@ -249,7 +242,7 @@ def file_crc32(path: Path) -> int:
     return crc
 
 
-def _check_shard_files(folder: Path, manifest: PackedManifest) -> None:
+def _check_shard_files(folder: Path, manifest: Manifest) -> None:
     """Raise `DataError` for a shard that is missing or has the wrong size: before training, not in the middle of it."""
     size_by_name = {path.name: path.stat().st_size for path in folder.glob("shard-*.bin")}
     for number, expected in enumerate(manifest.shard_sizes):

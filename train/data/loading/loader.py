@@ -238,7 +238,7 @@ class _SigchldHandler:
     def __init__(self, torch_handler: Callable[..., None]) -> None:
         self.torch_handler = torch_handler
 
-    def __call__(self, *signal_and_frame: Any) -> None:
+    def __call__(self, *signal_and_frame: object) -> None:
         try:
             self.torch_handler(*signal_and_frame)
         except RuntimeError as error:

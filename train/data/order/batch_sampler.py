@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train.data.index.open import Index
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule, split_step
 from train.recipe.schema import Phase
 from train.recipe.validation_policy import should_validate
@@ -114,7 +114,7 @@ class DistributedBatchSampler:
         return self._val_plan_cache[key]
 
     def all_requests(
-        self, first_epoch_index: int, first_step: int, history: Sequence[Mapping[str, Any]] = ()
+        self, first_epoch_index: int, first_step: int, history: Sequence[EpochResult] = ()
     ) -> Iterator[BatchRequest]:
         """Yield every batch from a position on: each epoch's training, then its validation if it has one.
 

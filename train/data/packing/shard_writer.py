@@ -9,19 +9,17 @@ import hashlib
 import importlib.metadata
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train.data.index.base import DataError, encode_name_line, names_crc32, stems_sha256
 from train.data.index.packed import (
-    INDEX_FILE,
-    NAMES_FILE,
     ROW_DTYPE,
     UNFINISHED_MARKER,
     IndexRows,
@@ -29,8 +27,17 @@ from train.data.index.packed import (
     is_packed,
     read_manifest,
 )
-from train.data.manifest import MANIFEST_FILE, VERSION, PackedManifest, shard_name
-from train.tools.filesystem import read_with_checksum, to_json_bytes, with_checksum, write_atomic
+from train.data.manifest import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    NAMES_FILE,
+    VERSION,
+    FileEntry,
+    Manifest,
+    PackingInfo,
+    shard_name,
+)
+from train.tools.filesystem import read_with_checksum, with_checksum, write_atomic
 
 from .source_images import SourceImages
 
@@ -56,7 +63,7 @@ class _FinishedShard:
     source_numbers: NDArray[np.int64]
     rows: IndexRows
     skipped_images: list[tuple[int, str]]
-    manifest_entry: dict[str, Any]
+    manifest_entry: FileEntry
 
 
 def packing_signature(source: SourceImages, short_side: int | None, quality: int) -> str:
@@ -75,7 +82,7 @@ def check_existing_set(
     if overwrite or not is_packed(folder):
         return
     try:
-        signature = read_manifest(folder).packing_info.get("signature")
+        signature = read_manifest(folder).packing_info.signature
     except DataError as error:
         raise DataError(f"{error}; to replace it: --anew") from error
     if signature != packing_signature(source, short_side, quality):
@@ -121,17 +128,17 @@ class SplitWriter:
             return False
         try:
             manifest = read_manifest(self.folder)
-            if manifest.packing_info.get("signature") != self._signature:
+            if manifest.packing_info.signature != self._signature:
                 raise DataError(f"{self.folder}: the sources, or how they are packed, have changed")
             for name, entry in manifest.files.items():
                 path = self.folder / name
-                if not path.exists() or path.stat().st_size != entry["bytes"]:
+                if not path.exists() or path.stat().st_size != entry.bytes:
                     raise DataError(f"{path}: is missing or cut short")
         except DataError as error:
             self.message = f"{error}; packed again"
             (self.folder / MANIFEST_FILE).unlink()
             return False
-        left_out = manifest.packing_info["left_out"]
+        left_out = manifest.packing_info.left_out
         self.skipped_images = [(self.source.names.index(name), reason) for name, reason in left_out]
         self._remove_leftovers(None)
         return True
@@ -179,7 +186,7 @@ class SplitWriter:
                         (int(skipped), str(reason))
                         for skipped, reason in zip(arrays["bad"], arrays["why"], strict=True)
                     ],
-                    manifest_entry={"bytes": size, "sha256": str(arrays["sha256"])},
+                    manifest_entry=FileEntry(bytes=size, sha256=str(arrays["sha256"])),
                 )
         return None
 
@@ -231,8 +238,8 @@ class SplitWriter:
             rows=shard.rows,
             bad=np.array([number for number, _ in shard.skipped_images], np.int64),
             why=np.array([reason for _, reason in shard.skipped_images], np.str_),
-            bytes=shard.manifest_entry["bytes"],
-            sha256=shard.manifest_entry["sha256"],
+            bytes=shard.manifest_entry.bytes,
+            sha256=shard.manifest_entry.sha256,
         )
         write_atomic(self._shard_rows_path(len(self._finished_shards)), with_checksum(arrays.getvalue()))
         self._finished_shards.append(shard)
@@ -265,13 +272,13 @@ class SplitWriter:
         files = {shard_name(number): shard.manifest_entry for number, shard in enumerate(self._finished_shards)}
         for file_name, content in ((INDEX_FILE, index.getvalue()), (NAMES_FILE, name_lines)):
             write_atomic(self.folder / file_name, content)
-            files[file_name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        files[INDEX_FILE]["crc32"] = file_crc32(self.folder / INDEX_FILE)
-        write_atomic(self.folder / MANIFEST_FILE, to_json_bytes(self._manifest(names, files).to_json()))
+            files[file_name] = FileEntry(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        files[INDEX_FILE] = replace(files[INDEX_FILE], crc32=file_crc32(self.folder / INDEX_FILE))
+        write_atomic(self.folder / MANIFEST_FILE, self._manifest(names, files).to_bytes())
         self._remove_leftovers(None)
 
-    def _manifest(self, names: list[str], files: dict[str, dict[str, Any]]) -> PackedManifest:
-        return PackedManifest(
+    def _manifest(self, names: list[str], files: dict[str, FileEntry]) -> Manifest:
+        return Manifest(
             split=self.source.split,
             short_side=self.short_side,
             images=len(names),
@@ -279,12 +286,13 @@ class SplitWriter:
             stems_digest=stems_sha256(names),
             names_checksum=names_crc32(names),
             files=files,
-            packing_info={
-                "quality": self.quality,
-                "signature": self._signature,
-                "left_out": [(self.source.names[number], reason) for number, reason in self.skipped_images],
-                "versions": {name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},
-            },
+            packing_info=PackingInfo(
+                quality=self.quality,
+                signature=self._signature,
+                left_out=tuple((self.source.names[number], reason) for number, reason in self.skipped_images),
+                versions={name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},
+            ),
+            fetched=None,
         )
 
 
@@ -311,7 +319,7 @@ class _OpenShard:
         self.rows.append((number, row))
         self.size += len(image.data)
 
-    def commit(self) -> dict[str, Any]:
+    def commit(self) -> FileEntry:
         """Make the shard durable under its final name. Returns its entry in the manifest."""
         try:
             self._file.flush()
@@ -321,7 +329,7 @@ class _OpenShard:
         except OSError as error:
             self.discard()
             raise _with_shard_path(error, self.path) from error
-        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+        return FileEntry(bytes=self.size, sha256=self._digest.hexdigest())
 
     def discard(self) -> None:
         """Remove the temporary file."""

@@ -9,9 +9,8 @@ from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import SPLITS, DataError, ProgressCallback, stems_sha256
-from train.data.index.packed import INDEX_FILE, NAMES_FILE
 from train.data.index.shards import describe_size_mismatch
-from train.data.manifest import MANIFEST_FILE, PackedManifest, shard_name
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, Manifest, is_shard, shard_name
 from train.data.threads import map_in_threads
 
 READ_CHUNK_BYTES = 1 << 22
@@ -98,7 +97,7 @@ def verify_packed_sets(folder: Path, progress: ProgressCallback | None = None) -
             f"{folder}: has no packed set; to check a folder of image files: imgnet-cluster data check {folder}"
         )
     result = VerifyResult()
-    manifests: dict[Path, PackedManifest] = {}
+    manifests: dict[Path, Manifest] = {}
     for split_folder in split_folders:
         try:
             manifests[split_folder] = packed.read_manifest(split_folder)
@@ -128,29 +127,29 @@ def _split_message(error: Exception) -> tuple[str, str]:
     return where, what
 
 
-def _verify_files(folder: Path, manifest: PackedManifest, result: VerifyResult) -> set[str]:
+def _verify_files(folder: Path, manifest: Manifest, result: VerifyResult) -> set[str]:
     """Compare sizes and checksums of the files with the manifest, and add to `result`.
 
     Returns the damaged files whose images are not worth reading. A shard of the right size with changed bytes is not
     among them: reading its images tells which of them have changed.
     """
-    names = [name for name in manifest.files if not (manifest.fetched == "index" and name.startswith("shard-"))]
+    names = [name for name in manifest.files if not (is_shard(name) and not manifest.has_images)]
 
     def find_fault(name: str) -> str:
         path = folder / name
         entry = manifest.files[name]
         try:
             size = path.stat().st_size
-            if size != entry["bytes"]:
-                return describe_size_mismatch(size, entry["bytes"])
-            return "" if _file_sha256(path) == entry["sha256"] else "its bytes have changed (sha256)"
+            if size != entry.bytes:
+                return describe_size_mismatch(size, entry.bytes)
+            return "" if _file_sha256(path) == entry.sha256 else "its bytes have changed (sha256)"
         except OSError as error:
             return error.strerror or str(error)
 
     damaged_files = set()
     for name, fault in zip(names, map_in_threads(find_fault, names), strict=True):
         result.files += 1
-        result.bytes += int(manifest.files[name]["bytes"])
+        result.bytes += manifest.files[name].bytes
         if fault:
             result.faults.append((str(folder / name), fault))
             if name in (INDEX_FILE, NAMES_FILE) or "sha256" not in fault:

@@ -19,7 +19,6 @@ from support.packed_sets import content, make_set, make_split
 from train.data.fetch import download
 from train.data.fetch import fetch as fetching
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
-from train.data.fetch.resume import missing_bytes, missing_ranges
 from train.data.fetch.sources import FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
@@ -82,8 +81,8 @@ def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch_one(source: FolderSource, target: Path, index_only: bool = False, **options: Any) -> FetchResult:
-    """Fetch one set, in small ranges and with a short timeout."""
-    defaults: dict[str, Any] = {"range_bytes": 1000, "stall_timeout": 0.3, "log": lambda _: None}
+    """Fetch one set, with a short timeout."""
+    defaults: dict[str, Any] = {"stall_timeout": 0.3, "log": lambda _: None}
     return fetch_sets([SetToFetch(source, target, index_only)], **{**defaults, **options})
 
 
@@ -92,28 +91,7 @@ def data_bytes(root: Path) -> int:
     return sum(len(data) for path, data in content(root).items() if not path.endswith("manifest.json"))
 
 
-# --- ranges ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "size, received, max_length, expected",
-    [
-        (10, [], 4, [(0, 4), (4, 8), (8, 10)]),
-        (10, [], 10, [(0, 10)]),
-        (10, [], 99, [(0, 10)]),
-        (11, [(0, 4), (8, 11)], 4, [(4, 8)]),
-        (11, [(3, 5)], 4, [(0, 3), (5, 9), (9, 11)]),
-        (10, [(2, 6), (4, 8), (0, 1)], 3, [(1, 2), (8, 10)]),
-        (10, [(0, 10), (0, 3)], 3, []),
-        (1, [], 1, [(0, 1)]),
-        (0, [], 4, []),
-    ],
-)
-def test_missing_ranges_yields_gaps_of_bounded_length(
-    size: int, received: list[tuple[int, int]], max_length: int, expected: Any
-) -> None:
-    assert list(missing_ranges(size, received, max_length)) == expected
-    assert missing_bytes(size, received) == sum(end - begin for begin, end in expected)
+# --- whole sets ------------------------------------------------------------------------------------------------------
 
 
 def test_format_bytes_uses_readable_units() -> None:
@@ -121,14 +99,13 @@ def test_format_bytes_uses_readable_units() -> None:
     assert {count: format_bytes(count) for count in texts} == texts
 
 
-@pytest.mark.parametrize("range_bytes, max_parallel", [(1, 3), (7, 8), (1000, 1), (4999, 8), (1 << 26, 8)])
-def test_fetch_sets_with_any_range_size_copies_every_byte(tmp_path: Path, range_bytes: int, max_parallel: int) -> None:
+@pytest.mark.parametrize("max_parallel", [1, 3, 8])
+def test_fetch_sets_copies_every_byte(tmp_path: Path, max_parallel: int) -> None:
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
     progress: list[tuple[int, int]] = []
     result = fetch_one(
         FolderSource(root),
         tmp_path / "t",
-        range_bytes=range_bytes,
         max_parallel=max_parallel,
         progress=lambda *step: progress.append(step),
     )
@@ -138,7 +115,7 @@ def test_fetch_sets_with_any_range_size_copies_every_byte(tmp_path: Path, range_
     assert not list((tmp_path / "t").rglob("*.part")) + list((tmp_path / "t").rglob(".fetch.jsonl"))
 
 
-def test_fetch_sets_keeps_max_parallel_ranges_in_flight(tmp_path: Path, source: FaultySource) -> None:
+def test_fetch_sets_keeps_max_parallel_files_in_flight(tmp_path: Path, source: FaultySource) -> None:
     in_flight = max_in_flight = 0
     barrier = threading.Barrier(3)
 
@@ -150,7 +127,7 @@ def test_fetch_sets_keeps_max_parallel_ranges_in_flight(tmp_path: Path, source: 
                 max_in_flight = max(max_in_flight, in_flight)
             if not barrier.broken:
                 with contextlib.suppress(threading.BrokenBarrierError):
-                    barrier.wait(0.5)  # three threads pass only if three ranges are requested at once
+                    barrier.wait(0.5)  # three threads pass only if three files are requested at once
             yield from super().read_range(*args)
             with source.lock:
                 in_flight -= 1
@@ -215,27 +192,30 @@ class StuckSource(FolderSource):
             time.sleep(600)
         yield from super().read_range(path, offset, length, size)
 
-fetch_sets([SetToFetch(StuckSource(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000, max_parallel=2)
+fetch_sets([SetToFetch(StuckSource(Path(sys.argv[1])), Path(sys.argv[2]))], max_parallel=2)
 """
 
 
-@pytest.mark.parametrize("after", [0, 3, 9, 14])
-def test_fetch_sets_after_kill_resumes(tmp_path: Path, source: FaultySource, after: int, until: Any) -> None:
+@pytest.mark.parametrize("after", [0, 2, 3, 5])
+def test_fetch_sets_after_kill_refetches_at_most_one_file_per_stream(
+    tmp_path: Path, source: FaultySource, after: int, until: Any
+) -> None:
     target = tmp_path / "t"
     argv = [sys.executable, "-c", STUCK_FETCH, str(source.root), str(target), str(after)]
     with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
         until((target / "stuck").exists)
-        time.sleep(0.05)  # the other thread may be finishing its range
+        time.sleep(0.05)  # the other thread may be finishing its file
         process.send_signal(signal.SIGKILL)
     assert not (target / "val/manifest.json").exists()
-    journal = (target / "train/.fetch.jsonl").read_text() if (target / "train/.fetch.jsonl").exists() else ""
-    rows = [json.loads(line) for line in journal.splitlines()]
-    recorded_bytes = sum(row["end"] - row["begin"] for row in rows if "begin" in row)
+    incomplete = {path.name.removesuffix(".part") for path in target.rglob("*.part")}
+    assert 1 <= len(incomplete) <= 2, "a stream has more than one incomplete file"
+    complete_names = content(target).keys() & content(source.root).keys()
+    complete_bytes = sum((source.root / name).stat().st_size for name in complete_names if "manifest" not in name)
     result = fetch_one(source, target)
     assert content(target) == {**content(source.root), "stuck": b""}
     assert result.fetched_bytes == source.bytes_read == data_bytes(source.root) - result.existing_bytes
-    assert result.existing_bytes >= recorded_bytes
-    assert recorded_bytes > 0 or after == 0, "received ranges were not recorded"
+    assert result.existing_bytes == complete_bytes
+    assert result.existing_bytes > 0 or after == 0, "complete files were fetched again"
 
 
 def test_fetch_sets_with_truncated_journal_completes(tmp_path: Path, source: FaultySource) -> None:
@@ -250,19 +230,6 @@ def test_fetch_sets_with_truncated_journal_completes(tmp_path: Path, source: Fau
     assert content(target) == content(source.root)
 
 
-def test_fetch_sets_without_partial_file_ignores_its_ranges(tmp_path: Path, source: FaultySource) -> None:
-    target = tmp_path / "t"
-    source.errors["train/shard-00001.bin"] = [None, FetchError("enough")]
-    with pytest.raises(FetchError, match="enough"):
-        fetch_one(source, target, max_parallel=1, range_bytes=700)
-    assert [path.name for path in target.rglob("*.part")] == ["shard-00001.bin.part"]
-    (target / "train/shard-00001.bin.part").unlink()
-    source.errors.clear()
-    source.reads.clear()
-    assert fetch_one(source, target).fetched_bytes == source.bytes_read
-    assert content(target) == content(source.root)
-
-
 def test_fetch_sets_over_foreign_partial_file_completes(tmp_path: Path, source: FaultySource) -> None:
     (tmp_path / "t/train").mkdir(parents=True)
     (tmp_path / "t/train/index.npy.part").write_bytes(bytes(100_000))
@@ -270,17 +237,19 @@ def test_fetch_sets_over_foreign_partial_file_completes(tmp_path: Path, source: 
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_fetch_sets_with_zeroed_partial_file_refetches_it(tmp_path: Path, source: FaultySource) -> None:
-    """After a power cut the file may lack data that the journal, which was written later, lists."""
+def test_fetch_sets_ignores_a_partial_file_of_full_size(tmp_path: Path, source: FaultySource) -> None:
+    """After a power cut a partial file may be as long as the whole and lack data."""
     target = tmp_path / "t"
-    source.errors["train/shard-00000.bin"] = [OSError("x"), *[FetchError("enough")] * 9]
+    source.errors["train/shard-00000.bin"] = [FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        fetch_one(source, target, max_parallel=2)
-    for path in target.rglob("*.part"):
-        path.write_bytes(bytes(path.stat().st_size))  # all zeros
-    source.errors.clear()
-    fetch_one(source, target)
+        fetch_one(source, target, max_parallel=1)
+    size = (source.root / "train/shard-00000.bin").stat().st_size
+    (target / "train/shard-00000.bin.part").write_bytes(bytes(size))
+    result = fetch_one(source, target)
     assert content(target) == content(source.root)
+    assert result.existing_bytes == sum(
+        (source.root / "train" / name).stat().st_size for name in ("index.npy", "names.txt")
+    )
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -338,9 +307,7 @@ def test_fetch_sets_interrupted_update_leaves_no_manifest(tmp_path: Path, source
 
 def test_fetch_sets_when_manifest_changes_midway_raises(tmp_path: Path, source: FaultySource) -> None:
     new_manifest = (
-        (source.root / "train/manifest.json")
-        .read_bytes()
-        .replace(b'"packing_info": {}', b'"packing_info": {"again": 1}')
+        (source.root / "train/manifest.json").read_bytes().replace(b'"signature": ""', b'"signature": "again"')
     )
 
     class ChangingSource(FaultySource):
@@ -359,8 +326,8 @@ def test_fetch_sets_when_manifest_changes_midway_raises(tmp_path: Path, source: 
 
 def test_fetch_sets_names_replaced_resized_or_missing_file(tmp_path: Path, source: FaultySource) -> None:
     class ReplacingSource(FaultySource):
-        def read_range(self, path: str, *args: Any) -> Iterator[bytes]:
-            yield from super().read_range(path, *args)
+        def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+            yield from super().read_range(path, offset, min(length, 1000), size)
             if path.endswith("shard-00000.bin"):
                 replacement = source.root / "replacement"
                 replacement.write_bytes((source.root / path).read_bytes())
@@ -383,7 +350,7 @@ def test_fetch_sets_after_transient_errors_continues_at_same_byte(tmp_path: Path
     source.short_reads = 5
     fetch_one(source, tmp_path / "t", stall_timeout=20.0)
     assert content(tmp_path / "t") == content(source.root)
-    assert any(offset % 1000 == 1 for _, offset, _ in source.reads), "a received byte was fetched again"
+    assert any(offset == 1 for _, offset, _ in source.reads), "a received byte was fetched again"
 
 
 def test_fetch_sets_tolerates_slow_but_not_silent_source(tmp_path: Path, source: FaultySource) -> None:
@@ -395,19 +362,19 @@ def test_fetch_sets_tolerates_slow_but_not_silent_source(tmp_path: Path, source:
         def read_range(self, *args: Any) -> Iterator[bytes]:
             yield from ()
 
-    with pytest.raises(FetchError, match="the range ended early; nothing was received"):
+    with pytest.raises(FetchError, match="the file ended early; nothing was received"):
         fetch_one(EmptySource(source.root), tmp_path / "other")
 
 
-def test_fetch_sets_from_dead_source_names_file_and_range(tmp_path: Path, source: FaultySource) -> None:
+def test_fetch_sets_from_dead_source_names_the_file(tmp_path: Path, source: FaultySource) -> None:
     source.errors["train/shard-00002.bin"] = [OSError(errno.EIO, "Input/output error")] * 9999
     start_time = time.monotonic()
     with pytest.raises(FetchError) as caught:
         fetch_one(source, tmp_path / "t", stall_timeout=0.4)
     assert time.monotonic() - start_time > 0.3
     line = str(caught.value)
-    assert "source/train/shard-00002.bin, bytes" in line and "Input/output error" in line and "\n" not in line
-    assert "nothing was received for 0 s" in line and "fetch again: it resumes from here" in line
+    assert "source/train/shard-00002.bin: " in line and "Input/output error" in line and "\n" not in line
+    assert "nothing was received for 0 s" in line and "fetch again: complete files are kept" in line
     source.errors = {"val/manifest.json": [OSError("away")] * 9999}
     with pytest.raises(FetchError, match=r"val/manifest\.json: away; nothing was received"):
         fetch_one(source, tmp_path / "t")
@@ -423,11 +390,11 @@ def test_fetch_sets_without_disk_space_raises_before_fetching(
     assert source.reads == []
 
 
-def test_fetch_sets_when_disk_fills_keeps_received_data(
+def test_fetch_sets_when_disk_fills_keeps_complete_files(
     tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_pwrite = os.pwrite
-    free_bytes = 6000
+    free_bytes = 11_000
 
     def pwrite(file_descriptor: int, data: Any, offset: int) -> int:
         nonlocal free_bytes
@@ -463,7 +430,7 @@ from train.data.fetch.sources import FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
 sets = [SetToFetch(FolderSource(Path(sys.argv[1])), Path(sys.argv[2]))]
-result = fetch_sets(sets, range_bytes=1000, log=lambda line: print(line, flush=True))
+result = fetch_sets(sets, log=lambda line: print(line, flush=True))
 print(result.fetched_bytes, flush=True)
 """
 

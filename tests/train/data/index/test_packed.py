@@ -19,12 +19,12 @@ import simplejpeg
 from train.data.index import shards
 from train.data.index.base import names_crc32, stems_sha256
 from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
-from train.data.index.packed import INDEX_FILE, NAMES_FILE, ROW_DTYPE, file_crc32
-from train.data.manifest import MANIFEST_FILE, PackedManifest
+from train.data.index.packed import ROW_DTYPE, file_crc32
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, FileEntry, Manifest, PackingInfo
 from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
 from train.data.packing.pack import copy_targets, pack_set
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.filesystem import write_atomic
 
 COUNT = 24
 
@@ -350,18 +350,16 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [f"{classes[label]}/{number}.JPEG" for number, label in enumerate(rows["label"].tolist())]
     (folder / NAMES_FILE).write_text("".join(f"{name}\n" for name in names))
     files = {
-        INDEX_FILE: {
-            "bytes": (folder / INDEX_FILE).stat().st_size,
-            "sha256": "",
-            "crc32": file_crc32(folder / INDEX_FILE),
-        }
+        INDEX_FILE: FileEntry(
+            bytes=(folder / INDEX_FILE).stat().st_size, sha256="", crc32=file_crc32(folder / INDEX_FILE)
+        ),
+        NAMES_FILE: FileEntry(bytes=(folder / NAMES_FILE).stat().st_size, sha256=""),
     }
-    files[NAMES_FILE] = {"bytes": (folder / NAMES_FILE).stat().st_size, "sha256": ""}
-    manifest = PackedManifest(
+    manifest = Manifest(
         split="train", short_side=None, images=MILLION, classes=classes, stems_digest=stems_sha256(names),
-        names_checksum=names_crc32(names), files=files, packing_info={}, fetched="index",
+        names_checksum=names_crc32(names), files=files, packing_info=PackingInfo(), fetched="index",
     )  # fmt: skip
-    write_atomic(folder / MANIFEST_FILE, to_json_bytes(manifest.to_json()))
+    write_atomic(folder / MANIFEST_FILE, manifest.to_bytes())
     return root
 
 

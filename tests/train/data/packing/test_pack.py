@@ -511,6 +511,6 @@ def test_read_manifest_describes_packed_split(source: Path, tmp_path: Path) -> N
     folder = tmp_path / "64/train"
     manifest = read_manifest(folder)
     assert (manifest.split, manifest.short_side, manifest.images, manifest.classes) == ("train", 64, 4, ["a", "b"])
-    assert {name: entry["bytes"] for name, entry in manifest.files.items()} == {
+    assert {name: entry.bytes for name, entry in manifest.files.items()} == {
         path.name: path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json"
     }

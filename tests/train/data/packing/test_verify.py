@@ -12,8 +12,7 @@ import pytest
 import simplejpeg
 
 from train.data.index.open import DataError
-from train.data.index.packed import INDEX_FILE, NAMES_FILE
-from train.data.manifest import MANIFEST_FILE
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.data.packing.verify import list_sets, verify_packed_sets
 from train.tools.filesystem import to_json_bytes

@@ -1,0 +1,137 @@
+"""What a run writes for others to read: the lines of its metrics, and its result. Imports no torch.
+
+The lines of metrics/000007.jsonl are those of attempt 7. Each has its "kind": "start", "train" or "epoch".
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from train.recipe.history import EpochResult
+from train.recipe.schedule import PhaseRow
+from train.recipe.target import TargetOutcome
+from train.tools.filesystem import read_json_lines
+from train.tools.records import DamagedRecord, decode
+
+from .time_table import TimeTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What an attempt runs on and with.
+
+    `begun` is when the run's first attempt began to load the images, as a Unix time. `world` is the number of
+    processes, `gpus` the number of GPUs of the schedule.
+    """
+
+    begun: float
+    train_images: int
+    val_images: int
+    world: int
+    gpus: int
+    device: str
+    processor: str
+    precision: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow:
+    """A line of the metrics. `time` is a Unix time; `step` and `images` count from the start of the run."""
+
+    attempt: int
+    time: float
+    step: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRow(RunInfo, MetricsRow):
+    """The first line of an attempt: where it starts, and on what it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow(MetricsRow):
+    """The scalars of an interval of steps, by their names in TensorBoard; None for one that is not a number.
+
+    `epoch` counts from 1.
+    """
+
+    epoch: int
+    scalars: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow(EpochResult, MetricsRow):
+    """A finished epoch."""
+
+
+ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", EpochRow: "epoch"}
+RowT = TypeVar("RowT", bound=MetricsRow)
+
+
+def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
+    """Yield the rows of one type in a file of metrics. Damaged and incomplete lines are skipped."""
+    for line in read_json_lines(path, "kind"):
+        if line["kind"] == ROW_KINDS[row_type]:
+            try:
+                yield decode(row_type, line)
+            except DamagedRecord:
+                continue
+
+
+def val_scalars(epoch: EpochResult) -> dict[str, float]:
+    """Return the scalars of an epoch's validation by their names in TensorBoard. What was not measured is left out."""
+    values = {
+        "val/seconds": epoch.val_seconds,
+        "val/loss": epoch.val_loss,
+        "val/top1": epoch.top1,
+        "val/top5": epoch.top5,
+        "val/top1_square": epoch.top1_square,
+        "val/top5_square": epoch.top5_square,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunClock:
+    """When the run began to load its images, as a Unix time, and the seconds from then to its end."""
+
+    begun: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """The content of the trainers' result.json. It exists only when the schedule is done or the target is reached.
+
+    The accuracies are those of the last epoch in percent; `images_per_second` is that of the training of all epochs.
+    `seconds` has the seconds of "attempt", "training", "validation", "waiting for images", and "first step to last".
+    `procs` is the number of processes on all machines.
+    """
+
+    recipe: str
+    state: str = "done"
+    top1: float | None
+    top5: float | None
+    top1_square: float | None
+    top5_square: float | None
+    images_per_second: float
+    images: int
+    steps: int
+    epochs: tuple[EpochResult, ...]
+    target: TargetOutcome | None
+    clock: RunClock
+    train_images: int
+    seconds: dict[str, float]
+    goodput: float
+    where: TimeTable
+    procs: int
+    precision: str
+    device: str
+    seed: int
+    schedule: tuple[PhaseRow, ...]
+    schedule_gpus: int
+    versions: dict[str, str]
+    git_commit: str | None
