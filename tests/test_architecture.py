@@ -59,7 +59,7 @@ cluster.connectors
 cluster.state
 cluster.agent cluster.machines
 cluster.backends
-cluster.backends.aws
+cluster.backends.aws cluster.backends.slurm
 cluster.planning
 cluster.jobs
 cluster.plots cluster.records

@@ -102,6 +102,14 @@ class Backend(ABC):
     def terminate(self) -> list[str]:
         """End everything that belongs to the job at once. Idempotent. Returns the machines that did not answer."""
 
+    def waits_for(self) -> str:
+        """Return what the job waits for before its machines can start, such as its turn in a scheduler, else ""."""
+        return ""
+
+    def explain_end(self) -> str:
+        """Return why the agents are gone when the source of the machines ended them, else ""."""
+        return ""
+
     # --- access -------------------------------------------------------------------------------------------------------
 
     @abstractmethod

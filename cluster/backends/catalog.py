@@ -22,11 +22,13 @@ UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines o
 BUILTIN_BACKENDS = {
     "local": "cluster.backends.local:LocalBackend",
     "ssh": "cluster.backends.ssh:SshBackend",
+    "slurm": "cluster.backends.slurm.backend:SlurmBackend",
     "aws": "cluster.backends.aws.backend:AwsBackend",
 }
 BUILTIN_OPTIONS = {
     "local": "cluster.backends.options:LocalOptions",
     "ssh": "cluster.backends.options:SshOptions",
+    "slurm": "cluster.backends.slurm.options:SlurmOptions",
     "aws": "cluster.backends.aws.options:AwsOptions",
 }
 

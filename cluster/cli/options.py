@@ -17,7 +17,7 @@ from train.tools.option_fields import Option, OptionSet
 CommandFunction = Callable[..., Any]
 
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
-OPTION_GROUPS = ("Machines", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
+OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
 
 
 class FiniteFloatRange(click.FloatRange):

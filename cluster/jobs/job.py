@@ -116,6 +116,8 @@ class Job:
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run_folder, self.spec)
             return replace(job_status, state=JobState.WAITING, doing=wait)
+        if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
+            return replace(job_status, state=JobState.WAITING, doing=wait)
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
@@ -186,8 +188,12 @@ class Job:
         """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
         with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
+                state, _ = state_status.infer_end_state(self.run_folder, self.spec)
+                end_reason = self.backend.explain_end()
                 silent_machines = self.backend.terminate()
-                state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines)
+                state_result.write_result(
+                    self.run_folder, self.spec, self.backend, silent_machines, end_reason, end_state=state
+                )
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
@@ -324,7 +330,7 @@ class Job:
             raise
         self.run_folder.started_marker.touch()
         deadline = time.monotonic() + (0 if self.backend.is_remote else AGENT_START_SECONDS)
-        while not self.has_agent_status and time.monotonic() < deadline:
+        while not (self.has_agent_status or self.backend.waits_for()) and time.monotonic() < deadline:
             time.sleep(START_POLL_SECONDS)
 
     @contextlib.contextmanager

@@ -98,6 +98,7 @@ class JobSpec:
     uid: str = ""
     hosts: dict[str, Any] | None = None
     cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
+    backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
     machines: int = 1
     procs: int = 1
     max_hours: float | None = None

@@ -33,6 +33,8 @@ EVERYDAY_COMMANDS = {
 }
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
+    # of sbatch and srun
+    *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
     *("--ipc", "--aws-service-name"),
     *("--lr", "--small"),  # of published programs, in the page of papers

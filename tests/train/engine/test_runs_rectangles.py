@@ -51,7 +51,7 @@ def test_run_rect_train_uses_each_image_once_an_epoch(world: int, uninterrupted:
     summary = read_result(out)
     assert (summary["steps"], summary["images"], summary["state"]) == (STEPS, 150, "done")
     assert [row["rect_train"] for row in summary["schedule"]] == [True, True]
-    shapes = [key.split()[3:] for key in final_state(out)["times"]["by_shape"] if key.startswith("train")]
+    shapes = [key.split()[3:] for key in final_state(out)["times"]["seconds_by_shape"] if key.startswith("train")]
     assert any(shape[0] != shape[1] for shape in shapes)
 
 

@@ -1,0 +1,43 @@
+"""The options of a launch on a Slurm cluster. Light: `launch --help` imports this."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cluster.backends.options import BackendOptions
+from train.tools.option_fields import option_field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(BackendOptions):
+    """Which nodes to ask Slurm for, and for how long."""
+
+    machines_title: ClassVar[str] = "the nodes of a Slurm cluster"
+    switch_help: ClassVar[str] = "Train on nodes of the Slurm cluster of which this computer is a login node."
+
+    partition: str | None = option_field(
+        None, metavar="NAME", group="Slurm", help="Partition of the nodes.  [default: that of the cluster]"
+    )
+    account: str | None = option_field(None, metavar="NAME", group="Slurm", help="Account that is charged.")
+    qos: str | None = option_field(None, metavar="NAME", group="Slurm", help="Quality of service.")
+    time_limit: str | None = option_field(
+        None,
+        "--time",
+        metavar="TIME",
+        group="Slurm",
+        help="Slurm's time limit, such as 90 (minutes), 4:00:00 or 2-00:00:00. The job saves a checkpoint two minutes "
+        "before.  [default: --max-hours and 5 minutes, else that of the partition]",
+    )
+    gpus_per_node: int | None = option_field(
+        None,
+        metavar="N",
+        group="Slurm",
+        minimum=0,
+        help="GPUs of each node; 0 on nodes without GPUs.  [default: one per training process]",
+    )
+    sbatch_arguments: tuple[str, ...] = option_field(
+        (),
+        "--sbatch",
+        metavar="ARGUMENT",
+        group="Slurm",
+        help="Further argument of sbatch, such as --sbatch=--constraint=a100. Can be given several times.",
+    )

@@ -1,0 +1,236 @@
+"""The backend `slurm` with commands of Slurm that a test writes: bad input, a silent controller, its requests."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.backends.slurm import slurm_commands
+from cluster.backends.slurm.backend import SlurmBackend, check_partition, may_run_agent, read_options
+from cluster.backends.slurm.batch_script import batch_arguments, batch_script
+from cluster.backends.slurm.options import SlurmOptions
+from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmStep, parse_seconds
+from cluster.errors import BadInput, ClusterError
+from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resolve import plan
+from cluster.state.run_folder import Run
+
+Fixture = Any
+UID = "job-1-12345678"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Write a command of Slurm as a shell script. It notes its arguments and input in the file that is returned."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def write(name: str, script: str) -> Path:
+        notes = folder / f"{name}.notes"
+        path = folder / name
+        path.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n{script}\n')
+        path.chmod(0o755)
+        return notes
+
+    return write
+
+
+@pytest.fixture
+def backend(hand_made: Fixture) -> SlurmBackend:
+    """The backend of a job of two machines that was launched."""
+    run = hand_made(backend="slurm", uid=UID, machines=2, is_one_computer=False)
+    run.run_folder.launch_path.write_text("launch")
+    return SlurmBackend(Run(run.spec, run.run_folder))
+
+
+def make_job(**changes: Any) -> SlurmJob:
+    values = {"id": "7", "name": UID, "state": "RUNNING", "reason": "None", "elapsed": 300.0, "nodes": "n[1-2]"}
+    return SlurmJob(**{**values, "seconds_left": None, **changes})
+
+
+def make_step(elapsed: float) -> SlurmStep:
+    return SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=elapsed)
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:05", 5), ("12:00", 720), ("1:02:03", 3723), ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None)],
+)
+def test_parse_seconds(text: str, seconds: float | None) -> None:
+    assert parse_seconds(text) == seconds
+
+
+def test_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hand_made: Fixture) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match=r"squeue: No such file.*login node"):
+        slurm_commands.run("squeue")
+    with pytest.raises(ClusterError, match=r"sbatch, squeue, .* missing; launch with --slurm on a login node"):
+        SlurmBackend.check(hand_made(backend="slurm").spec, tmp_path)
+
+
+def test_command_that_fails_or_hangs_is_one_line(program: Fixture) -> None:
+    program("sbatch", "echo 'sbatch: error: Batch job submission failed:' >&2; echo 'no account' >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: no account$"):
+        slurm_commands.submit([], "")
+    program("squeue", "exec sleep 10")
+    start = time.monotonic()
+    with pytest.raises(SlurmError, match=r"^squeue: no answer in 0 s$"):
+        slurm_commands.run("squeue", timeout=0.2)
+    assert time.monotonic() - start < 5
+
+
+def test_commands_do_not_inherit_the_job_in_which_they_run(program: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "99")
+    monkeypatch.setenv("SLURM_CONF", "/etc/here")
+    program("squeue", 'echo "$SLURM_JOB_ID|$SLURM_CONF"')
+    assert slurm_commands.run("squeue") == "|/etc/here\n"
+    assert slurm_commands.without_outer_job(["srun"]) == ["env", "-u", "SLURM_JOB_ID", "srun"]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "message"),
+    [
+        ({"partition": "none"}, 1, "--partition none: the cluster has the partitions cpu, gpu"),
+        ({}, 5, "the partition cpu has 4 nodes, but the job needs 5"),
+        ({"partition": "gpu"}, 3, "the partition gpu has 2 nodes"),
+        ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
+    ],
+)
+def test_partition_that_cannot_run_the_job_is_refused(
+    program: Fixture, options: dict[str, Any], nodes: int, message: str
+) -> None:
+    program("sinfo", PARTITIONS)
+    with pytest.raises(BadInput, match=message) as failure:
+        check_partition(SlurmOptions(**options), nodes)
+    assert "\n" not in str(failure.value)
+
+
+def test_partition_that_suffices_is_accepted(program: Fixture) -> None:
+    program("sinfo", PARTITIONS)
+    check_partition(SlurmOptions(gpus_per_node=0), 4)
+    check_partition(SlurmOptions(partition="gpu", gpus_per_node=8), 2)
+
+
+def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Fixture, backend: SlurmBackend) -> None:
+    program("sbatch", "echo 'sbatch: error: timed out' >&2; exit 1")
+    program("squeue", f"[ -e {backend.run.folder.path}/slurm ] && echo '8|{UID}|PENDING|Priority|0:00|1:00|'; exit 0")
+    scancel = program("scancel", "")
+    with pytest.raises(SlurmError, match=r"^sbatch: timed out$"):
+        backend.launch()
+    assert scancel.read_text().splitlines()[-1] == "--quiet 8"
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def test_plan_takes_the_gpus_of_a_node_and_the_machines_of_the_recipe(sandbox: Fixture) -> None:
+    from cluster.planning.resolve import load_recipes
+
+    (recipe,) = load_recipes(sandbox.write_recipe(2))
+    spec = plan(recipe, make_launch_options("slurm", gpus_per_node=4, partition="gpu")).spec
+    assert (spec.machines, spec.procs, spec.is_one_computer) == (1, 4, False)
+    assert read_options(spec) == SlurmOptions(partition="gpu", gpus_per_node=4)
+    spec = plan(recipe, make_launch_options("slurm", procs=2, machines=3)).spec
+    assert (spec.machines, spec.procs, read_options(spec).gpus_per_node) == (3, 2, 2)
+    with pytest.raises(BadInput, match=r"--partition: only for the nodes of a Slurm cluster, not for --local"):
+        make_launch_options("local", partition="gpu")
+
+
+def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
+    run = backend.run
+    options = SlurmOptions(partition="gpu", account="us", qos="fast", gpus_per_node=8, sbatch_arguments=("--mem=0",))
+    arguments = batch_arguments(run.spec, options, run.folder, UID, 2)
+    expected = {"--partition=gpu", "--account=us", "--qos=fast", "--gpus-per-node=8", "--nodes=2", "--no-kill"}
+    assert expected <= set(arguments) and arguments[-1] == "--mem=0"
+    assert not [argument for argument in arguments if argument.startswith("--time")]
+    assert "--time=3" in batch_arguments(run.spec, options, run.folder, UID, 1, seconds_left=61.0)
+    limited = batch_arguments(run.spec, SlurmOptions(time_limit="4:00:00"), run.folder, UID, 1)
+    assert "--time=4:00:00" in limited
+
+
+def test_batch_script_is_valid_shell_and_has_a_step_for_each_machine(backend: SlurmBackend) -> None:
+    script = batch_script(backend.run.spec, SlurmOptions(gpus_per_node=2), backend.run.folder, ["0", "1"], 0.0)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    starts = [line for line in script.splitlines() if line.startswith("srun ")]
+    assert len(starts) == 2 and all("--gpus-per-node=2" in line and line.endswith("&") for line in starts)
+    assert "--job-name=machine-1" in starts[1] and "${nodes[1]}" in starts[1]
+
+
+# --- life ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "elapsed", "silence", "has_ended", "expected"),
+    [
+        ({"state": "PENDING"}, [], float("inf"), False, True),
+        ({"elapsed": 5.0}, [], float("inf"), False, True),  # its steps are about to start
+        ({"elapsed": 90.0}, [], float("inf"), False, False),  # it should have started them long ago
+        ({}, [], 10.0, False, False),  # the step has ended: the agent is dead
+        ({}, [300.0], 10.0, False, True),
+        ({}, [300.0], 25.0, False, False),  # a node without power
+        ({}, [300.0], 1.0, True, False),  # the agent has ended, and its step is about to
+        ({}, [2.0], 8.0, True, True),  # a new agent, whose first status is still to come
+        ({"state": "COMPLETING"}, [], 10.0, False, False),
+    ],
+)
+def test_may_run_agent(
+    job: dict[str, Any], elapsed: list[float], silence: float, has_ended: bool, expected: bool
+) -> None:
+    assert may_run_agent(make_job(**job), [make_step(seconds) for seconds in elapsed], silence, has_ended) == expected
+
+
+def test_machine_is_not_dead_while_slurm_does_not_answer(program: Fixture, backend: SlurmBackend) -> None:
+    program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
+    assert backend.dead_machines() == [] and backend.agents_alive() and backend.waits_for() == ""
+    assert backend.terminate() == ["0", "1"]
+
+
+def test_job_that_slurm_forgot_has_no_agent(program: Fixture, backend: SlurmBackend) -> None:
+    program("squeue", "")
+    scancel = program("scancel", "")
+    assert backend.dead_machines() == ["0", "1"] and not backend.agents_alive()
+    assert backend.terminate() == [] and not scancel.exists()
+
+
+def test_waiting_job_shows_the_reason_and_is_no_failure(
+    program: Fixture, backend: SlurmBackend, hand_made: Fixture
+) -> None:
+    squeue = program("squeue", f"echo '8|{UID}|PENDING|Priority|0:00|1:00:00|'")
+    assert backend.waits_for() == "waiting for Slurm to start its job 8: Priority"
+    assert backend.agents_alive() and backend.dead_machines() == []
+    assert len(squeue.read_text().splitlines()) == 1  # one question for all of this
+    with pytest.raises(ClusterError, match=r"machine 1 of job-1: waiting for Slurm .*Priority"):
+        backend.attach_command("1")
+
+
+def test_job_that_slurm_ended_says_how(program: Fixture, backend: SlurmBackend) -> None:
+    program("squeue", f"echo '3|{UID}|COMPLETED|None|1:00|1:00|'; echo '8|{UID}|PREEMPTED|None|0:09|1:00|n1'")
+    assert not backend.agents_alive() and backend.explain_end() == "Slurm ended its job 8: preempted"
+    backend.run.folder.shared.joinpath("stop").touch()
+    assert backend.explain_end() == ""
+
+
+def test_shell_is_a_step_beside_the_agent(program: Fixture, backend: SlurmBackend) -> None:
+    program(
+        "squeue",
+        f'case "$*" in *--steps*) echo "8.2|machine-1|n5|0:10"; echo "8.0|machine-1|n4|9:00";; '
+        f'*) echo "8|{UID}|RUNNING|None|9:10|1:00|n[4-5]";; esac',
+    )
+    argv = backend.shell_command("1", ["nvidia-smi"], tty=False)
+    assert argv[:2] == ["srun", "--jobid=8"] and "--nodelist=n5" in argv and argv[-1] == "nvidia-smi"
+    assert "--overlap" in argv and "--pty" not in argv and "--pty" in backend.shell_command("1")
+    assert backend.attach_command("1")[-1].endswith("work/1/train.log")
+    with pytest.raises(ClusterError, match=r"machine 0 of job-1: it has no running agent"):
+        backend.shell_command("0")
