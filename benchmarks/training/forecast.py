@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -24,7 +23,7 @@ from cluster.jobs import store, submit
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.job_result import JobResult
 from train.data.packing.synthetic import draw_sample_set
-from train.forecast import Constants
+from train.forecast import Constants, TermComparison
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
 MAX_ERROR = 0.15
@@ -64,10 +63,10 @@ def run_job(job_recipe: Recipe, constants: Constants | None = None) -> JobResult
     return job.result
 
 
-def measure_pair() -> list[dict[str, Any]]:
+def measure_pair() -> tuple[TermComparison, ...]:
     """Run the short and the long job. Return the long job's forecast and actual seconds, a row per term."""
     constants = run_job(SHORT_RECIPE).constants
-    return run_job(LONG_RECIPE, constants).against
+    return run_job(LONG_RECIPE, constants).against or ()
 
 
 def markdown_rows(rounds: int = 1) -> Iterator[str]:
@@ -88,13 +87,13 @@ def markdown_rows(rounds: int = 1) -> Iterator[str]:
     yield "| long run, seconds | forecast from the short run | actual | error |"
     yield "|---|---|---|---|"
     for rows in zip(*comparisons, strict=True):  # the rows of one term, one per pair of runs
-        term = rows[0]["term"]
-        forecast, actual = (statistics.median(row[name] for row in rows) for name in ("forecast", "actual"))
+        term = rows[0].term
+        forecast, actual = (statistics.median(getattr(row, name) for row in rows) for name in ("forecast", "actual"))
         error = f"{100 * (forecast / actual - 1):+.1f} %" if actual > 0.5 else ""
         bound = f" (bound: {100 * MAX_ERROR:.0f})" if term == "all" else ""
         yield f"| {term} | {forecast:.1f} | {actual:.1f} | {error}{bound} |"
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    errors = [row["error"] for comparison in comparisons for row in comparison if row["term"] == "all"]
+    errors = [row.error for comparison in comparisons for row in comparison if row.term == "all"]
     yield ""
     yield (
         f"Error of the whole in each of {rounds} pairs: {', '.join(f'{100 * error:+.1f} %' for error in errors)}. "

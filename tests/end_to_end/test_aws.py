@@ -124,7 +124,7 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     renter.assert_nothing_left()
     assert_costs_match_the_bill(renter, job)
     evaluation = renter.run_json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
-    assert evaluation["rows"][0]["top1"] == result.epochs[-1]["top1"]
+    assert evaluation["rows"][0]["top1"] == result.epochs[-1].top1
     renter.run("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
     renter.run("record", "--check", "mine.tsv")

@@ -56,7 +56,7 @@ def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
     assert f" kB, index only; each machine fetches it from {root} to {disk}/set before" in launched.out, launched
     job = sandbox.job()
     sandbox.wait_for(lambda: job.has_ended)
-    assert job.result and job.state == "done" and job.result.epochs[0]["val_images"] == 20, job.result
+    assert job.result and job.state == "done" and job.result.epochs[0].val_images == 20, job.result
     assert content(disk / "set-sz/32") == content(root.with_name("set-sz") / "32")
     assert not list((disk / "set").rglob("*.bin")) and (disk / "set/train/index.npy").exists()
     logs = [(job.path / f"logs/setup-{machine}.log").read_text() for machine in (0, 1)]

@@ -302,7 +302,7 @@ DONE: dict[str, Any] = encode(
 )
 
 
-RESULT_ON_CPU = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1, device="cpu")
+RESULT_ON_CPU = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, device="cpu")
 
 
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
@@ -311,7 +311,8 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     run.write_shared("result.json", json.dumps(DONE))
     write_result(run.run_folder, run.spec, run.job.backend)
     result = run.job.result
-    assert result.forecast == planned and {row["term"]: row["error"] for row in result.against}["steps"] == 1.0
+    assert encode(result.forecast) == {**planned, "start": {}}
+    assert {row.term: row.error for row in result.against}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
     assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == result.constants
 
@@ -321,7 +322,7 @@ def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> No
     write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
     result = run.job.result
     assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
-    empty_result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1)
+    empty_result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1)
     assert state_result.with_forecast(empty_result, {"terms": {}}) == empty_result
     for useless_result in (None, result, empty_result):
         with pytest.raises(BadInput, match="--from job-1"):

@@ -384,17 +384,17 @@ def test_write_result_has_seconds_and_dollars_to_target(hand_made: Fixture, back
     job = make_job(hand_made, backend)
     target = job.result.target
     row = job.result.epochs[-1]
-    assert (target["metric"], target["goal"], target["reached"], target["epoch"], target["best"]) == (
+    assert (target.metric, target.goal, target.reached, target.epoch, target.best) == (
         "top5",
         93.0,
         True,
         4,
         94.0,
     )
-    assert target["seconds"] == row["clock"] and target["minutes"] == row["clock"] / 60
-    assert target["seconds_all"] == pytest.approx(row["clock"] + 100)
-    dollars = (row["clock"] + 90 + 260 + row["clock"] - 175) * PRICE / 3600
-    assert target["dollars"] == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
+    assert target.seconds == row.clock and target.minutes == row.clock / 60
+    assert target.seconds_all == pytest.approx(row.clock + 100)
+    dollars = (row.clock + 90 + 260 + row.clock - 175) * PRICE / 3600
+    assert target.dollars == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
 
 
 def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any) -> None:
@@ -405,8 +405,8 @@ def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any
 
 def test_collect_run_data_failed_job_has_its_epochs(hand_made: Fixture) -> None:
     job = make_job(hand_made, done=False, target="top5=99")
-    assert job.state == "failed" and job.result.target["reached"] is False
-    assert job.result.target["best"] == 94.0
+    assert job.state == "failed" and job.result.target.reached is False
+    assert job.result.target.best == 94.0
     facts = run_data.collect_run_data(job)
     assert (
         problems(table=writers.render_tsv(facts), entry=json_copy(writers.dawnbench_entry(facts)), run_data=facts) == []

@@ -29,6 +29,7 @@ from cluster.report.page import environment
 from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
+from train.forecast import ForecastRecord
 from train.metrics import text as metrics_text
 from train.recipe import IMAGENET, Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule
@@ -387,7 +388,8 @@ def test_headline_values_minutes_have_three_digits(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
     for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
         status = replace(facts.status, seconds=60 * actual)
-        values = summary.headline_values(replace(facts, status=status, forecast={"minutes": forecast}))
+        forecast_record = ForecastRecord(minutes=forecast, terms={})
+        values = summary.headline_values(replace(facts, status=status, forecast=forecast_record))
         assert (values["minutes"], values["minutes forecast"]) == expected
 
 
