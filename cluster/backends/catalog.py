@@ -8,7 +8,6 @@ A package registers its backend in its pyproject.toml:
 Light: `launch --help` needs names and options of the backends, and not the backends themselves.
 """
 
-import contextlib
 from functools import cache
 from importlib import import_module
 
@@ -83,17 +82,32 @@ def options_class(name: str) -> type[BackendOptions]:
 
 
 def usable_options() -> dict[str, type[BackendOptions]]:
-    """Return the option classes of all backends by name. A backend that cannot be imported is left out.
+    """Return the option classes of all backends by name. Those that the command line cannot offer are left out."""
+    return _sort_backends()[0]
 
-    So is a backend with a flag that another backend has too: one command line cannot have both.
-    """
-    found: dict[str, type[BackendOptions]] = {}
-    taken = set[str]()
+
+def why_unusable(name: str) -> str:
+    """Return why the command line does not offer a backend, "" when it does or when there is no such backend."""
+    return _sort_backends()[1].get(name, "")
+
+
+@cache
+def _sort_backends() -> tuple[dict[str, type[BackendOptions]], dict[str, str]]:
+    """Return the option classes of usable backends, and the reasons why the other backends cannot be used."""
+    usable: dict[str, type[BackendOptions]] = {}
+    reasons: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name in backend_names():
-        with contextlib.suppress(BadInput):
+        try:
             options = options_class(name)
-            flags = {flag for option in options.launch_options() for flag in option.all_flags}
-            if not flags & taken:
-                found[name] = options
-                taken |= flags
-    return found
+            flags = [flag for option in options.launch_options() for flag in option.all_flags]
+        except BadInput as error:
+            reasons[name] = str(error)
+            continue
+        clashes = [flag for flag in flags if flag in owners]
+        if clashes:
+            reasons[name] = f"the backend {name} has the flag {clashes[0]}, which {owners[clashes[0]]} has too"
+            continue
+        usable[name] = options
+        owners |= dict.fromkeys(flags, f"the backend {name}")
+    return usable, reasons

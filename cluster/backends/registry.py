@@ -9,23 +9,22 @@ from .planner import MachinePlanner, MachineRequest
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the backend of this name. Raises `BadInput` when there is none, or when its package cannot be used."""
+    """Return the backend of this name.
+
+    Raises `BadInput` when there is none, when its package cannot be used, and when it lacks a method.
+    """
     found = load_class(name)
     if not issubclass(found, Backend):
         raise BadInput(f"the backend {name} ({found.__qualname__}) is no subclass of cluster.backends.base.Backend")
+    if found.__abstractmethods__:
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise BadInput(f"the backend {name} ({found.__qualname__}) does not implement {missing}")
     return found
 
 
 def open_backend(run: Run) -> Backend:
-    """Return the backend of a run. Raises `BadInput`, also when an installed backend lacks a method."""
-    found = backend_class(run.spec.backend)
-    try:
-        return found(run)
-    except TypeError as error:
-        if not found.__abstractmethods__:
-            raise
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise BadInput(f"the backend {run.spec.backend} does not implement {missing}") from error
+    """Return the backend of a run. Raises `BadInput` when it cannot be used."""
+    return backend_class(run.spec.backend)(run)
 
 
 def open_planner(name: str, request: MachineRequest) -> MachinePlanner:

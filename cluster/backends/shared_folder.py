@@ -1,6 +1,7 @@
 """Backends whose machines share the run folder with this computer, so that no file has to be copied to or from them."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from cluster.connectors import log_sync, tmux
 from cluster.connectors.local import Connector
@@ -14,6 +15,9 @@ from .base import Backend
 
 class SharedFolderBackend(Backend):
     """A backend of agents that write straight into the run folder. The supervisor runs on this computer."""
+
+    # Whether the agents are windows of the job's tmux session, and so end with it.
+    agents_need_session: ClassVar[bool] = False
 
     @abstractmethod
     def has_agent(self, machine: str) -> bool:
@@ -29,9 +33,11 @@ class SharedFolderBackend(Backend):
         is_running = self.agents_alive()  # before the copy: everything that a dead agent wrote is then copied
         log_sync.pull_logs(Connector(), str(folder.shared), folder.path)
         # Without a supervisor, lost machines of a job with several would never be replaced.
-        has_several = len(spec.machine_names) > 1
-        if is_running and has_several and not self.is_supervised() and tmux.is_owned_by(spec.name, folder.path):
-            tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
+        if is_running and len(spec.machine_names) > 1 and not self.is_supervised():
+            if tmux.is_owned_by(spec.name, folder.path):
+                tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
+            elif not self.agents_need_session:
+                self.start_session()
         return is_running
 
     def agents_alive(self) -> bool:

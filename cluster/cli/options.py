@@ -50,6 +50,17 @@ class GroupedCommand(click.Command):
     Within a group, options are listed in the order of their declaration: the common ones first.
     """
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. For an option `--NAME` of a backend that cannot be used, the error says why."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from cluster.backends import catalog
+
+            if reason := catalog.why_unusable(error.option_name.removeprefix("--")):
+                raise click.UsageError(f"{error.option_name}: {reason}", ctx) from error
+            raise
+
     def options_by_group(self, ctx: click.Context) -> dict[str, list[click.Option]]:
         """Return the options under their headings, without empty groups.
 

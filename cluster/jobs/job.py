@@ -68,7 +68,10 @@ class Job:
     @cached_property
     def backend(self) -> Backend:
         """The backend that provides the machines."""
-        return registry.open_backend(Run(self.spec, self.run_folder))
+        try:
+            return registry.open_backend(Run(self.spec, self.run_folder))
+        except BadInput as error:
+            raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
 
     @property
     def is_alive(self) -> bool:

@@ -86,9 +86,11 @@ def create_job(spec: JobSpec) -> Job:
         run_folder = RunFolder(path)
         run_folder.shared.mkdir(parents=True)
         run_folder.write_spec(spec if spec.queue else with_free_machines(run_folder, spec))
-    except OSError as error:
+    except BaseException as error:
         if path:
             shutil.rmtree(path, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         raise ClusterError(
             f"{error.filename or runs_folder()}: {error.strerror or error}; nothing was started"
         ) from error

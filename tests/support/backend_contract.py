@@ -1,17 +1,45 @@
 """The contract that every backend keeps, as tests that a package with a backend of its own can run too.
 
-Write a module of tests that imports the functions of this module and has a fixture `backend_run`, which returns the
-`Run` of a job that was never started, with the backend's name in its specification.
+Write a module of tests that imports all names of this module and has a fixture `backend_run`, which returns what
+`make_unstarted_run` does for the backend's name. Start it in a folder outside the checkout of this project by
+
+    PYTHONPATH=CHECKOUT:CHECKOUT/tests python -m pytest test_contract.py
 """
 
+import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.backends import catalog, registry
 from cluster.backends.base import Backend, BilledBackend
+from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.errors import ClusterError
-from cluster.state.run_folder import Run
+from cluster.state.run_folder import Run, RunFolder
+from cluster.state.spec import JobSpec
+from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schedule import Schedule
+
+from .specs import make_spec
+
+RECIPE = Recipe(
+    name="tiny",
+    data=Data(name="drawn", root="nowhere", train=60, val=20),
+    model=Model(name="resnet10_tiny"),
+    gpus=1,
+    phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.05)],
+)
+
+
+def make_unstarted_run(folder: Path, backend: str, **fields: Any) -> Run:
+    """Return the run of a job of a backend that was never started. `fields` are fields of its specification."""
+    run_folder = RunFolder(folder / "runs" / "job-1")
+    run_folder.shared.mkdir(parents=True)
+    spec = make_spec(name="job-1", recipe=RECIPE, backend=backend, **fields)
+    run_folder.spec_path.write_text(json.dumps(spec.to_json()))
+    return Run(spec, run_folder)
 
 
 @pytest.fixture
@@ -51,3 +79,22 @@ def test_cost_of_a_job_that_never_started_is_zero(backend: Backend) -> None:
 
 def test_reserved_names_are_names(backend: Backend) -> None:
     assert all(isinstance(name, str) for name in type(backend).reserved_names())
+
+
+def test_command_line_offers_the_backend(backend: Backend) -> None:
+    assert catalog.usable_options()[backend.name] is type(backend).options, catalog.why_unusable(backend.name)
+
+
+def test_plan_survives_its_file(backend: Backend) -> None:
+    """Without an answer of the source of machines, a planner still describes its machines and data in plain data."""
+    options = type(backend).options()
+    request = MachineRequest(recipe=RECIPE, options=options, is_offline=True)
+    try:
+        planner = type(backend).open_planner(request)
+    except ClusterError as error:  # such as: the hosts file is missing
+        assert "\n" not in str(error)
+        return
+    assert isinstance(planner, MachinePlanner) and planner.default_procs(2) >= 1
+    spec = planner.complete(backend.run.spec, Schedule(RECIPE, 60, 1)).spec
+    written = json.dumps(spec.to_json())
+    assert json.dumps(JobSpec.from_json(json.loads(written)).to_json()) == written

@@ -5,19 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.backend_contract import *  # noqa: F403
 
 from cluster.backends import base, catalog, registry
 from cluster.backends.local import LocalBackend
+from cluster.cli.launch import launch
 from cluster.errors import BadInput
 from cluster.state.run_folder import Run
 
 Fixture = Any
 
 
-@pytest.fixture(params=sorted(catalog.BUILTIN_BACKENDS))
-def backend_run(hand_made: Fixture, request: pytest.FixtureRequest) -> Run:
-    """The run of a job that was never started, on each backend."""
+@pytest.fixture(params=[*sorted(catalog.BUILTIN_BACKENDS), "process"])
+def backend_run(hand_made: Fixture, request: pytest.FixtureRequest, register: Any) -> Run:
+    """The run of a job that was never started, on each backend, the example of the documentation among them."""
+    register("process", "support.process_backend:ProcessBackend")
     is_remote = registry.backend_class(request.param).is_remote
     run = hand_made(backend=request.param, hosts={"shared": "/nowhere", "machines": []} if is_remote else None)
     return Run(run.spec, run.run_folder)
@@ -39,6 +42,9 @@ def test_only_billed_backends_have_a_cost() -> None:
 PLUG_IN = """
 from cluster.backends.local import LocalBackend
 from cluster.backends.base import Backend
+from cluster.backends.options import BackendOptions
+from dataclasses import dataclass
+from train.tools.option_fields import option_field
 
 class ProcessBackend(LocalBackend):
     "Processes."
@@ -49,6 +55,16 @@ class HalfBackend(Backend):
     "A backend without methods."
     name = "half"
     description = "half a backend"
+
+@dataclass(frozen=True, kw_only=True)
+class ClashingOptions(BackendOptions):
+    type: str | None = option_field(None, metavar="TYPE", group="Other", help="A flag of another backend.")
+
+class ClashingBackend(LocalBackend):
+    "A backend with a flag of another."
+    name = "other"
+    description = "another"
+    options = ClashingOptions
 
 not_a_class = 3
 """
@@ -64,10 +80,16 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def add(name: str, value: str) -> None:
         entries = [EntryPoint(name, value, catalog.ENTRY_POINT_GROUP)]
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if "backends" in group else [])
-        catalog._class_paths.cache_clear()
+        clear_caches()
 
     yield add
+    clear_caches()
+
+
+def clear_caches() -> None:
+    """Let the catalog look for backends again."""
     catalog._class_paths.cache_clear()
+    catalog._sort_backends.cache_clear()
 
 
 def test_registered_backend_is_found_and_opened(register: Any, hand_made: Fixture) -> None:
@@ -89,7 +111,10 @@ def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
         ("no_such_package:Any", "no_such_package.*repair or uninstall"),
         ("plug_in_package:Missing", "Missing.*repair or uninstall"),
         ("plug_in_package:not_a_class", "is no class"),
-        ("plug_in_package:HalfBackend", "the backend other does not implement agents_alive, attach_command"),
+        (
+            "plug_in_package:HalfBackend",
+            r"the backend other \(HalfBackend\) does not implement agents_alive, attach_command",
+        ),
     ],
 )
 def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixture, value: str, message: str) -> None:
@@ -97,3 +122,28 @@ def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixtu
     with pytest.raises(BadInput, match=message) as failure:
         _ = hand_made(backend="other").job.backend
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (
+            "broken_package:Any",
+            "--other: the backend other (broken_package:Any) cannot be imported: Module",
+        ),
+        (
+            "plug_in_package:ClashingBackend",
+            "--other: the backend other has the flag --type, which the backend aws",
+        ),
+    ],
+)
+def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reason: str) -> None:
+    register("other", value)
+    printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
+    assert printed.exit_code == 2 and reason in printed.output.splitlines()[-1]
+
+
+def test_unusable_backend_names_the_job(register: Any, hand_made: Fixture) -> None:
+    run = hand_made(backend="gone")
+    with pytest.raises(BadInput, match=f"^{run.run_folder.spec_path}: no backend 'gone'"):
+        _ = run.job.backend

@@ -1,0 +1,133 @@
+"""An example of a backend in a package of its own: each machine is a background process of this computer.
+
+docs/adding-a-backend.md refers to it, and tests/cluster/backends/test_contract.py runs the contract tests on it.
+"""
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from cluster.backends.local import LocalBackend, LocalPlanner
+from cluster.backends.options import BackendOptions
+from cluster.backends.planner import MachinePlan, MachinePlanner, MachineRequest
+from cluster.backends.shared_folder import SharedFolderBackend
+from cluster.connectors import tmux
+from cluster.connectors.local import module_command
+from cluster.errors import ClusterError
+from cluster.state.spec import JobSpec
+from train.recipe.schedule import Schedule
+from train.tools.option_fields import option_field
+from train.tools.records import decode, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions(BackendOptions):
+    """How the processes run."""
+
+    machines_title: ClassVar[str] = "background processes"
+    switch_help: ClassVar[str] = "Train in background processes on this computer, one per machine."
+
+    nice: int | None = option_field(
+        None, metavar="N", group="Process", minimum=0, maximum=19, help="Niceness of the processes."
+    )
+
+
+class ProcessPlanner(LocalPlanner):
+    """Plans a job whose machines are processes on this computer."""
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Put the options into the specification: the job needs them later."""
+        assert isinstance(self.request.options, ProcessOptions)
+        plan = super().complete(spec, schedule)
+        return replace(plan, spec=replace(plan.spec, backend_settings=encode(self.request.options)))
+
+
+class ProcessBackend(SharedFolderBackend):
+    """Background processes of this computer as the job's machines."""
+
+    name = "process"
+    description = "background processes on this computer"
+    options = ProcessOptions
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a job in processes."""
+        return ProcessPlanner(request)
+
+    @classmethod
+    def check(cls, spec: JobSpec, runs_folder: Path) -> None:
+        """Check what the backend local checks: tmux, requirements, images, disk space."""
+        LocalBackend.check(spec, runs_folder)
+
+    def launch(self) -> None:
+        """Start the supervisor in tmux, and the agents that are not running."""
+        if not self.is_supervised():  # `start_session` ends the session that is there
+            self.start_session()
+        for machine in self.run.spec.machine_names:
+            self._start_agent(machine)
+
+    def _start_agent(self, machine: str, elapsed_seconds: float = 0.0) -> None:
+        if self.has_agent(machine):
+            return
+        folder, work = self.run.folder, self.run.folder.work_folder(machine)
+        work.mkdir(parents=True, exist_ok=True)
+        agent = module_command(
+            "cluster.agent", str(folder.shared), str(work), machine, "--elapsed", f"{elapsed_seconds:.0f}"
+        )
+        settings = decode(ProcessOptions, self.run.spec.backend_settings or {}, "backend_settings")
+        with (work / "agent.out").open("ab") as output:
+            process = subprocess.Popen(
+                ["nice", "-n", str(settings.nice or 0), *agent],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._pid_path(machine).write_text(str(process.pid))
+
+    def _pid_path(self, machine: str) -> Path:
+        return self.run.folder.work_folder(machine) / "agent.pid"
+
+    def _pid(self, machine: str) -> int | None:
+        """Return the pid of the machine's agent, None if there is none. A zombie has no command line."""
+        try:
+            pid = int(self._pid_path(machine).read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if str(self.run.folder.work_folder(machine)).encode() in command else None
+
+    def has_agent(self, machine: str) -> bool:
+        """Whether the process in the pid file is the machine's agent."""
+        return self._pid(machine) is not None
+
+    def kill_agent(self, machine: str) -> None:
+        """Kill the agent's process group."""
+        pid = self._pid(machine)
+        if pid is None:
+            raise ClusterError(f"machine {machine} of {self.run.spec.name} has no running agent")
+        os.killpg(pid, signal.SIGKILL)
+
+    def replace(self, machine: str) -> None:
+        """Start the agent again."""
+        folder = self.run.folder
+        self._start_agent(machine, self.run.clock() - folder.launch_path.stat().st_mtime)
+
+    def terminate(self) -> list[str]:
+        """End the supervisor's session and kill the agents."""
+        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        for machine in self.run.spec.machine_names:
+            if self.has_agent(machine):
+                self.kill_agent(machine)
+        return []
+
+    def attach_command(self, machine: str) -> list[str]:
+        """Return the command that shows the job's tmux session."""
+        spec = self.run.spec
+        if not tmux.is_owned_by(spec.name, self.run.folder.path):
+            raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")
+        windows = [name for name in [f"train-{machine}"] if name in tmux.window_names(spec.name)]
+        return tmux.attach_argv(spec.name, windows[0] if windows else "")
