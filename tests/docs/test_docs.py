@@ -36,7 +36,7 @@ FOREIGN_OPTIONS = {
     # of sbatch and srun
     *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
-    *("--ipc", "--aws-service-name", "--no-deps", "--podman", "--address"),
+    *("--ipc", "--aws-service-name", "--no-deps", "--podman", "--address", "--elapsed", "--image"),
     *("--constraint", "--exclusive", "--oversubscribe", "--overlap", "--no-requeue"),  # of Slurm
     *("--lr", "--small"),  # of published programs, in the page of papers
 }
