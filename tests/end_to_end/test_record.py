@@ -43,5 +43,5 @@ def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox
     table[-1][3] = "99.0000"
     (sandbox.path / "mine.tsv").write_text("".join("\t".join(row) + "\n" for row in table))
     checked = sandbox.cli("record", "--check", "mine.tsv")
-    assert checked.code == 1 and f"row {len(epochs)} (epoch {len(epochs)}): top5 99" in checked.err
+    assert checked.code == 1 and f"row {len(epochs)} (epoch {len(epochs)}): top5 is 99" in checked.err
     assert sandbox.cli("resume", "job-1").code == 1, "a job that is done cannot be resumed"
