@@ -67,15 +67,14 @@ class SlurmSandbox:
         """Wait for a condition. Raises `AssertionError` when it is not true in time."""
 
         def describe() -> str:
-            states = {name: row.get("state") for name, row in status.machine_statuses(job.run_folder, job.spec).items()}
+            rows = status.machine_statuses(job.run_folder, job.spec)
+            states = {name: row.state for name, row in rows.items()}
             history = [
                 f"{row.number} {row.machine_names} {row.reason}" for row in attempts.history(job.run_folder.shared)
             ]
             logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
             log = job.supervisor_log_path.read_text() if job.supervisor_log_path.exists() else ""
-            return "\n".join(
-                [json.dumps(states), *history, json.dumps(job.result), *logs, log, self.cluster.describe()]
-            )
+            return "\n".join([json.dumps(states), *history, str(job.result), *logs, log, self.cluster.describe()])
 
         self.sandbox.wait_for(condition, seconds, describe=describe, poll_seconds=0.2)
 
@@ -86,12 +85,13 @@ class SlurmSandbox:
             assert job.result is None, job.result
             newest = attempts.newest_attempt(job.run_folder.shared)
             rows = status.machine_statuses(job.run_folder, job.spec)
+            if newest is None or not all(name in rows for name in newest.machine_names):
+                return False
             return (
-                newest is not None
-                and newest.number > after_attempt
+                newest.number > after_attempt
                 and len(newest.members) == 3
-                and all(rows.get(name, {}).get("attempt") == newest.number for name in newest.machine_names)
-                and all(rows[name]["last_step"] >= newest.first_step + steps for name in newest.machine_names)
+                and all(rows[name].attempt == newest.number for name in newest.machine_names)
+                and all(rows[name].last_step >= newest.first_step + steps for name in newest.machine_names)
             )
 
         self.wait_for(job, have_trained)
@@ -126,18 +126,19 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     place.wait_for_steps(job, 5, after_attempt=2)  # the second attempt is that of the two others
     assert len(place.slurm_jobs()) == 2 and place.node_of("0") != lost_node
     place.wait_for(job, lambda: job.has_ended, 150)
-    result = job.result or {}
-    assert result["state"] == "done" and result["ids_wrong"] == [], result
+    result = job.result
+    assert result and result.state == "done" and result.ids_wrong == [], result
     place.assert_all_is_over(job)
     assert not place.slurm_jobs(f"--jobs={slurm_job}")
 
     undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS), timeout=240)
     assert undisturbed.code == 0, undisturbed
-    expected = place.sandbox.job(2).result or {}
-    assert result["steps"] == expected["steps"] and len(result["epochs"]) == len(expected["epochs"]) == EPOCHS
+    expected = place.sandbox.job(2).result
+    assert expected and result.steps == expected.steps
+    assert len(result.epochs) == len(expected.epochs) == EPOCHS
     for name in ("steps", "train_images", "val_images"):
-        assert [row[name] for row in result["epochs"]] == [row[name] for row in expected["epochs"]]
-    assert (result["top1"], result["top5"]) == (expected["top1"], expected["top5"])
+        assert [getattr(row, name) for row in result.epochs] == [getattr(row, name) for row in expected.epochs]
+    assert (result.top1, result.top5) == (expected.top1, expected.top5)
 
 
 def test_lose_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
@@ -156,7 +157,7 @@ def test_lose_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
         assert len(place.slurm_jobs()) == 1  # the node was still ours
 
     stopped = place.sandbox.cli("stop", "job-1")
-    assert stopped.code == 0 and (job.result or {})["state"] == "stopped", stopped
+    assert stopped.code == 0 and job.result and job.result.state == "stopped", stopped
     place.assert_all_is_over(job)
     step = max((row.step for row in job.metric_rows(StepRow)), default=0)
     resumed = place.sandbox.cli("resume", "-d", "job-1")
@@ -172,8 +173,8 @@ def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(place: SlurmSandbox
     job = place.launch(ENDLESS, "--time", "3", "--save-seconds", "1000")
     place.wait_for_steps(job, 3)
     place.wait_for(job, lambda: job.has_ended, 150)
-    result = job.result or {}
-    assert (result["state"], result["reason"]) == ("stopped", "Slurm's time limit is near")
+    result = job.result
+    assert result and (result.state, result.reason) == ("stopped", "Slurm's time limit is near")
     assert checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / "000001")
     place.assert_all_is_over(job)
 
@@ -188,7 +189,7 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSand
     attach = place.sandbox.cli("attach", "job-1")
     assert attach.code == 1 and "waiting for Slurm" in attach.err and attach.err.count("\n") == 1
     stopped = place.sandbox.cli("stop", "job-1", timeout=30)
-    assert stopped.code == 0 and (job.result or {})["state"] == "stopped", stopped
+    assert stopped.code == 0 and job.result and job.result.state == "stopped", stopped
     assert place.slurm_jobs() == [blocker]
     place.wait_for(job, lambda: not place.sandbox.job_pids(), 60)
 
@@ -198,10 +199,9 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSand
     (slurm_job,) = place.slurm_jobs()
     cluster.run("scancel", slurm_job)
     place.wait_for(job, lambda: job.has_ended)
-    result = job.result or {}
-    assert (
-        result["state"] in ("stopped", "failed") and result["reason"] == f"Slurm ended its job {slurm_job}: cancelled"
-    )
+    result = job.result
+    assert result and result.state in ("stopped", "failed"), result
+    assert result.reason == f"Slurm ended its job {slurm_job}: cancelled"
     place.assert_all_is_over(job)
 
 
