@@ -65,7 +65,8 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
     moved_launches = moved_launch_ids(run_path)
     previous_launch = ""
     last_trained_launch = ""
-    last_step: tuple[int, float] | None = None  # number and time of the last step so far, made in that launch
+    last_step_time: float | None = None  # of the last step so far, made in that launch
+    position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
     for attempt in attempts.history(shared):
         step_times = _read_step_times(run_path, attempt.number)
         row = AttemptRow(
@@ -76,14 +77,16 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
             first_step=attempt.first_step,
             last_step=step_times[-1][0] if step_times else None,
         )
-        if last_step and attempt.members:
-            row = replace(row, steps_lost=max(0, last_step[0] - attempt.first_step))
+        if last_step_time is not None and attempt.members:
+            row = replace(row, steps_lost=max(0, position - attempt.first_step))
             if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                row = replace(row, pause=step_times[0][1] - last_step[1])
+                row = replace(row, pause=step_times[0][1] - last_step_time)
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
+        if attempt.members:
+            position = attempt.first_step
         if step_times:
-            last_step = step_times[-1]
+            position, last_step_time = step_times[-1]
             last_trained_launch = attempt.launch_id
         previous_launch = attempt.launch_id
         rows.append(row)
