@@ -12,7 +12,6 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import time
 import traceback
@@ -36,7 +35,8 @@ from .attempt_state import AttemptState
 from .data import DataPreparationError, prepare_data
 from .ending import EndConditions, JobFinished
 from .status_writer import StatusWriter
-from .trainers import Trainers, make_temp_folder
+from .temp_folder import TempFolder
+from .trainers import Trainers
 from .watchdog import Watchdog
 
 TICK_SECONDS = 0.1
@@ -58,8 +58,8 @@ class Agent:
         self.spec = JobSpec.from_json(json.loads((shared / "job.json").read_text())).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
-        self.temp_folder = make_temp_folder()
-        self.trainers = Trainers(self.spec, shared, work, self.temp_folder)
+        self.temp_folder = TempFolder()
+        self.trainers = Trainers(self.spec, shared, work, self.temp_folder.path)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
         self.log_shipper = log_sync.LogShipper(work, shared)
@@ -105,7 +105,7 @@ class Agent:
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.trainers.stop(include_standby=True)
-            shutil.rmtree(self.temp_folder, ignore_errors=True)
+            self.temp_folder.remove()
         # On a full disk this fails. Whoever reads the status then finds that the agent's lock is free.
         with contextlib.suppress(OSError):
             self.log_shipper.ship_new_bytes()

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,18 +49,6 @@ class TrainerExit:
     phase: AgentPhase
     reason: str = ""
     fault: Fault = Fault.NONE
-
-
-def make_temp_folder() -> Path:
-    """Make a folder for the trainers' temporary files. Its path is short, because the loaders' sockets lie in it.
-
-    Folders of killed agents on this computer are removed.
-    """
-    for folder in Path("/tmp").glob("imgnet-[0-9]*-*"):
-        agent_pid = folder.name.split("-")[1]
-        if not Path(f"/proc/{agent_pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"imgnet-{os.getpid()}-", dir="/tmp"))
 
 
 class Trainers:
