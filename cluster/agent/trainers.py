@@ -200,7 +200,7 @@ class Trainers:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
         paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
         reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
-        for fault in (Fault.FINAL, Fault.OWN, Fault.PEER):
+        for fault in (Fault.FINAL, Fault.CHECKPOINT, Fault.OWN, Fault.PEER):
             for report in sorted(reports, key=lambda report: report.time):
                 if report.fault == fault:
                     return TrainerExit(AgentPhase.FAILED, report.reason, Fault.NONE if fault == Fault.PEER else fault)

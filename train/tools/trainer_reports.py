@@ -24,6 +24,7 @@ class Fault(StrEnum):
     NONE = ""  # nobody's: nothing failed, or another machine was the cause
     OWN = "own"
     PEER = "peer"  # another process disappeared
+    CHECKPOINT = "checkpoint"  # nobody's: the checkpoint to resume from cannot be read
     FINAL = "final"  # its own, and every further attempt would fail too
 
 
