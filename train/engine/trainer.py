@@ -2,7 +2,7 @@
 
     train                     the rest of the schedule, from the trainer's position
       wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
-      run_epoch               all steps of an epoch; batch-norm averaging, validation, checkpoint
+      run_epoch               all steps of an epoch; validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, one all-reduce, one update
         sync_metrics          about once a second: sums over all ranks; the only time the host waits for the device
         validate              accuracy over all validation images
@@ -27,7 +27,8 @@ from torch import nn
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
-from train.distributed import batchnorm, ddp, exact_sum, process_group
+from train.distributed import ddp, exact_sum, process_group
+from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
 from train.metrics.meters import StepMeter
@@ -59,7 +60,7 @@ from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
-CHECKPOINT_FORMAT = 3  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
+CHECKPOINT_FORMAT = 4  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Diverged(TrainingError):
@@ -98,6 +99,7 @@ class Trainer:
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact_sum.make_gradients_exact(self.model)
+        self.running_statistics = RunningStatistics(group, self.model, options.exact)
         self.freezer = freezing.Freezer(self.model)
         use_compile = recipe.model.compile and not options.exact
         self.wrapped_model: nn.Module = compile_per_shape(self.model) if use_compile else self.model
@@ -200,6 +202,7 @@ class Trainer:
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""
         self.freezer.set_train_mode()
+        self.running_statistics.begin()
         self.time_breakdown.begin_epoch(epoch.number + 1)
         self.interval_start = time.perf_counter()
         steps_until_sync = 1
@@ -213,8 +216,9 @@ class Trainer:
                 self.timeout_tightened = True
                 process_group.tighten_timeouts(self.group, time.perf_counter() - step_start)
 
+        self.running_statistics.write_to_norms()
         if not epoch.scheduled_phase.phase.frozen:
-            batchnorm.average_running_statistics(self.group, self.model)
+            self.running_statistics.average_foreign_statistics()
         accuracies: dict[str, Accuracy] = {}
         if should_validate(self.schedule, self.epoch_index, self.history):
             accuracies = self.validate(epoch, batches)
@@ -260,10 +264,14 @@ class Trainer:
             with self.no_sync(unless=number == chunk_count):
                 with self.preprocessor.autocast():
                     scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
+                self.running_statistics.add_chunk(counts=weight > 0)
+                if number == chunk_count:
+                    self.running_statistics.start_sum()
                 loss = weight * self.loss(scores, labels).sum()
                 self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
             self.meter.add(loss.detach(), scores.detach(), labels, weight)
             self.agent_channel.tick()
+        self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         # Under DDP the gradients are views of its buckets, so they are zeroed in place.
@@ -367,23 +375,22 @@ class Trainer:
     def save(self, wait: bool = False) -> None:
         """Write a checkpoint in the background.
 
-        While an earlier one is still being written, nothing happens, unless `wait`: then this one follows it. All ranks
-        must call it, because the state gathers their batch-norm statistics; rank 0 writes.
+        Rank 0 writes. While an earlier one is still being written, nothing happens, unless `wait`: then this one
+        follows it.
         """
         with self.time_breakdown.measure(TimePart.CHECKPOINTS):
-            state = self.state()
             if self.group.is_first and (wait or not self.saver.is_writing):
-                self.saver.save(self.steps_done, state, urgent=wait)
+                self.saver.save(self.steps_done, self.state(), urgent=wait)
                 self.last_save_time = time.monotonic()
 
     def state(self) -> dict[str, Any]:  # Any: the tensors of model and optimizer lie in it
-        """Return everything that a later attempt needs. All ranks must call it: it gathers their statistics."""
+        """Return everything that a later attempt needs."""
+        self.running_statistics.write_to_norms()
         return {
             "format": CHECKPOINT_FORMAT,
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
             "epoch": self.epoch_index,
             "step": self.step,
-            "statistics": batchnorm.gather_running_statistics(self.group, self.model),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -401,7 +408,7 @@ class Trainer:
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
-        batchnorm.restore_running_statistics(self.group, self.model, state["statistics"])
+        self.running_statistics.begin()
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
             self.scaler.load_state_dict(state["scaler"])
