@@ -122,6 +122,7 @@ class Trainer:
         self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
         self.interval_start = 0.0  # perf_counter at the last sync
         self.time_breakdown = TimeBreakdown(group.device)
+        self.remove_gradient_hook: Callable[[], None] = lambda: None
         self.time_summary = self.time_breakdown.table()  # final value: see `train`
         self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
@@ -182,6 +183,8 @@ class Trainer:
             self.wrapped_model = ddp.wrap_ddp(
                 self.wrapped_model, self.recipe.comm, exact=self.options.exact, exact_steps=exact_steps
             )
+            self.remove_gradient_hook()
+            self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
         self.freezer.set_train_mode()
         train_shapes, val_shapes = batch_shapes(self.sampler, epochs)
         warm_up(
@@ -269,6 +272,8 @@ class Trainer:
                     self.running_statistics.start_sum()
                 loss = weight * self.loss(scores, labels).sum()
                 self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
+            if number == chunk_count:
+                self.time_breakdown.gradients_summed()
             self.meter.add(loss.detach(), scores.detach(), labels, weight)
             self.agent_channel.tick()
         self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
@@ -302,14 +307,18 @@ class Trainer:
             and not self.saver.is_writing
         )
 
-        # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save.
+        # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save, each rank its own
+        # share of the time in which it did not wait for others.
+        busy_shares = torch.zeros(self.group.world_size, dtype=torch.float64)
+        busy_shares[self.group.rank] = self.time_breakdown.busy_share()
         flags = torch.tensor(
             [self.agent_channel.stop_requested(), save_is_due, step_seconds * is_first], dtype=torch.float64
         )
-        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags.to(self.group.device)])
-        *losses, top1, top5, stop_votes, save_votes, step_seconds = process_group.sum_over_processes(
-            self.group, local_sums
-        ).tolist()
+        flags = torch.cat([flags, busy_shares]).to(self.group.device)
+        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags])
+        sums = process_group.sum_over_processes(self.group, local_sums).tolist()
+        losses, sums = sums[:step_count], sums[step_count:]
+        top1, top5, stop_votes, save_votes, step_seconds, *busy = sums
         self.meter.reset()
 
         steps = range(self.step - step_count, self.step)
@@ -326,7 +335,17 @@ class Trainer:
         self.epoch_totals += totals
         self.interval_start = now
         lr = epoch.lr_at(self.step - 1)
-        self.progress.report_interval(epoch, self.steps_done, self.images_seen, lr, totals, step_seconds, wait_seconds)
+        first_rank_here = self.group.rank - self.group.local_rank
+        self.progress.report_interval(
+            epoch,
+            self.steps_done,
+            self.images_seen,
+            lr,
+            totals,
+            step_seconds,
+            wait_seconds,
+            tuple(busy[first_rank_here : first_rank_here + self.group.local_world_size]),
+        )
 
         if stop_votes:
             self.save(wait=True)
