@@ -8,15 +8,18 @@ two machines are never compared.
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 from train.tools.records import decode
 from train.tools.trainer_reports import Fault, TrainingNumbers
 
 from .states import AgentPhase, MachineState
+
+SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,49 @@ class MachineStatus(TrainingNumbers):
         """Return the status with newer numbers. Earlier ones stay where there is no newer one."""
         known = {field.name: getattr(numbers, field.name) for field in fields(TrainingNumbers)}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestRank:
+    """The rank that the others wait for. `busy` and `median_busy` are shares of the time of a step."""
+
+    machine: str
+    local_rank: int
+    ranks_here: int  # on this machine
+    busy: float
+    median_busy: float
+
+    def __str__(self) -> str:
+        rank = f", GPU {self.local_rank}" if self.ranks_here > 1 else ""
+        return (
+            f"machine {self.machine}{rank}: waits {1 - self.busy:.0%} of a step for others, "
+            f"the median {1 - self.median_busy:.0%}"
+        )
+
+
+def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
+    """Return the rank that waits least for others, None if none is clearly busier than the median.
+
+    Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
+    by machine. Those of an older attempt are left out: their ranks no longer wait for the others.
+    """
+    newest_attempt = max((status.attempt for status in statuses.values()), default=0)
+    ranks = [
+        (share, name, local_rank, len(status.busy))
+        for name, status in statuses.items()
+        if status.attempt == newest_attempt and status.busy
+        for local_rank, share in enumerate(status.busy)
+        if share is not None
+    ]
+    if not ranks:
+        return None
+    busy, machine, local_rank, ranks_here = max(ranks, key=lambda rank: rank[0])
+    median_busy = median(share for share, *_ in ranks)
+    if busy - median_busy < SLOWEST_BUSY_MARGIN - 1e-9:
+        return None
+    return SlowestRank(
+        machine=machine, local_rank=local_rank, ranks_here=ranks_here, busy=busy, median_busy=median_busy
+    )
 
 
 def parse_status(text: bytes) -> MachineStatus | None:

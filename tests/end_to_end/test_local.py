@@ -12,6 +12,7 @@ from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
+from cluster.state.heartbeats import MachineStatus
 from train.metrics.records import EpochRow, StepRow
 
 RESULT_KEYS = {
@@ -301,6 +302,30 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
     assert sandbox.cli("stop", "job-1", cwd=third_folder).code == 0
     assert sandbox.cli("stop", "job-2", cwd=second_folder).code == 0
     assert sandbox.cli("resume", "-d", "job-1").code == 0 and sandbox.cli("stop", "job-1").code == 0
+
+
+def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandbox) -> None:
+    """The trainer of machine 1 is stopped two thirds of the time."""
+    job = sandbox.launch(ENDLESS, "--machines", "2", "--procs", "1", "--no-standby", "--workers", "0")
+    sandbox.wait_for_step(job)
+    agent_pid = (job.machine_details()["1"].status or MachineStatus(id="")).pid
+    (slow,) = [pid for pid in sandbox.trainer_pids() if sandbox.parent_pid(pid) == agent_pid]
+
+    def slow_down() -> str | None:
+        for _ in range(5):
+            os.kill(slow, signal.SIGSTOP)
+            time.sleep(0.2)
+            os.kill(slow, signal.SIGCONT)
+            time.sleep(0.1)
+        return job.status().slowest
+
+    slowest = sandbox.wait_for(slow_down)
+    assert slowest.startswith("machine 1: waits ")
+    assert f"slowest            {slowest[:10]}" in sandbox.cli("status", "job-1").out
+    top = sandbox.cli("top", "--once", "job-1").out
+    (slow_row,) = [line for line in top.splitlines() if line.rstrip().endswith("slowest") and "machine" not in line]
+    assert slow_row.split()[0] == "1" and job.status().attempt == 1, top
+    assert sandbox.cli("stop", "job-1").code == 0
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -101,8 +101,12 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
     The backward pass ends with the parameter that the forward pass uses first, which is the first one of the network.
     Returns a function that takes the callback away.
     """
+
+    def hook(_: torch.Tensor) -> None:
+        callback()
+
     first = next(parameter for parameter in net.parameters() if parameter.requires_grad)
-    handle = first.register_hook(lambda _: callback() and None)  # type: ignore[no-untyped-call]
+    handle = first.register_hook(hook)  # type: ignore[no-untyped-call]
     remove: Callable[[], None] = handle.remove
     return remove
 

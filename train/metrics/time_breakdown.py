@@ -235,7 +235,8 @@ class TimeBreakdown:
 
     def busy_share(self) -> float:
         """Return the share of the last intervals' steps in which this rank did not wait for other ranks."""
-        step_seconds, wait_seconds = (sum(seconds) for seconds in zip(*self.recent_intervals, strict=True))
+        step_seconds = sum(seconds for seconds, _ in self.recent_intervals)
+        wait_seconds = sum(seconds for _, seconds in self.recent_intervals)
         return max(0.0, 1 - wait_seconds / step_seconds)
 
     @property
