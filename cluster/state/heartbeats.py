@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import median
+from statistics import median_high
 from typing import Self
 
 from train.tools.records import decode
@@ -19,7 +19,7 @@ from train.tools.trainer_reports import Fault, TrainingNumbers
 
 from .states import AgentPhase, MachineState
 
-SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the median
+SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,44 +94,44 @@ class MachineStatus(TrainingNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class SlowestRank:
-    """The rank that the others wait for. `busy` and `median_busy` are shares of the time of a step."""
+    """The rank that the others wait for. `busy` and `busy_others`, their median, are shares of the time of a step."""
 
     machine: str
     local_rank: int
     ranks_here: int  # on this machine
     busy: float
-    median_busy: float
+    busy_others: float
 
     def __str__(self) -> str:
         rank = f", GPU {self.local_rank}" if self.ranks_here > 1 else ""
         return (
             f"machine {self.machine}{rank}: waits {1 - self.busy:.0%} of a step for others, "
-            f"the median {1 - self.median_busy:.0%}"
+            f"the others {1 - self.busy_others:.0%}"
         )
 
 
 def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
-    """Return the rank that waits least for others, None if none is clearly busier than the median.
+    """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
 
     Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
     by machine. Those of an older attempt are left out: their ranks no longer wait for the others.
     """
     newest_attempt = max((status.attempt for status in statuses.values()), default=0)
-    ranks = [
+    ranks = sorted(
         (share, name, local_rank, len(status.busy))
         for name, status in statuses.items()
         if status.attempt == newest_attempt and status.busy
         for local_rank, share in enumerate(status.busy)
         if share is not None
-    ]
-    if not ranks:
+    )
+    if len(ranks) < 2:
         return None
-    busy, machine, local_rank, ranks_here = max(ranks, key=lambda rank: rank[0])
-    median_busy = median(share for share, *_ in ranks)
-    if busy - median_busy < SLOWEST_BUSY_MARGIN - 1e-9:
+    *others, (busy, machine, local_rank, ranks_here) = ranks
+    busy_others = median_high(share for share, *_ in others)
+    if busy - busy_others < SLOWEST_BUSY_MARGIN - 1e-9:
         return None
     return SlowestRank(
-        machine=machine, local_rank=local_rank, ranks_here=ranks_here, busy=busy, median_busy=median_busy
+        machine=machine, local_rank=local_rank, ranks_here=ranks_here, busy=busy, busy_others=busy_others
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -305,26 +306,31 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
 
 
 def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandbox) -> None:
-    """The trainer of machine 1 is stopped two thirds of the time."""
+    """The trainer of machine 1 is stopped three quarters of the time."""
     job = sandbox.launch(ENDLESS, "--machines", "2", "--procs", "1", "--no-standby", "--workers", "0")
     sandbox.wait_for_step(job)
     agent_pid = (job.machine_details()["1"].status or MachineStatus(id="")).pid
     (slow,) = [pid for pid in sandbox.trainer_pids() if sandbox.parent_pid(pid) == agent_pid]
+    is_over = threading.Event()
 
-    def slow_down() -> str | None:
-        for _ in range(5):
+    def slow_down() -> None:
+        while not is_over.wait(0.1):
             os.kill(slow, signal.SIGSTOP)
-            time.sleep(0.2)
+            is_over.wait(0.3)
             os.kill(slow, signal.SIGCONT)
-            time.sleep(0.1)
-        return job.status().slowest
 
-    slowest = sandbox.wait_for(slow_down)
-    assert slowest.startswith("machine 1: waits ")
-    assert f"slowest            {slowest[:10]}" in sandbox.cli("status", "job-1").out
-    top = sandbox.cli("top", "--once", "job-1").out
-    (slow_row,) = [line for line in top.splitlines() if line.rstrip().endswith("slowest") and "machine" not in line]
-    assert slow_row.split()[0] == "1" and job.status().attempt == 1, top
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        sandbox.wait_for(lambda: (job.status().slowest or "").startswith("machine 1: waits "))
+        sandbox.wait_for(lambda: "slowest            machine 1: waits " in sandbox.cli("status", "job-1").out)
+        rows = sandbox.wait_for(
+            lambda: [line for line in sandbox.cli("top", "--once", "job-1").out.splitlines() if "slowest" in line][1:]
+        )
+    finally:
+        is_over.set()
+        thread.join()
+    assert [row.split()[0] for row in rows] == ["1"] and job.status().attempt == 1
     assert sandbox.cli("stop", "job-1").code == 0
 
 
