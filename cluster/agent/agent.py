@@ -26,7 +26,7 @@ from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
-from train.tools import process
+from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.trainer_reports import Fault
 
@@ -34,7 +34,7 @@ from . import tmux_windows
 from .attempt_state import AttemptState
 from .data import DataPreparationError, prepare_data
 from .ending import EndConditions, JobFinished
-from .status_writer import StatusWriter
+from .status_writer import StatusWriter, continue_clock
 from .temp_folder import TempFolder
 from .trainers import Trainers
 from .watchdog import Watchdog
@@ -58,6 +58,7 @@ class Agent:
         self.spec = JobSpec.from_json(json.loads((shared / "job.json").read_text())).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
+        continue_clock(shared, machine)
         self.temp_folder = TempFolder()
         self.trainers = Trainers(self.spec, shared, work, self.temp_folder.path)
         self.rules = self.spec.membership_rules
@@ -305,7 +306,7 @@ class Agent:
                 proposer=self.id,
                 master_address=master.address,
                 master_port=master.port,
-                time=time.time(),
+                time=host.unix_time(),
             )
             try:
                 attempts.propose(self.shared, self.current.attempt, attempt)

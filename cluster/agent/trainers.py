@@ -60,7 +60,10 @@ class Trainers:
         self.work = work
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
-        self.environment = {"TMPDIR": str(temp_folder)}
+        self.environment = {
+            "TMPDIR": str(temp_folder),
+            host.CLOCK_OFFSET_VARIABLE: repr(host.steady_clock.offset),
+        }
         self.attempt_folder = work / "000000"
         self.first_rank = 0
         self.is_save_requested = False

@@ -17,6 +17,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
 from train.recipe.history import EpochResult
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.records import encode
 
 JsonDict = dict[str, Any]
@@ -49,7 +50,12 @@ def collect_run_data(job: Job) -> JsonDict:
         raise ClusterError(
             f"{job.name} has validated no epoch, so there is nothing to record; it is {status.state}{reason}"
         )
-    if not start_rows or any(row.get("clock") is None for row in epochs):
+    if start_rows and any(row.get("clock") is None for row in epochs):
+        raise ClusterError(
+            f"{job.name} cannot be recorded: {CLOCK_JUMPED} between two of its attempts, so its time is not known; "
+            "run it again"
+        )
+    if not start_rows:
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
     return {

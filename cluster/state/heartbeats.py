@@ -54,9 +54,10 @@ class MachineStatus(TrainingNumbers):
     fault a failure was.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
-    writing by the machine's own clock (seconds since 1970). `doing` and `progress` describe what the agent does before
-    it trains. `members` and `resume` are those of the attempt, `codes` the exit codes of the trainers. The numbers of
-    training stay until later ones replace them.
+    writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
+    the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
+    `progress` describe what the agent does before it trains. `members` and `resume` are those of the attempt, `codes`
+    the exit codes of the trainers. The numbers of training stay until later ones replace them.
     """
 
     id: str
@@ -80,6 +81,9 @@ class MachineStatus(TrainingNumbers):
     codes: tuple[int | None, ...] = ()
     use: MachineLoad | None = None
     time: float = 0.0
+    boot_id: str = ""
+    clock_offset: float = 0.0
+    clock_jump: float = 0.0
 
     @property
     def machine_name(self) -> str:

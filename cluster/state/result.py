@@ -138,9 +138,10 @@ def target_outcome(
     outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
     if outcome is None or outcome.at is None:
         return outcome
+    seconds_all = outcome.at - first_launch_time(run_folder, spec)
     return replace(
         outcome,
-        seconds_all=outcome.at - first_launch_time(run_folder, spec),
+        seconds_all=seconds_all if seconds_all >= (outcome.seconds or 0.0) else None,  # else the clock jumped
         dollars=cost.cost_dollars_until(outcome.at),
     )
 

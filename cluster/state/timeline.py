@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.metrics.records import StepRow, read_metrics_file
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
 from train.tools.records import DamagedRecord, decode, read_record
@@ -46,7 +47,7 @@ class AttemptRow:
     `at` is when the attempt was agreed on (seconds since 1970, by the wall clock of the machine that proposed it).
     `machines` are the names of its members; the row of the job's end has none. `pause` is the time in seconds from the
     last step before the attempt to its own first step. `steps_lost` is the number of steps that were done again. Both
-    are None before they are known, and for the first attempt.
+    are None before they are known, and for the first attempt; `pause` also where the clocks contradict.
     """
 
     attempt: int
@@ -80,7 +81,8 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
         if last_step_time is not None and attempt.members:
             row = replace(row, steps_lost=max(0, position - attempt.first_step))
             if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                row = replace(row, pause=step_times[0][1] - last_step_time)
+                pause = step_times[0][1] - last_step_time
+                row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
         if attempt.members:
@@ -91,6 +93,10 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
+
+
+def _with_jump(reason: str) -> str:
+    return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
 
 
 def moved_launch_ids(run_path: Path) -> list[str]:
@@ -115,7 +121,9 @@ def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
             times_before_save = [time for step, time in previous_steps if step <= attempt.first_step]
             begin = max(times_before_save, default=previous_steps[0][1])
             is_same_launch = attempt.launch_id in (last_trained_launch, *moved_launches)
-            intervals.append((begin, step_times[0][1] if is_same_launch else previous_steps[-1][1]))
+            end = step_times[0][1] if is_same_launch else previous_steps[-1][1]
+            if end >= begin:  # the clocks of two machines may differ
+                intervals.append((begin, end))
         if step_times:
             previous_steps = step_times
             last_trained_launch = attempt.launch_id

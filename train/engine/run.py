@@ -1,7 +1,6 @@
 """One attempt of a training run, from its options to result.json."""
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.agent_protocol import CHECKPOINT_PATTERN, EXIT_SAVED, RESULT_FILE, checkpoint_folder
 from train.tools.errors import TrainingError, UnreadableCheckpoint
+from train.tools.host import unix_time
 from train.tools.provenance import git_commit, package_versions
 from train.tools.records import encode
 from train.tools.trainer_reports import TrainerState
@@ -41,7 +41,7 @@ def run_attempt(
     `dataset` is a data set that is open already (a standby opens it early). Returns the exit code: 0 done, 3 asked to
     stop. Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
-    attempt_start_time = time.time()
+    attempt_start_time = unix_time()
     options.out.mkdir(parents=True, exist_ok=True)
     if dataset is None:
         agent_channel.report_state(TrainerState.INDEXING)
@@ -213,7 +213,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         clock=RunClock(begun=trainer.run_start_time, seconds=last.clock),
         train_images=trainer.schedule.images,
         seconds={
-            "attempt": time.time() - attempt_start_time,
+            "attempt": unix_time() - attempt_start_time,
             "training": sum(epoch.train_seconds for epoch in epochs),
             "validation": sum(epoch.val_seconds for epoch in epochs),
             "waiting for images": trainer.time_breakdown.wait_seconds,

@@ -39,13 +39,14 @@ from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
+from train.recipe import target
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
-from train.recipe.target import Target
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
+from train.tools.host import unix_time
 from train.tools.provenance import package_versions
 from train.tools.records import decode, encode
 from train.tools.trainer_reports import TrainerState
@@ -116,7 +117,7 @@ class Trainer:
         self.epoch_index = 0
         self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
-        self.run_start_time = time.time()  # `run.run_attempt` replaces it: when the first attempt began to load
+        self.run_start_time = unix_time()  # `run.run_attempt` replaces it: when the first attempt began to load
 
         self.meter = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS)
         self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
@@ -226,9 +227,12 @@ class Trainer:
         if should_validate(self.schedule, self.epoch_index, self.history):
             accuracies = self.validate(epoch, batches)
         result = epoch_result(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
-        now = time.time()
+        now = unix_time()
         times = self.time_breakdown.end_epoch()
-        self.history.append(replace(result, at=now, clock=now - self.run_start_time, **vars(times)))
+        clock = target.seconds_of_run(now, self.run_start_time, self.history)
+        if clock is None and self.group.is_first:
+            print(f"epoch {epoch.number + 1}: {target.CLOCK_JUMPED}: the time of the run is not known", flush=True)
+        self.history.append(replace(result, at=now, clock=clock, **vars(times)))
 
         self.epoch_index += 1
         self.step = 0
@@ -457,7 +461,7 @@ class Trainer:
     def target_reached(self) -> bool:
         """Whether a validation has reached the target that ends training. The same on all ranks."""
         text = self.options.target
-        return bool(text) and Target.parse(text).first_epoch_reaching(self.history) is not None
+        return bool(text) and target.Target.parse(text).first_epoch_reaching(self.history) is not None
 
     @property
     def run_info(self) -> RunInfo:

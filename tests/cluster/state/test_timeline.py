@@ -98,6 +98,17 @@ def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -
     assert timeline_rows(run)[0].last_step == 8
 
 
+def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.write_attempt(1, "0.a", "1.b", reason="start")
+    write_steps(run, 1, (1, 10_000.0), (20, 10_019.0))
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    write_steps(run, 2, (17, 400.0), (30, 413.0))
+    _, second = timeline_rows(run)
+    assert (second.pause, second.steps_lost, second.reason) == (None, 4, "machine 0 lost; the clock jumped")
+    assert timeline.lost_seconds(run.run_folder.path, run.run_folder.shared) == 0.0
+
+
 def test_lost_intervals_exclude_time_between_launches(
     hand_made: Fixture,
 ) -> None:
