@@ -12,6 +12,7 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -305,6 +306,7 @@ class Agent:
                 proposer=self.id,
                 master_address=master.address,
                 master_port=master.port,
+                token=secrets.token_hex(16),
                 time=time.time(),
             )
             try:
