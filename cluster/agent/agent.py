@@ -104,6 +104,8 @@ class Agent:
             traceback.print_exc()
             reason = f"error in the agent: {type(error).__name__}: {error}"
         finally:
+            if self.tmux_windows:
+                self.tmux_windows.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.trainers.stop(include_standby=True)
             shutil.rmtree(self.temp_folder, ignore_errors=True)
@@ -345,6 +347,6 @@ class Agent:
         is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         if self.tmux_windows is None:
             self.tmux_windows = tmux_windows.TmuxWindows(
-                self.spec.tmux_session, self.work / "train.log", self.machine if is_session_shared else ""
+                self.spec.tmux_session, self.work, self.machine if is_session_shared else ""
             )
         self.tmux_windows.follow_log(log_path)
