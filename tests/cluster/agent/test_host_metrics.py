@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.agent import host_metrics
 from cluster.agent.host_metrics import HostSampler

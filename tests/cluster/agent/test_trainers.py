@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.agent import trainers as trainers_module
 from cluster.agent.trainers import TrainerExit, Trainers

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed, testbed
+from support.waiting import wait_for
 
 from cluster.connectors import ssh as ssh
 from cluster.connectors import ssh_scripts as sh

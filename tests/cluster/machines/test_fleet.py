@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed, command_line
+from support.waiting import wait_for
 
 from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed
+from support.waiting import wait_for
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.errors import ClusterError
 from cluster.machines import python_env

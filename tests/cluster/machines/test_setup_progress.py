@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
