@@ -66,6 +66,7 @@ OPTIMIZERS_BY_SETTING = {  # for settings that only some of the built-in optimiz
     "momentum": ("sgd", "lars"),
     "nesterov": ("sgd", "lars"),
     "trust": ("lars",),
+    "lars_form": ("lars",),
     "betas": ("lamb", "adamw"),
     "eps": ("lamb", "adamw"),
     # LARS and LAMB never decay norms and biases, so these settings have no effect there.

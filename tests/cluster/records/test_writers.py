@@ -189,10 +189,13 @@ def test_collect_run_data_lost_line_comes_from_result(hand_made: Fixture) -> Non
     "name, settings",
     [
         ("sgd", ("momentum", "nesterov", "norm_decay", "bias_decay")),
-        ("lars", ("momentum", "nesterov", "trust")),
+        ("lars", ("momentum", "nesterov", "trust", "lars_form")),
         ("lamb", ("betas", "eps")),
         ("adamw", ("betas", "eps", "norm_decay", "bias_decay")),
-        ("theirs.optim:build", ("momentum", "nesterov", "betas", "eps", "trust", "norm_decay", "bias_decay")),
+        (
+            "theirs.optim:build",
+            ("momentum", "nesterov", "betas", "eps", "trust", "lars_form", "norm_decay", "bias_decay"),
+        ),
     ],
 )
 def test_dawnbench_entry_has_only_used_optimizer_settings(facts: Any, name: str, settings: tuple[str, ...]) -> None:
