@@ -18,8 +18,8 @@ norm after pool5 (also 3.2).
 Rates of ResNet-50 are those of Google's reference, tensorflow/tpu models/official/resnet/lars_util.py at 11a028b: for
 32,768 images 34.0 after 12 epochs, above it 41.0 after 16, from 0, trust 0.001, decay 1e-4 (resnet_config.py), momentum
 0.9. Later versions say 32.0 after 14, and 31.2 after 25. Its optimizer, TensorFlow's, has another form than the paper:
-resnet50_lars_32k takes that form, `lars_form="google"`; the others have the paper's. AlexNet at 32k: borisgin/nvcaffe, models/alexnet_bn,
-solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
+resnet50_lars_32k takes that form, `lars_form="google"`; the others have the paper's. AlexNet at 32k: borisgin/nvcaffe,
+models/alexnet_bn, solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
 
 Uncertain: the rates of Jia et al., which we have not read. For AlexNet at 64k, 32 x sqrt(2) = 45.25 is a guess by the
 square-root rule, and so are 1024 GPUs with 64 images [recalled]. The machines at 32k, with 32 images a GPU, are our
