@@ -7,7 +7,7 @@ from cluster.backends import catalog
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
-from cluster.state.spec import RecoveryOptions
+from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
 from train.tools.option_fields import Option, OptionError, OptionSet, option_field
 

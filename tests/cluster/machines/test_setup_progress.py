@@ -11,7 +11,7 @@ from conftest import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
-from cluster.state.machine_setup import MachineSetup, SetupRecord
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.records import decode
 
 

@@ -13,7 +13,7 @@ from cluster.cli.options import given_options
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.state.spec import RecoveryOptions
+from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
 
 
