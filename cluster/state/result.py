@@ -9,7 +9,7 @@ from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_
 from train.metrics.records import EpochRow, TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import decode, encode, read_record
 
@@ -151,7 +151,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
     steps = {epoch.epoch - 1: epoch.steps for epoch in epochs}
     images = {epoch.epoch - 1: epoch.train_images for epoch in epochs}
-    return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
+    return usage_log.find_usage_errors(run_folder.path / USAGE_FOLDER, first_steps, images, steps)
 
 
 def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:

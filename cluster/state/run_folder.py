@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from train.tools.agent_protocol import LOGS_FOLDER
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
@@ -26,6 +27,16 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def agent_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's agent, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"agent-{machine}.jsonl"
+
+
+def setup_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's set-up, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"setup-{machine}.log"
 
 
 def stop_reason(shared: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from train.metrics.records import RowT, read_metrics_file
 from train.metrics.time_table import TimeTable
 from train.recipe import target
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
@@ -274,7 +275,7 @@ def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
 def read_metrics(run_path: Path, row_type: type[RowT]) -> list[RowT]:
     """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
     rows: list[RowT] = []
-    for path in sorted((run_path / "metrics").glob("*.jsonl")):
+    for path in metrics_files(run_path):
         attempt_rows = list(read_metrics_file(path, row_type))
         if attempt_rows:
             rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
