@@ -32,6 +32,7 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
+        maximum=1000,
         help="Training processes per machine.  [default: one per GPU, else 1]",
     )
     data: str | None = option_field(
@@ -53,6 +54,7 @@ class LaunchOptions(OptionSet):
         metavar="HOURS",
         group="Limits",
         minimum=0,
+        maximum=100_000,  # 11 years: much more, and dates can no longer be computed
         is_minimum_open=True,
         help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
     )
