@@ -238,7 +238,8 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal.
 
-    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running.
+    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running. On Slurm the trainer's log
+    is shown, and Ctrl-C leaves it.
     """
     from cluster.jobs import store
 
