@@ -51,7 +51,7 @@ class StatusWriter:
             return
         self.last_written = now
         status = replace(status, launch=self.launch_id, use=self.sampler.sample(), time=time.time())
-        # A folder that is full or away is no error here: trainers that cannot save report it, and a hiccup passes.
+        # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
             overwrite_in_place(self.status_path, to_json_bytes(encode(status)))
         if previous is None or status.state != previous.state:

@@ -98,7 +98,7 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
 def test_poll_after_a_stop_connects_to_instances_that_are_still_there(
     supervised: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that they save a checkpoint, also when no supervisor was running for a while."""
+    """The instances must save a checkpoint, also when no supervisor ran while the job was stopped."""
     run, controller = supervised
     run.write_shared("stop", "{}")
     controller.fleet = None
