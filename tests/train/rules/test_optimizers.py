@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from support.trainer_in_process import Array
 from torch import nn
 
