@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.backends import catalog
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, NoCloudAccess
 from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
 
 from .options import (
@@ -120,8 +120,8 @@ def launch(
             make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
             for selected_recipe in select_recipes(recipe, only)
         ]
-    except AwsNotConfigured as error:
-        raise AwsNotConfigured(
+    except NoCloudAccess as error:
+        raise NoCloudAccess(
             f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
         ) from error
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1

@@ -7,12 +7,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
 from train.tools.option_fields import Option, OptionSet
+
+if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
 
 CommandFunction = Callable[..., Any]
 
@@ -233,3 +236,17 @@ dry_run_option = grouped_option(
 only_option = grouped_option(
     "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
+
+
+cloud_option = grouped_option(
+    "Machines", "--backend", metavar="NAME", help="Backend that rents from the cloud.  [default: aws]"
+)
+
+
+def open_cloud(backend: str | None) -> "CloudAdministration":
+    """Return the cloud of a backend, and show on stderr what it does. Raises `BadInput`."""
+    from cluster.backends import registry
+    from train.tools import process_log
+
+    process_log.log_to_user()
+    return registry.open_cloud(backend)
