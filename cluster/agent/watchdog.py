@@ -98,7 +98,7 @@ class Watchdog:
     def schedule_poweroff(self, seconds: float) -> None:
         """Set the timer that powers the machine off, in seconds from now.
 
-        The boot script of the rented machine set it first, and installed the command. When the command fails, the earlier setting stays.
+        The boot script of a rented machine sets it first. When the command fails, the earlier setting stays.
         """
         argv = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
