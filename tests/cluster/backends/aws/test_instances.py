@@ -55,7 +55,12 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def find_or_rent(job_instances: Any, launches: list[str]) -> dict[str, Any]:
     """Let the controller look for machines, or rent some. `launches` gets an entry when it rents."""
-    job_instances.rent_all = lambda: launches.append("rented") or {}
+
+    def rent_all() -> dict[str, Any]:
+        launches.append("rented")
+        return {}
+
+    job_instances.rent_all = rent_all
     any_class: Any = lambda *_: job_instances  # noqa: E731
     controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, any_class)
     controller._new_launch_id = lambda: launches.append("new launch ID")
@@ -107,8 +112,9 @@ def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instan
     lines = [*granted(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
     job_instances = make_instances(1, *lines, max_hours=1.0)
     assert job_instances.is_overdue
+    calls: list[str] = []
     with pytest.raises(EndedExternally, match="its time is over; to continue: imgnet-cluster resume job-1"):
-        find_or_rent(job_instances, calls := [])
+        find_or_rent(job_instances, calls)
     assert calls == []
     spec_path = job_instances.run_folder.spec_path
     spec_path.write_text(json.dumps({**json.loads(spec_path.read_text()), "max_hours": 3.0}))
