@@ -17,9 +17,9 @@ def rates_of_their_scheduler(schedule: PaperSchedule) -> Iterator[tuple[float, f
     a phase is one step after the stated one. A sampler gives every process as many images as the first.
     """
     for phase in schedule.paper_phases:
-        (start, end), (first_rate, last_rate) = phase.epochs, phase.rates
+        (start, end), (first_rate, last_rate) = phase.epochs, phase.lr_endpoints
         processes = 8 * schedule.machines
-        batches = math.ceil(math.ceil(TRAIN_IMAGES / processes) / (phase.global_batch // processes))
+        batches = math.ceil(math.ceil(TRAIN_IMAGES / processes) / (phase.batch // processes))
         step_size = (last_rate - first_rate) / ((end - start) * batches)
         for epoch in range(start, end):
             for batch in range(1, batches + 1):
