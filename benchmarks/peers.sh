@@ -41,7 +41,23 @@ python=${PYTHON:-python3}
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -e "$include/Python.h" ] || debian="$debian python3-dev"
 
+install_debian() {
+    missing=
+    for package in $debian; do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+    done
+    if [ -n "$missing" ]; then
+        sudo=
+        [ "$(id -u)" = 0 ] || sudo="sudo -n"
+        command -v apt-get >/dev/null && $sudo true 2>/dev/null || fail "please install$missing (Debian: sudo apt-get install$missing), then run this script again"
+        echo "Debian packages:$missing"
+        $sudo apt-get update -qq || fail "apt-get update failed; is there a network?"
+        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || fail "apt-get install$missing failed"
+    fi
+}
+
 # What tests compare with needs neither a compiler nor Debian's packages, so it comes first.
+"$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() {
     echo "pip install $*"
@@ -66,19 +82,7 @@ pathlib.Path(path).write_bytes(content)
 END
     echo "DAWNBench's tests could not be fetched from GitHub; the test that runs them is skipped" >&2
 
-missing=
-for package in $debian; do
-    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
-done
-if [ -n "$missing" ]; then
-    sudo=
-    [ "$(id -u)" = 0 ] || sudo="sudo -n"
-    command -v apt-get >/dev/null && $sudo true 2>/dev/null || fail "please install$missing (Debian: sudo apt-get install$missing), then run this script again"
-    echo "Debian packages:$missing"
-    $sudo apt-get update -qq || fail "apt-get update failed; is there a network?"
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || fail "apt-get install$missing failed"
-fi
-
+install_debian
 pip $builders $ffcv_imports
 pip --no-deps --no-build-isolation "$ffcv"
 "$venv/bin/python" -c "$check" || fail "the peers are installed but cannot be imported; remove $venv and run this script again"
