@@ -129,12 +129,12 @@ def test_docstring_commands_parse_and_name_existing_recipes(name: str) -> None:
     assert lines
     for line in lines:
         _, verb, *arguments = shlex.split(line)
-        context = cli.commands[verb].make_context(verb, list(arguments))  # type: ignore[attr-defined]
+        context = cli.commands[verb].make_context(verb, list(arguments))
         if "recipe" in context.params or "recipes" in context.params:
             assert f"recipes/{name}.py" in arguments
         assert set(context.params.get("only", ())) <= recipes_by_name(name).keys()
     with pytest.raises(click.UsageError):
-        cli.commands["plan"].make_context("plan", ["--lokal", "x"])  # type: ignore[attr-defined]
+        cli.commands["plan"].make_context("plan", ["--lokal", "x"])
 
 
 def test_recipes_import_nothing_heavy() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support import aws_journal
@@ -62,7 +62,7 @@ def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
     write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 500.0, 1000.0))
     report = billing.cost_report(run.job).to_json()
-    first, second = report.pop("machines")  # type: ignore[misc]
+    first, second = cast("list[dict[str, object]]", report.pop("machines"))
     assert first == {
         "id": "i-1", "name": "0", "type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a",
         "launched": 0.0, "ended": 1000.0, "price": DOLLAR_PER_SECOND, "seconds": 1000.0, "dollars": 1000.0,

@@ -711,9 +711,9 @@ def test_write_atomic_impossible_name_leaves_no_file(tmp_path: Path) -> None:
         filesystem.write_atomic(tmp_path / "folder", b"x")
     assert caught.value.filename == str(tmp_path / "folder") and [*tmp_path.iterdir()] == [tmp_path / "folder"]
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError) as caught:
+    with pytest.raises(NotADirectoryError) as caught_in_file:
         filesystem.write_atomic(tmp_path / "file/name", b"x")
-    assert caught.value.filename == str(tmp_path / "file/name")
+    assert caught_in_file.value.filename == str(tmp_path / "file/name")
 
 
 def test_record_command_changed_files_are_one_line_errors(hand_made: Fixture, sandbox: Any) -> None:

@@ -322,8 +322,8 @@ def test_stream_batches_names_broken_file_in_one_line(
     """In its own process: the error keeps its frames alive, these keep the stream, and this keeps the workers."""
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")
-    (tmp_path / "train" / str(index.paths[2])).write_bytes(b"no image")
-    (tmp_path / "train" / str(index.paths[3])).unlink()
+    (tmp_path / "train" / index.name(2)).write_bytes(b"no image")
+    (tmp_path / "train" / index.name(3)).unlink()
     broken = BatchDecoder({("train", None): index}, 0)
 
     def collect_errors(_: object) -> list[str]:
@@ -336,7 +336,7 @@ def test_stream_batches_names_broken_file_in_one_line(
 
     (messages,) = in_group(1, collect_errors)
     for number, message in zip((2, 3), messages, strict=True):
-        assert message.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in message
+        assert message.startswith(f"{tmp_path}/train/{index.name(number)}: ") and "\n" not in message
 
 
 def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
