@@ -12,7 +12,7 @@ from train.optim import factory
 from train.recipe import Model, Optim
 
 STEPS = 50
-LARS = {"momentum": 0.9, "weight_decay": 1e-4}
+LARS: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 CASES: dict[str, tuple[Optim, dict[str, Any]]] = {
     "lars": (Optim(name="lars", **LARS), {**LARS, "eps": 0.0}),
     "lars nesterov": (Optim(name="lars", nesterov=True, **LARS), {**LARS, "eps": 0.0, "nesterov": True}),

@@ -367,7 +367,7 @@ def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> No
     expected: dict[str, list[tuple[int, float]]] = {}
     for row in read_metrics_file(alone / "metrics" / "000001.jsonl", StepRow):
         for name, value in row.scalars.items():
-            expected.setdefault(name, []).append((row.images, np.float32(value).item()))  # type: ignore[arg-type]
+            expected.setdefault(name, []).append((row.images, np.float32(value).item()))
     for epoch in read_metrics_file(alone / "metrics" / "000001.jsonl", EpochRow):
         for name, value in val_scalars(epoch).items():
             expected.setdefault(name, []).append((epoch.images, np.float32(value).item()))
