@@ -39,6 +39,7 @@ LONG_MODULE_LINES = 500
 # imports the other.
 LAYERS = """
 train.tools
+infra.costs infra.errors infra.rented_machine
 infra.aws
 infra.aws.market infra.aws.stack
 infra.aws.instances
@@ -59,7 +60,8 @@ cluster.connectors
 cluster.state
 cluster.agent cluster.machines
 cluster.backends
-cluster.backends.aws cluster.backends.slurm
+cluster.backends.rented cluster.backends.slurm
+cluster.backends.aws
 cluster.planning
 cluster.jobs
 cluster.plots cluster.records
@@ -223,7 +225,6 @@ THIRD_PARTY = {
     "matplotlib": ["cluster.plots", "cluster.report"],
     "jinja2": ["cluster.report"],
     "packaging": [],  # cluster.machines.python_env imports it by name, or pip's own copy
-    "infra": ["infra", "cluster.backends"],
 }
 
 
@@ -231,6 +232,13 @@ THIRD_PARTY = {
 def test_third_party_package_is_imported_only_where_it_belongs(package: str, allowed: list[str]) -> None:
     modules = {name for folder in allowed for name in modules_in(folder)}
     assert {name for name in MODULES if package in top_levels(name)} <= modules
+
+
+@pytest.mark.parametrize("name", modules_in("cluster"))
+def test_cloud_is_known_to_its_own_backend_only(name: str) -> None:
+    """Others ask for a capability; cluster/backends/catalog.py names the modules of a cloud as text."""
+    of_aws = {module for module in imports(name) if f"{module}.".startswith(("infra.aws.", "cluster.backends.aws."))}
+    assert not of_aws or name.startswith("cluster.backends.aws")
 
 
 @pytest.mark.parametrize("name", [*modules_in("cluster"), *modules_in("recipes")])
@@ -313,15 +321,34 @@ def test_module_is_documented_and_named_by_its_concept(path: Path) -> None:
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
 
-def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
-    """Run Python. Return the top-level packages that it imports, as `-X importtime` lists them, and its stdout."""
+def imported_modules(argv: list[str], **variables: str) -> tuple[set[str], str]:
+    """Run Python. Return the modules that it imports, as `-X importtime` lists them, and its stdout."""
     completed = subprocess.run(
         [sys.executable, "-X", "importtime", *argv], capture_output=True, text=True, env={**os.environ, **variables}
     )
     lines = [line for line in completed.stderr.splitlines() if line.startswith("import time:")]
     names = {line.rsplit("|", 1)[1].strip() for line in lines}
     assert completed.returncode == 0 and "cluster" in names, completed.stderr
-    return {name.split(".")[0] for name in names}, completed.stdout
+    return names, completed.stdout
+
+
+def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
+    """Run Python. Return the top-level packages that it imports, and its stdout."""
+    names, output = imported_modules(argv, **variables)
+    return {name.split(".")[0] for name in names}, output
+
+
+@pytest.mark.parametrize("command", ["ls", "stop", "eval", "plan", "cost"])
+def test_only_launch_looks_for_backends_of_other_packages(command: str) -> None:
+    """The search reads the metadata of every installed package."""
+    modules, _ = imported_modules([COMMAND, command, "--help"])
+    assert not modules & {"cluster.backends.registry", "importlib.metadata", "cluster.state.spec"}
+    assert "importlib.metadata" in imported_modules([COMMAND, "launch", "--help"])[0]
+
+
+def test_launch_help_imports_no_job() -> None:
+    modules, _ = imported_modules([COMMAND, "launch", "--help"])
+    assert not modules & {"cluster.state.spec", "cluster.state.membership", "train.recipe", "cluster.jobs"}
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
 from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
+from infra.costs import JobCost
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner, MachineRequest
-from .rentals import JobCost
+from .rentals import CloudAdministration
 
 
 class Backend(ABC):
@@ -32,6 +33,7 @@ class Backend(ABC):
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
     options: ClassVar[type[BackendOptions]] = BackendOptions
+    detach_keys: ClassVar[str] = "Ctrl-b d"  # end `attach_command` without ending the job: those of tmux
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -114,7 +116,7 @@ class Backend(ABC):
 
     @abstractmethod
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
+        """Return the command that shows a machine's session on this terminal. Raises `ClusterError`."""
 
     def shell_command(self, machine: str, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
         """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
@@ -151,6 +153,8 @@ class Backend(ABC):
 
 class BilledBackend(Backend):
     """A backend whose machines cost money while they exist."""
+
+    administration: ClassVar[type[CloudAdministration] | None] = None  # of the cloud that it rents from
 
     @abstractmethod
     def cost_dollars(self) -> float:

@@ -16,8 +16,8 @@ from .base import Backend
 class SharedFolderBackend(Backend):
     """A backend of agents that write straight into the run folder. The supervisor runs on this computer."""
 
-    # Whether the agents are windows of the job's tmux session, and so end with it.
-    agents_need_session: ClassVar[bool] = False
+    # Whether agents are on this computer, where they open the job's tmux session again after somebody killed it.
+    agents_open_session: ClassVar[bool] = False
 
     @abstractmethod
     def has_agent(self, machine: str) -> bool:
@@ -36,7 +36,7 @@ class SharedFolderBackend(Backend):
         if is_running and len(spec.machine_names) > 1 and not self.is_supervised():
             if tmux.is_owned_by(spec.name, folder.path):
                 tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
-            elif not self.agents_need_session:
+            elif not self.agents_open_session:
                 self.start_session()
         return is_running
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
-from train.tools.records import encode
 
-from .options import output_option, print_json
+from .options import cloud_option, open_cloud, output_option, print_json
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -45,14 +45,16 @@ def refresh(job: "Job") -> None:
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
 )
+@cloud_option
 @output_option
-def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
+def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
     from cluster.jobs import store
+    from train.tools.records import encode
 
     if cloud:
-        return _ls_cloud(regions, output)
+        return _ls_cloud(open_cloud(backend), regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     statuses = []
@@ -69,14 +71,11 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     display_status.show_jobs(statuses)
 
 
-def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
-    from cluster.backends.aws import admin
+def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
     from train.tools.records import encode
 
-    rows = [
-        row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
-    ]
+    rows = [row for region in cloud.resolve_regions(regions) for row in cloud.rented_jobs(region)]
     if output == "json":
         print_json([encode(row) for row in rows])
     else:
@@ -97,6 +96,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
+    from train.tools.records import encode
 
     found_job = store.find(job)
     refresh(found_job)
@@ -237,7 +237,8 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal.
 
-    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running.
+    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running. On Slurm the trainer's log
+    is shown, and Ctrl-C leaves it.
     """
     from cluster.jobs import store
 

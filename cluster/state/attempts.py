@@ -24,6 +24,7 @@ from train.tools.agent_protocol import (
     RESUME_PATTERN,
     attempt_name,
     checkpoint_folder,
+    checkpoint_folders,
     checkpoint_step,
 )
 from train.tools.filesystem import create_once, is_intact, to_json_bytes
@@ -51,6 +52,7 @@ class Attempt:
     members: tuple[str, ...] = ()
     master_address: str = "127.0.0.1"
     master_port: int = 0
+    token: str = ""
     resume: str = ""
     resume_before: int | None = None
     reason: str = ""
@@ -205,7 +207,7 @@ def _link_checkpoint(checkpoint: Path, folder: Path) -> Path:
 
 def _delete_checkpoints_before(shared: Path, number: int) -> None:
     """Delete the checkpoints of attempts before `number`. A newer attempt has a link to the one still needed."""
-    for folder in (shared / "checkpoints").glob("[0-9]*"):
+    for folder in checkpoint_folders(shared):
         if int(folder.name) < number:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)

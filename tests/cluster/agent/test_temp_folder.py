@@ -98,7 +98,8 @@ def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
 def test_folder_that_another_agent_removes_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    touch, taken = Path.touch, []
+    touch = Path.touch
+    taken: list[Path] = []
 
     def touch_and_lose(path: Path) -> None:
         touch(path)

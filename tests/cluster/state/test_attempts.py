@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.state import attempts
+from cluster.state.states import MachineState
+from train.tools import filesystem
 from train.tools.filesystem import read_with_checksum
 
 Fixture = Any
@@ -141,7 +143,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture)
     run = hand_made()
     propose(run.run_folder.shared)
     run.write_checkpoint(1, 8)
-    end = attempts.Attempt(launch_id="now", end_state="stopped")
+    end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
     attempts.propose(run.run_folder.shared, attempts.newest_attempt(run.run_folder.shared), end)
     new = attempts.propose(run.run_folder.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
     assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
@@ -153,7 +155,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture)
 def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    run, is_intact = hand_made(), attempts.is_intact
+    run, is_intact = hand_made(), filesystem.is_intact
     shared = run.run_folder.shared
     first = propose(shared)
     for step in (8, 16):
@@ -187,7 +189,7 @@ def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
     if launches == 2:
-        end = attempts.Attempt(launch_id="now", end_state="stopped")
+        end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
         attempts.propose(shared, attempts.newest_attempt(shared), end)
     unreadable = propose(shared)
     assert resume_content(run, unreadable) == b"1 24"

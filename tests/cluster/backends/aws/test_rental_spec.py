@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from cluster.backends.aws import admin, plan
-from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF_GRACE_SECONDS, RentalSpec, sort_places
+from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec, sort_places
+from cluster.backends.rented.provider import POWEROFF_GRACE_SECONDS
 from cluster.display import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.spec import RentalFacts
+from infra.aws.instances import preflight
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.stack import stack
 from train.recipe import SAMPLE, Model, Phase, Recipe
 from train.tools.records import DamagedRecord
 
@@ -91,11 +94,11 @@ def test_network_card_warning_names_the_types_that_several_machines_need_to_avoi
 
 def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "Account", lambda region: None)
-    monkeypatch.setattr(admin.stack, "missing_parts", lambda account: [])
-    monkeypatch.setattr(admin.preflight, "run_preflight", lambda account, **arguments: [])
-    (finding,) = admin.check_launch(None, ["p4d.24xlarge"], 2, "spot")
-    assert finding.level == "warning" and "p4d.24xlarge" in finding.message
-    assert admin.check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
+    monkeypatch.setattr(stack, "missing_parts", lambda account: [])
+    monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
+    (finding,) = admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 2, "spot")
+    assert finding.level == "warning" and "p4d.24xlarge" in finding.what
+    assert admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:

@@ -14,7 +14,6 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, NoCredentials
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
@@ -23,6 +22,7 @@ from infra.aws.market.instance_types import (
     RETIREMENT_REASONS,
     find_builtin_type,
 )
+from infra.errors import CloudError, NoCredentials
 
 PREFERRED = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 P3_IS_GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"
@@ -120,7 +120,7 @@ def test_list_zones_by_type(front: AwsFrontend) -> None:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def asked_prices(names: list[str], region: str = "us-east-1") -> dict[tuple[str, str, str], float]:
+def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
     account = Account(region)
     return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
 
@@ -315,8 +315,8 @@ def test_choose_types_reports_a_denied_lookup(front: AwsFrontend) -> None:
 
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
-    for options in ({}, {"offline": True}):
-        types, lines = offers.choose_types(None, PREFERRED, **options)
+    for offline in (False, True):
+        types, lines = offers.choose_types(None, PREFERRED, offline=offline)
         assert (types, lines) == (list(PREFERRED[1:]), [f"{P3_IS_GONE}: p4d.24xlarge is used instead"])
     assert refusal(None, PREFERRED, "p3.16xlarge") == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
     assert "q9.large is not in the built-in table" in refusal(None, ("p5.48xlarge",), "q9.large")
