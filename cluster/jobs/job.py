@@ -58,18 +58,23 @@ class Job:
         self.is_supervisor = is_supervisor
 
     @cached_property
-    def spec(self) -> JobSpec:
-        """The job's specification. Raises `ClusterError` when job.json is missing or damaged."""
+    def run(self) -> Run:
+        """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
         try:
-            return Run.read(self.path).spec
+            return Run.read(self.path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's specification."""
+        return self.run.spec
 
     @cached_property
     def backend(self) -> Backend:
         """The backend that provides the machines."""
         try:
-            return registry.open_backend(Run(self.spec, self.run_folder))
+            return registry.open_backend(self.run)
         except BadInput as error:
             raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
 
@@ -92,7 +97,7 @@ class Job:
     @property
     def is_waiting(self) -> bool:
         """Whether the job is in a queue and has not been started yet."""
-        return not queue_state.has_left_queue(self.run_folder, self.spec)
+        return not queue_state.has_left_queue(self.run)
 
     @property
     def hparams(self) -> dict[str, int | float | str]:
@@ -115,9 +120,9 @@ class Job:
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
-        job_status = state_status.job_status(self.run_folder, self.spec, self.result)
+        job_status = state_status.job_status(self.run, self.result)
         if self.is_waiting:
-            wait = queue_state.describe_wait(self.run_folder, self.spec)
+            wait = queue_state.describe_wait(self.run)
             return replace(job_status, state=JobState.WAITING, doing=wait)
         if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
             return replace(job_status, state=JobState.WAITING, doing=wait)
@@ -125,7 +130,7 @@ class Job:
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
             has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
-            state, reason = state_status.infer_end_state(self.run_folder, self.spec)
+            state, reason = state_status.infer_end_state(self.run)
             if not has_training_result:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
@@ -191,29 +196,27 @@ class Job:
         """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
         with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
-                state, _ = state_status.infer_end_state(self.run_folder, self.spec)
+                state, _ = state_status.infer_end_state(self.run)
                 end_reason = self.backend.explain_end()
                 silent_machines = self.backend.terminate()
-                state_result.write_result(
-                    self.run_folder, self.spec, self.backend, silent_machines, end_reason, end_state=state
-                )
+                state_result.write_result(self.run, self.backend, silent_machines, end_reason, end_state=state)
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()
-            state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines, reason, end_state)
+            state_result.write_result(self.run, self.backend, silent_machines, reason, end_state)
 
     @property
     def has_agent_status(self) -> bool:
         """Whether an agent of the last launch has written a status."""
-        return bool(state_status.machine_statuses(self.run_folder, self.spec))
+        return bool(state_status.machine_statuses(self.run))
 
     @property
     def is_booting(self) -> bool:
         """Whether the agents of the last launch were started so recently that their first status may still come."""
-        start = state_status.agents_start_time(self.run_folder, self.spec)
+        start = state_status.agents_start_time(self.run)
         return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
 
     def wait(self, timeout_seconds: float | None = None) -> JobState:
@@ -231,7 +234,7 @@ class Job:
 
     def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
         """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
-        return state_status.read_metrics(self.path, row_type)
+        return state_status.read_metrics(self.run_folder, row_type)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
@@ -265,7 +268,7 @@ class Job:
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        return state_timeline.attempt_rows(self.path, self.run_folder.shared)
+        return state_timeline.attempt_rows(self.run_folder)
 
     def machine_details(self) -> dict[str, MachineRow]:
         """Return the last status of each machine, with the seconds of each stage up to its first step.
@@ -273,7 +276,7 @@ class Job:
         Raises `ClusterError` when a file of the run folder is damaged.
         """
         with self._report_damaged_files():
-            return state_status.machine_rows(self.run_folder, self.spec)
+            return state_status.machine_rows(self.run)
 
     @property
     def rank0_machine(self) -> str:
@@ -309,10 +312,10 @@ class Job:
 
         Raises `ClusterError` when too few are free.
         """
-        spec = queue_state.with_free_machines(self.run_folder, self.spec)
+        spec = queue_state.with_free_machines(self.run)
         if spec != self.spec:
             self.run_folder.write_spec(spec)
-            self.spec = spec
+            self.run = replace(self.run, spec=spec)
             vars(self).pop("backend", None)  # it works by the old specification
 
     def start_locked(self) -> None:
@@ -374,8 +377,7 @@ class Job:
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
                 self.backend.terminate()
             state_result.write_result(
-                self.run_folder,
-                self.spec,
+                self.run,
                 self.backend,
                 end_reason="stopped while it waited",
                 end_state=JobState.STOPPED,

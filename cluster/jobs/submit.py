@@ -13,7 +13,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
@@ -85,7 +85,7 @@ def create_job(spec: JobSpec) -> Job:
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)
         run_folder.shared.mkdir(parents=True)
-        run_folder.write_spec(spec if spec.queue else with_free_machines(run_folder, spec))
+        run_folder.write_spec(spec if spec.queue else with_free_machines(Run(spec, run_folder)))
     except BaseException as error:
         if path:
             shutil.rmtree(path, ignore_errors=True)

@@ -73,7 +73,7 @@ class MachineReplacer:
         run_folder = self.job.run_folder
         if len(spec.machine_names) == 1 or (run_folder.shared / "stop").exists():
             return []
-        statuses = status.machine_statuses(run_folder, spec)
+        statuses = status.machine_statuses(self.job.run)
         has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
             machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
             for machine_status in statuses.values()

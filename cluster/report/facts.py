@@ -50,7 +50,7 @@ def _collect_facts(job: Job) -> JobFacts:
     result = job.result
     status = job.status()
     timeline = job.timeline()
-    activity = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
+    activity = extend_losses_to_job_end(machine_activity(job.run), timeline)
     training_rows = job.metric_rows(StepRow)
     clock = WorkClock(activity, training_rows[0].time if training_rows else spec.created)
     schedule = (result and result.schedule) or _planned_schedule(job)

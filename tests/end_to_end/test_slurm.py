@@ -67,7 +67,7 @@ class SlurmSandbox:
         """Wait for a condition. Raises `AssertionError` when it is not true in time."""
 
         def describe() -> str:
-            rows = status.machine_statuses(job.run_folder, job.spec)
+            rows = status.machine_statuses(job.run)
             states = {name: row.state for name, row in rows.items()}
             history = [
                 f"{row.number} {row.machine_names} {row.reason}" for row in attempts.history(job.run_folder.shared)
@@ -84,7 +84,7 @@ class SlurmSandbox:
         def have_trained() -> bool:
             assert job.result is None, job.result
             newest = attempts.newest_attempt(job.run_folder.shared)
-            rows = status.machine_statuses(job.run_folder, job.spec)
+            rows = status.machine_statuses(job.run)
             if newest is None or not all(name in rows for name in newest.machine_names):
                 return False
             return (

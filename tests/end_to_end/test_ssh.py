@@ -72,7 +72,7 @@ class SshUser:
             newest = attempts.newest_attempt(job.run_folder.shared)
             if newest is None or newest.number < attempt or not newest.members:
                 return False
-            statuses = status.machine_statuses(job.run_folder, job.spec).values()
+            statuses = status.machine_statuses(job.run).values()
             return any(
                 machine.attempt == newest.number and machine.last_step >= newest.first_step + steps
                 for machine in statuses

@@ -17,7 +17,7 @@ from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import attempts, cloud_activity
-from cluster.state.run_folder import RunFolder, stop_reason
+from cluster.state.run_folder import Run, RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
@@ -290,7 +290,7 @@ class AwsController:
 
     def _move_if_interrupted(self) -> bool:
         """Move to new instances if no agent is running because EC2 interrupted the old ones. Returns whether it did."""
-        statuses = machine_statuses(self.run_folder, self.spec).values()
+        statuses = machine_statuses(Run(self.spec, self.run_folder)).values()
         self.live_instances = self.job_instances.list_instances()
         if any(status.ended and status.state == MachineState.STOPPED for status in statuses):  # reached its limit
             return False

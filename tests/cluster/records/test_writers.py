@@ -189,7 +189,7 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
     run.write_status("done" if done else "failed", ended=True)
     if done:
         run.write_shared("result.json", json.dumps(trainer.result(target)))
-    state_result.write_result(run.run_folder, run.spec, run.job.backend)
+    state_result.write_result(run.job.run, run.job.backend)
     return run.job
 
 
