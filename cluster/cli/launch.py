@@ -1,7 +1,7 @@
 """The commands that start, stop and change a job: launch, stop, resume, lose, adopt."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -59,7 +59,7 @@ def _switch_name(backend: str) -> str:
     return f"on_{backend.replace('-', '_')}"
 
 
-def choose_backend(options: dict[str, Any]) -> str:
+def choose_backend(options: dict[str, object]) -> str:
     """Return the backend that the user chose, and remove the switches from the options.
 
     Raises `BadInput` when several were chosen.
@@ -99,7 +99,7 @@ def launch(
     dry_run: bool,
     yes: bool,
     only: tuple[str, ...],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Train RECIPE and follow the job.
 

@@ -138,7 +138,7 @@ def translate_data_errors(command: CommandFunction) -> CommandFunction:
     return wrapped
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
     from train.tools.filesystem import replace_nonfinite
 
@@ -207,7 +207,7 @@ def _click_options(option: Option) -> list[Callable[[Any], Any]]:
     ]
 
 
-def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return those of a command's options that the user typed. The defaults of the others are in the dataclasses."""
     ctx = click.get_current_context()
     return {

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cluster.connectors import tmux
 from cluster.connectors.local import module_command
@@ -124,7 +123,7 @@ def with_free_machines(run: Run) -> JobSpec:
     return replace(spec, hosts={**(spec.hosts or {}), "machines": free_machines[:needed_count]})
 
 
-def _host_address(host: Mapping[str, Any]) -> tuple[str, int]:
+def _host_address(host: Mapping[str, object]) -> tuple[str, object]:
     return str(host["host"]).lower(), host.get("port") or DEFAULT_SSH_PORT
 
 

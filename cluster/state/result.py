@@ -1,8 +1,8 @@
 """Writes result.json when a job has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from train.data.order import usage_log
 from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
@@ -150,7 +150,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
 
 
-def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:
+def with_forecast(result: JobResult, launch_forecast: Mapping[str, object] | None) -> JobResult:
     """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
     Nothing is added for a job that is not done or measured too little.

@@ -4,7 +4,6 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from train.metrics.records import RowT, read_metrics_file
 from train.metrics.time_table import TimeTable
@@ -104,7 +103,7 @@ class MachineRow:
     notes: tuple[str, ...]
     seconds: dict[str, float]
 
-    def to_json(self) -> dict[str, Any]:  # Any: values of several types, for the output of the command line
+    def to_json(self) -> dict[str, object]:
         """Return the row as plain data, with the known values of the status among the others."""
         row = encode(self)
         known = {name: value for name, value in (row.pop("status") or {}).items() if value is not None}
