@@ -7,7 +7,6 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cluster.backends import machine_types
 from cluster.backends.base import BilledBackend
@@ -19,7 +18,8 @@ from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metric
 from train.recipe.history import EpochResult
 from train.tools.records import encode
 
-JsonDict = dict[str, Any]
+from .writers import JsonDict
+
 AttemptsByNumber = Mapping[int, attempts.Attempt]
 
 METRICS_ONLY_FIELDS = ("kind", "time", "images", "where", "gap_steps")  # of an epoch's line; not part of a record
