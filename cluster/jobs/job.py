@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,6 @@ from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
-from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import DamagedRecord, read_record
 
 from . import queue_state
@@ -44,8 +43,8 @@ class JobBusy(ClusterError):
     """Another command is changing the job."""
 
 
-class Job:
-    """A job in its run folder. Cheap to create: every property reads the files again.
+class JobReader:
+    """What the files of a job's run folder say. Cheap to create: every property reads the files again.
 
     Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
     that it copies into the run folder.
@@ -135,23 +134,6 @@ class Job:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
 
-    def refresh(self) -> None:
-        """Copy new files into the run folder; if the agents are gone, write the result.
-
-        A waiting job gets its queue process, and a job on other machines its supervisor, if they have died.
-
-        Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
-        """
-        try:
-            with self._report_damaged_files():
-                if not self.has_ended:
-                    self._advance()
-        except OSError as error:
-            reason = error.strerror or error
-            raise ClusterError(
-                f"{self.path}: {reason}; until then the files of the job cannot be copied here"
-            ) from error
-
     @contextlib.contextmanager
     def _report_damaged_files(self) -> Iterator[None]:
         """Turn the errors that a damaged file causes into `ClusterError`.
@@ -168,6 +150,86 @@ class Job:
             raise ClusterError(
                 f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
                 "restore it, or delete the folder to forget the job"
+            ) from error
+
+    @property
+    def has_agent_status(self) -> bool:
+        """Whether an agent of the last launch has written a status."""
+        return bool(state_status.machine_statuses(self.run))
+
+    @property
+    def is_booting(self) -> bool:
+        """Whether the agents of the last launch were started so recently that their first status may still come."""
+        start = state_status.agents_start_time(self.run)
+        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
+
+    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
+        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
+        return state_status.read_metrics(self.run_folder, row_type)
+
+    def scalars(self, name: str) -> list[tuple[int, float]]:
+        """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
+        values: list[tuple[int, float | None]]
+        if name.startswith("val/"):
+            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
+        else:
+            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
+        return [(images, value) for images, value in values if value is not None]
+
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
+
+        Before the first attempt it is the log of the machine's set-up.
+        """
+        number = attempt or self.status().attempt
+        return self.run_folder.rank_log_path(number, rank) if number else self.run_folder.setup_log_path(machine)
+
+    def timeline(self) -> list[AttemptRow]:
+        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
+        return state_timeline.attempt_rows(self.run_folder)
+
+    def machine_details(self) -> dict[str, MachineRow]:
+        """Return the last status of each machine, with the seconds of each stage up to its first step.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
+        with self._report_damaged_files():
+            return state_status.machine_rows(self.run)
+
+    @property
+    def rank0_machine(self) -> str:
+        """The name of the machine of rank 0."""
+        newest = attempts.newest_attempt(self.run_folder.shared)
+        return newest.machine_names[0] if newest and newest.members else "0"
+
+    def resolve_machine(self, machine: int | None) -> str:
+        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
+        name = self.rank0_machine if machine is None else str(machine)
+        if name not in self.spec.machine_names:
+            raise BadInput(
+                f"{self.name} has the machines {', '.join(self.spec.machine_names)}; there is no machine {name}"
+            )
+        return name
+
+
+class Job(JobReader):
+    """A job in its run folder, with the commands that change it."""
+
+    def refresh(self) -> None:
+        """Copy new files into the run folder; if the agents are gone, write the result.
+
+        A waiting job gets its queue process, and a job on other machines its supervisor, if they have died.
+
+        Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
+        """
+        try:
+            with self._report_damaged_files():
+                if not self.has_ended:
+                    self._advance()
+        except OSError as error:
+            reason = error.strerror or error
+            raise ClusterError(
+                f"{self.path}: {reason}; until then the files of the job cannot be copied here"
             ) from error
 
     def _advance(self) -> None:
@@ -208,17 +270,6 @@ class Job:
             silent_machines = self.backend.terminate()
             state_result.write_result(self.run, self.backend, silent_machines, reason, end_state)
 
-    @property
-    def has_agent_status(self) -> bool:
-        """Whether an agent of the last launch has written a status."""
-        return bool(state_status.machine_statuses(self.run))
-
-    @property
-    def is_booting(self) -> bool:
-        """Whether the agents of the last launch were started so recently that their first status may still come."""
-        start = state_status.agents_start_time(self.run)
-        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
-
     def wait(self, timeout_seconds: float | None = None) -> JobState:
         """Wait until the job has ended and return its final state. Raises `ClusterError` after the timeout."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -231,75 +282,6 @@ class Job:
                     f"{self.name}: not finished after {timeout_seconds:g} s; see: imgnet-cluster status {self.name}"
                 )
             time.sleep(WAIT_POLL_SECONDS)
-
-    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
-        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
-        return state_status.read_metrics(self.run_folder, row_type)
-
-    def scalars(self, name: str) -> list[tuple[int, float]]:
-        """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
-        values: list[tuple[int, float | None]]
-        if name.startswith("val/"):
-            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
-        else:
-            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
-        return [(images, value) for images, value in values if value is not None]
-
-    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one).
-
-        Before the first attempt it is the log of the machine's set-up.
-        """
-        number = attempt or self.status().attempt
-        return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
-
-    def agent_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's agent: its changes of state, as JSON lines."""
-        return self.path / "logs" / f"agent-{machine}.jsonl"
-
-    def setup_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's set-up."""
-        return self.path / "logs" / f"setup-{machine}.log"
-
-    @property
-    def supervisor_log_path(self) -> Path:
-        """The log of the job's supervisor, as JSON lines."""
-        return self.path / SUPERVISOR_LOG
-
-    def timeline(self) -> list[AttemptRow]:
-        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        return state_timeline.attempt_rows(self.run_folder)
-
-    def machine_details(self) -> dict[str, MachineRow]:
-        """Return the last status of each machine, with the seconds of each stage up to its first step.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
-        with self._report_damaged_files():
-            return state_status.machine_rows(self.run)
-
-    @property
-    def rank0_machine(self) -> str:
-        """The name of the machine of rank 0."""
-        newest = attempts.newest_attempt(self.run_folder.shared)
-        return newest.machine_names[0] if newest and newest.members else "0"
-
-    def attach_command(self, machine: int | None = None) -> list[str]:
-        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
-        return self.backend.attach_command(self._resolve_machine(machine))
-
-    def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-        """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
-        return self.backend.shell_command(self._resolve_machine(machine), argv, tty)
-
-    def _resolve_machine(self, machine: int | None) -> str:
-        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
-        name = self.rank0_machine if machine is None else str(machine)
-        if name not in self.spec.machine_names:
-            raise BadInput(
-                f"{self.name} has the machines {', '.join(self.spec.machine_names)}; there is no machine {name}"
-            )
-        return name
 
     def start(self) -> None:
         """Start the job. Raises `ClusterError`; a job that had ended before then keeps its result."""
@@ -324,7 +306,7 @@ class Job:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
         (self.run_folder.shared / "stop").unlink(missing_ok=True)
         for name in self.spec.machine_names:
-            self._disabled_marker(name).unlink(missing_ok=True)
+            self.run_folder.disabled_marker(name).unlink(missing_ok=True)
         previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
@@ -393,18 +375,10 @@ class Job:
         self.refresh()
         if self.has_ended or self.is_waiting:
             raise ClusterError(f"{self.name} is {self.state}; it has no machine that could be lost")
-        name = self._resolve_machine(int(machine))
+        name = self.resolve_machine(int(machine))
         if is_permanent:
-            self._disabled_marker(name).touch()
+            self.run_folder.disabled_marker(name).touch()
         self.backend.kill_machine(name, notice_seconds)
-
-    def _disabled_marker(self, machine: str) -> Path:
-        """Return the file that exists when a machine must not be replaced."""
-        return self.path / f".away-{machine}"
-
-    def is_disabled(self, machine: str) -> bool:
-        """Whether a machine was killed for good, and must not be replaced."""
-        return self._disabled_marker(machine).exists()
 
     def resume(self) -> None:
         """Start a stopped or failed job again, from its newest complete checkpoint.

@@ -90,7 +90,11 @@ class MachineReplacer:
             return []
         # While the job boots, a machine without a status may only be slow.
         started_machines = [name for name in dead_machines if name in statuses or not self.job.is_booting]
-        return [name for name in started_machines if name not in failed_machines and not self.job.is_disabled(name)]
+        return [
+            name
+            for name in started_machines
+            if name not in failed_machines and not run_folder.disabled_marker(name).exists()
+        ]
 
 
 def main() -> int:

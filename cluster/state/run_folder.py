@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from train.tools.agent_protocol import attempt_name
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
 
 from .spec import JobSpec
 
@@ -64,6 +66,27 @@ class RunFolder:
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""
         return self.path / "machine" / "work" / machine
+
+    def agent_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's agent: its changes of state, as JSON lines."""
+        return self.path / "logs" / f"agent-{machine}.jsonl"
+
+    def setup_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's set-up."""
+        return self.path / "logs" / f"setup-{machine}.log"
+
+    def rank_log_path(self, attempt: int, rank: int = 0) -> Path:
+        """Return what a rank printed in an attempt."""
+        return self.path / "logs" / attempt_name(attempt) / f"rank-{rank}.log"
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
+
+    def disabled_marker(self, machine: str) -> Path:
+        """Return the file that exists when a machine was killed for good and must not be replaced."""
+        return self.path / f".away-{machine}"
 
     @property
     def recipe_path(self) -> Path:

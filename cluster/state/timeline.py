@@ -130,7 +130,7 @@ def _read_step_times(run_folder: RunFolder, attempt: int) -> list[tuple[int, flo
 
 def _read_state_log(run_folder: RunFolder, machine: str) -> Iterator[StateChange]:
     """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(run_folder.path / "logs" / f"agent-{machine}.jsonl"):
+    for line in read_json_lines(run_folder.agent_log_path(machine)):
         with contextlib.suppress(DamagedRecord):
             yield decode(StateChange, line)
 

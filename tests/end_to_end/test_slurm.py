@@ -73,7 +73,7 @@ class SlurmSandbox:
                 f"{row.number} {row.machine_names} {row.reason}" for row in attempts.history(job.run_folder.shared)
             ]
             logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
-            log = job.supervisor_log_path.read_text() if job.supervisor_log_path.exists() else ""
+            log = job.run_folder.supervisor_log_path.read_text() if job.run_folder.supervisor_log_path.exists() else ""
             return "\n".join([json.dumps(states), *history, str(job.result), *logs, log, self.cluster.describe()])
 
         self.sandbox.wait_for(condition, seconds, describe=describe, poll_seconds=0.2)

@@ -61,7 +61,7 @@ class SshUser:
         wait_for(condition, seconds, describe=lambda: self.describe(job), poll_seconds=0.1)
 
     def describe(self, job: Job) -> str:
-        log_path = job.supervisor_log_path
+        log_path = job.run_folder.supervisor_log_path
         log = log_path.read_text() if log_path.exists() else ""
         return "\n".join([str(job.timeline()), str(job.status()), log])
 
