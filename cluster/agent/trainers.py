@@ -134,6 +134,7 @@ class Trainers:
         shared_environment = {
             **self.environment,
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
+            agent_protocol.TOKEN_VARIABLE: attempt.token,
             **network.interface_variables(attempt.master_address),
         }
         world_size = self.spec.procs * len(attempt.members)

@@ -23,7 +23,12 @@ OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Li
 class FiniteFloatRange(click.FloatRange):
     """A number in a range. NaN and infinity are refused."""
 
-    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self,
+        value: Any,  # Any: a text or a number
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
         """Return the number. Fails as click's types do."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

@@ -20,7 +20,7 @@ from .writers import JsonMapping
 
 MLLOG_PREFIX = ":::MLLOG "
 MLLOG_KEYS = {"time_ms", "event_type", "key", "value", "metadata"}
-TSV_NUMBERS = ("epoch", "hours", "top1", "top5")
+TSV_NUMBERS = ("epoch", "hours", "top1", "top5")  # what the columns of a TSV hold; the last may be missing
 AUTHORSHIP_FIELDS = ("author", "authorEmail", "codeURL", "logFilename", "version")  # the author's to choose
 # Fields of a machine that change after the run: its bill goes on, and spot prices become known later.
 LATE_BILLING_FIELDS = ("seconds", "dollars", "all")
@@ -70,7 +70,7 @@ def find_problems(
     try:
         if run_data is not None:
             yield from check_metrics_against_result(run_data)
-        table_rows = None if table is None else _parse_tsv(table)
+        table_rows = None if table is None else _parse_tsv(table, _tsv_columns(entry, run_data))
         if entry is not None:
             yield from check_entry(entry)
         if table_rows is not None and (reference := entry or (run_data and writers.dawnbench_entry(run_data))):
@@ -93,7 +93,8 @@ def find_problems(
 def _check_rows(rows: Sequence[Row], expected_rows: Sequence[JsonMapping], source: str) -> Iterator[str]:
     """Yield the accuracies, or their moments, that differ from the expected rows of validated epochs."""
     for (where, row), expected in zip(rows, expected_rows, strict=False):
-        yield from differences(row, {name: expected[name] for name in row}, source, where)
+        expected_row = {name: expected[name] for name in row if name in expected}  # CIFAR-10's TSV has no top-5
+        yield from differences(row, expected_row, source, where)
     if len(rows) != len(expected_rows):
         yield f"it has {len(rows)} validated epochs{source} {len(expected_rows)}"
 
@@ -105,27 +106,37 @@ def _validated_rows(entry: JsonMapping) -> list[JsonMapping]:
 # --- the TSV --------------------------------------------------------------------------------------------------------
 
 
-def _parse_tsv(table: str) -> list[Row]:
+def _tsv_columns(entry: JsonMapping | None, run_data: JsonMapping | None) -> list[Sequence[str]]:
+    """Return the possible columns of a TSV: those of the recipe, or all when it is unknown."""
+    recipe = (run_data or (entry or {}).get("misc") or {}).get("recipe")
+    return [writers.tsv_columns(recipe)] if recipe else [writers.TSV_COLUMNS, *writers.TSV_COLUMNS_BY_DATA.values()]
+
+
+def _parse_tsv(table: str, possible_columns: Sequence[Sequence[str]]) -> list[Row]:
     """Return the rows of a TSV. Raises `BadForm` for wrong columns, and for the first row that cannot be right."""
     header, *lines = table.splitlines() or [""]
-    if header != writers.TSV_HEADER:
-        raise BadForm(f"the first line is {header!r}, not the columns {writers.TSV_HEADER!r}")
+    possible_headers = ["\t".join(columns) for columns in possible_columns]
+    if header not in possible_headers:
+        raise BadForm(f"the first line is {header!r}, not the columns {possible_headers[0]!r}")
     if not lines:
         raise BadForm("there are no rows below the columns")
+    names = TSV_NUMBERS[: len(header.split("\t"))]
     rows: list[Row] = []
     last = {"epoch": 0.0, "hours": 0.0}
     for number, line in enumerate(lines, 1):
         try:
-            row = dict(zip(TSV_NUMBERS, map(float, line.split("\t")), strict=True))
+            row = dict(zip(names, map(float, line.split("\t")), strict=True))
         except ValueError:
-            raise BadForm(f"row {number}: {line!r} is not four numbers with tabs between them") from None
+            raise BadForm(f"row {number}: {line!r} is not {len(names)} numbers with tabs between them") from None
         where = f"row {number} (epoch {row['epoch']:g}): "
         if not all(map(math.isfinite, row.values())) or not row["epoch"].is_integer():
-            raise BadForm(f"{where}{line!r} is not a whole number and three finite numbers")
+            raise BadForm(f"{where}{line!r} is not a whole number and {len(row) - 1} finite numbers")
         for name, last_value in last.items():
             if row[name] <= last_value:
                 raise BadForm(f"{where}{name} {row[name]:g} comes after {last_value:g}")
-        if not 0 <= row["top1"] <= row["top5"] <= 100:
+        if "top5" not in row and not 0 <= row["top1"] <= 100:
+            raise BadForm(f"{where}top1 {row['top1']} is not an accuracy in percent")
+        if "top5" in row and not 0 <= row["top1"] <= row["top5"] <= 100:
             raise BadForm(f"{where}top1 {row['top1']} and top5 {row['top5']} {INVALID_ACCURACIES}")
         rows.append((where, row))
         last = {name: row[name] for name in last}
@@ -180,7 +191,8 @@ def _check_log(
     """Yield the problems of a log, compared with the run, else with the JSON, else with the TSV."""
     if run_data is not None:
         lines = log.splitlines()
-        expected_lines = writers.render_mlperf_log(run_data).splitlines()
+        org = next((event["value"] for _, event in events if event["key"] == "submission_org"), None)
+        expected_lines = writers.render_mlperf_log(run_data, org).splitlines()  # the author's to choose
         for number, (line, expected) in enumerate(zip_longest(lines, expected_lines, fillvalue=""), 1):
             if line != expected:
                 event, expected_event = line.removeprefix(MLLOG_PREFIX), expected.removeprefix(MLLOG_PREFIX)
@@ -217,6 +229,7 @@ def _check_log_settings(events: Sequence[Row], entry: JsonMapping) -> Iterator[s
     epochs = [{**row, "first_lr": row["lr"][0], "last_lr": row["lr"][1]} for row in misc["epochs"]]
     image_counts = {f"{split}_images": count for split, count in misc["images"].items()}
     settings = json_roundtrip(writers.mlperf_settings({"recipe": misc["recipe"], "epochs": epochs, **image_counts}))
+    settings |= {"submission_benchmark": writers.MLPERF_BENCHMARK, "submission_platform": entry["hardware"]}
     batch_by_epoch = {row["epoch"]: row["global_batch"] for row in misc["epochs"]}
     end = {"status": "success" if writers.has_succeeded(misc) else "aborted", "day": entry["timestamp"]}
     for where, event in events:

@@ -52,6 +52,7 @@ def collect_run_data(job: Job) -> JsonDict:
     if not start_rows or any(row.get("clock") is None for row in epochs):
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
+    first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time
     return {
         "job": job.name,
         "uid": spec.uid,
@@ -63,6 +64,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(job.run),
+        "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
         "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
         "train_images": last_start.train_images,
@@ -167,6 +169,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
         # Names only: the addresses of somebody's own machines do not belong in a public record.
         own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
         return {
+            "is_rented": False,
             "machines": own_machines,
             "gpus_by_type": {},
             "at_work": list(last_members),
@@ -179,6 +182,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     prices = [price_by_name.get(name) for name in last_members]
     known_prices = [price for price in prices if price is not None]
     return {
+        "is_rented": True,
         "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
         "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
         "at_work": list(last_members),

@@ -43,6 +43,7 @@ class Attempt:
     members: tuple[str, ...] = ()
     master_address: str = "127.0.0.1"
     master_port: int = 0
+    token: str = ""
     resume: str = ""
     reason: str = ""
     end_state: MachineState | None = None

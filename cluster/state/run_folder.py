@@ -16,7 +16,8 @@ from train.tools.process_log import SUPERVISOR_LOG
 from .spec import JobSpec
 
 # The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
-AGENT_LOCK = "agent.lock"  # in an agent's work folder
+AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, it has its process ID
+AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 
 
@@ -28,6 +29,16 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the ID of the process of this computer that holds a lock file, None when none holds it.
+
+    None also in the moment in which the holder has not written its ID yet.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text()) if is_locked(path) else None
+    return None
 
 
 def stop_reason(shared: Path) -> str:

@@ -7,6 +7,8 @@ The agent starts a trainer with the variable `WORK_VARIABLE`, which names a fold
     ask               created by the agent: write a checkpoint at an agreed step and exit; SIGTERM asks the same
     nccl.log          NCCL's own log
 
+`TOKEN_VARIABLE` is the secret that the ranks of an attempt share (train/distributed/rendezvous.py).
+
 Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt and in the end result.json. A trainer's
 exit code is 0 after the result, `EXIT_SAVED` after a requested save, and another one after a failure.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORK_VARIABLE = "IMGNET_WORK"
+TOKEN_VARIABLE = "IMGNET_TOKEN"
 EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 PROGRESS_FILE = "progress.json"

@@ -1,7 +1,7 @@
 """The options of a launch from Python: the same names, checks and messages as on the command line."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -58,7 +58,7 @@ def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], mes
 @pytest.mark.parametrize("name", ["zzz", "gpus", "data_source"])
 def test_make_launch_options_lists_the_options_when_none_is_similar(name: str) -> None:
     with pytest.raises(BadInput, match=f"^a launch has no option '{name}'; the options are machines, procs, data, "):
-        make_launch_options(**{name: 1})
+        make_launch_options(**cast(Any, {name: 1}))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixture) -> None:
     """Nobody asks for lost machines of a finished job any more, so nobody collects the finished rental."""
     run, controller = supervised
-    controller.rental_futures["1"] = rental = Future()
+    controller.rental_futures["1"] = rental = Future[Any]()
     assert controller.poll() is True and controller.get_stop_reason() == ""
     run.write_shared("result.json", "{}")
     assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
