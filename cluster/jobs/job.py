@@ -17,7 +17,7 @@ from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import Run, RunFolder
+from cluster.state.run_folder import Run, RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
@@ -25,7 +25,7 @@ from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
 from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, read_record
 
@@ -182,7 +182,7 @@ class JobReader:
         Before the first attempt it is the log of the machine's set-up.
         """
         number = attempt or self.status().attempt
-        return self.run_folder.rank_log_path(number, rank) if number else self.run_folder.setup_log_path(machine)
+        return rank_log_file(self.path, number, rank) if number else setup_log_path(self.path, machine)
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""

@@ -24,8 +24,8 @@ TSV_NUMBERS = ("epoch", "hours", "top1", "top5")  # what the columns of a TSV ho
 AUTHORSHIP_FIELDS = ("author", "authorEmail", "codeURL", "logFilename", "version")  # the author's to choose
 # Fields of a machine that change after the run: its bill goes on, and spot prices become known later.
 LATE_BILLING_FIELDS = ("seconds", "dollars", "all")
-# Fields of an epoch that must be equal in the metrics and in result.json. "where" is not among them: the time of a last
-# checkpoint is added to it later.
+# Fields of an epoch that must be equal in the metrics and in result.json. "where" is not among them: the seconds of the
+# last checkpoint are added to it later.
 FIELDS_IN_METRICS_AND_RESULT = (
     *("size", "global_batch", "steps", "lr", "seconds", "train_seconds", "val_seconds", "images_per_second"),
     *("train_images", "train_loss", "train_top1", "train_top5", "val_images", "val_loss", "view"),

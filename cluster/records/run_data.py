@@ -16,6 +16,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
 from train.recipe.history import EpochResult
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
 from .writers import JsonDict
@@ -90,7 +91,7 @@ def collect_run_data(job: Job) -> JsonDict:
 def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
     """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
     rows: list[RowT] = []
-    for path in sorted((job.path / "metrics").glob("*.jsonl")):
+    for path in metrics_files(job.path):
         number = int(path.stem)
         last_step = min(
             (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf

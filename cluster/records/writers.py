@@ -231,7 +231,7 @@ def attempt_entries(run_data: JsonMapping) -> list[JsonDict]:
 
 
 def describe_hardware(run_data: JsonMapping) -> str:
-    """Return the machines and processors in one line, as the run had them."""
+    """Return one line with the machines and processors of the run."""
     machine_counts = run_data["machine_counts"] or [1]
     type_names = sorted({machine["type"] for machine in run_data["machines"] if machine["type"]})
     type_texts = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from train.tools.agent_protocol import attempt_name
+from train.tools.agent_protocol import LOGS_FOLDER
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 
@@ -39,6 +39,16 @@ def lock_holder(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text()) if is_locked(path) else None
     return None
+
+
+def agent_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's agent, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"agent-{machine}.jsonl"
+
+
+def setup_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's set-up, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"setup-{machine}.log"
 
 
 def stop_reason(shared: Path) -> str:
@@ -77,18 +87,6 @@ class RunFolder:
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""
         return self.path / "machine" / "work" / machine
-
-    def agent_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's agent: its changes of state, as JSON lines."""
-        return self.path / "logs" / f"agent-{machine}.jsonl"
-
-    def setup_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's set-up."""
-        return self.path / "logs" / f"setup-{machine}.log"
-
-    def rank_log_path(self, attempt: int, rank: int = 0) -> Path:
-        """Return what a rank printed in an attempt."""
-        return self.path / "logs" / attempt_name(attempt) / f"rank-{rank}.log"
 
     @property
     def supervisor_log_path(self) -> Path:

@@ -11,7 +11,7 @@ from train.tools.records import DamagedRecord, decode, read_record
 
 from . import attempts
 from .heartbeats import MachineStatus
-from .run_folder import RunFolder
+from .run_folder import RunFolder, agent_log_path
 from .states import AttemptReason, MachineState, SetupStep
 
 # An agent in one of these states has ended.
@@ -130,7 +130,7 @@ def _read_step_times(run_folder: RunFolder, attempt: int) -> list[tuple[int, flo
 
 def _read_state_log(run_folder: RunFolder, machine: str) -> Iterator[StateChange]:
     """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(run_folder.agent_log_path(machine)):
+    for line in read_json_lines(agent_log_path(run_folder.path, machine)):
         with contextlib.suppress(DamagedRecord):
             yield decode(StateChange, line)
 

@@ -105,7 +105,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
 
 
 def open_checkpoint(path: Path) -> tuple[checkpoint_io.State, Recipe]:
-    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or foreign."""
+    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or not ours."""
     try:
         state = checkpoint_io.load_checkpoint(path)
     except FileNotFoundError as error:
