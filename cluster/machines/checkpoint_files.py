@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.connectors.local import Connector
-from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, checkpoint_folders
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, RESUME_PATTERN, checkpoint_folders
 from train.tools.filesystem import newest_intact_file, read_with_checksum, write_atomic
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
-CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, "resume-*.pt")
+CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, RESUME_PATTERN)
 CHECKPOINT_NAME = re.compile(r"(\d+)/(step|resume)-(\d+)[\w-]*\.pt")
 
 # Called with the bytes received so far and the size of the file.

@@ -16,6 +16,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
 from train.recipe.history import EpochResult
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
@@ -50,7 +51,12 @@ def collect_run_data(job: Job) -> JsonDict:
         raise ClusterError(
             f"{job.name} has validated no epoch, so there is nothing to record; it is {status.state}{reason}"
         )
-    if not start_rows or any(row.get("clock") is None for row in epochs):
+    if start_rows and any(row.get("clock") is None for row in epochs):
+        raise ClusterError(
+            f"{job.name} cannot be recorded: {CLOCK_JUMPED} between two of its attempts, so its time is not known; "
+            "run it again"
+        )
+    if not start_rows:
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
     first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time

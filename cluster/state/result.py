@@ -134,9 +134,10 @@ def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> 
     outcome = target.target_outcome(target.Target.from_options(run.spec.train.target, run.spec.recipe), epochs)
     if outcome is None or outcome.at is None:
         return outcome
+    seconds_all = outcome.at - first_launch_time(run)
     return replace(
         outcome,
-        seconds_all=outcome.at - first_launch_time(run),
+        seconds_all=seconds_all if seconds_all >= (outcome.seconds or 0.0) else None,  # else the clock jumped
         dollars=cost.cost_dollars_until(outcome.at),
     )
 

@@ -13,7 +13,7 @@ from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, supervisor_records, timeline
-from .heartbeats import MachineStatus
+from .heartbeats import MachineStatus, find_slowest_rank
 from .job_result import JobResult
 from .run_folder import Run, RunFolder
 from .states import AgentPhase, JobState, MachineState, SetupStep
@@ -60,8 +60,8 @@ class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder.
-    `created` is in seconds since 1970, `seconds` the time at work.
+    0 before the first. `slowest` describes the rank that the others wait for. `target` is the accuracy to reach or, in
+    the end, what became of it. `run` is the run folder. `created` is in seconds since 1970, `seconds` the time at work.
     """
 
     job: str
@@ -83,6 +83,7 @@ class JobStatus:
     lr: float | None = None
     top1: float | None = None
     top5: float | None = None
+    slowest: str | None = None
     where: TimeTable | None = None
     target: str | None = None
     run: str
@@ -184,6 +185,13 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         return _ended_job_status(status, result)
     if agent_status:
         status = _running_job_status(run.folder, status, agent_status, newest)
+        training = {
+            name: machine_status
+            for name, machine_status in machine_statuses(run).items()
+            if machine_status.phase == AgentPhase.RUNNING
+        }
+        slowest = find_slowest_rank(training)
+        status = replace(status, slowest=str(slowest) if slowest else None)
     else:
         status = _starting_job_status(run, status)
     return replace(status, seconds=seconds_by_state(run)["total"])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from train.metrics.records import StepRow, read_metrics_file
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
 from train.tools.records import DamagedRecord, decode, read_record
@@ -45,7 +46,7 @@ class AttemptRow:
     `at` is when the attempt was agreed on (seconds since 1970, by the wall clock of the machine that proposed it).
     `machines` are the names of its members; the row of the job's end has none. `pause` is the time in seconds from the
     last step before the attempt to its own first step. `steps_lost` is the number of steps that were done again. Both
-    are None before they are known, and for the first attempt.
+    are None before they are known, and for the first attempt; `pause` also where the clocks contradict.
     """
 
     attempt: int
@@ -64,7 +65,8 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     moved_launches = moved_launch_ids(run_folder)
     previous_launch = ""
     last_trained_launch = ""
-    last_step: tuple[int, float] | None = None  # number and time of the last step so far, made in that launch
+    last_step_time: float | None = None  # of the last step so far, made in that launch
+    position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
     for attempt in attempts.history(run_folder.shared):
         step_times = _read_step_times(run_folder, attempt.number)
         row = AttemptRow(
@@ -75,18 +77,25 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
             first_step=attempt.first_step,
             last_step=step_times[-1][0] if step_times else None,
         )
-        if last_step and attempt.members:
-            row = replace(row, steps_lost=max(0, last_step[0] - attempt.first_step))
+        if last_step_time is not None and attempt.members:
+            row = replace(row, steps_lost=max(0, position - attempt.first_step))
             if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                row = replace(row, pause=step_times[0][1] - last_step[1])
+                pause = step_times[0][1] - last_step_time
+                row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
+        if attempt.members:
+            position = attempt.first_step
         if step_times:
-            last_step = step_times[-1]
+            position, last_step_time = step_times[-1]
             last_trained_launch = attempt.launch_id
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
+
+
+def _with_jump(reason: str) -> str:
+    return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
 
 
 def moved_launch_ids(run_folder: RunFolder) -> list[str]:
@@ -111,7 +120,9 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
             times_before_save = [time for step, time in previous_steps if step <= attempt.first_step]
             begin = max(times_before_save, default=previous_steps[0][1])
             is_same_launch = attempt.launch_id in (last_trained_launch, *moved_launches)
-            intervals.append((begin, step_times[0][1] if is_same_launch else previous_steps[-1][1]))
+            end = step_times[0][1] if is_same_launch else previous_steps[-1][1]
+            if end >= begin:  # the clocks of two machines may differ
+                intervals.append((begin, end))
         if step_times:
             previous_steps = step_times
             last_trained_launch = attempt.launch_id

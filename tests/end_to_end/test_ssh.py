@@ -23,7 +23,6 @@ from train.tools import checkpoint_io
 __all__ = ["testbed"]  # a fixture
 
 EPOCHS = 50
-BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -99,13 +98,12 @@ def make_user(sandbox: Sandbox, testbed: Callable[..., Testbed]) -> Callable[[in
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:
-    """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
+    """Return weights, batch-norm statistics and momenta of the last checkpoint."""
     path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
-    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
-    return {**weights, **momenta}
+    return {**checkpoint["model"], **momenta}
 
 
 def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[[int], SshUser]) -> None:

@@ -16,6 +16,7 @@ backward pass goes on. The rings or trees that carry the bytes are NCCL's choice
 import inspect
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,22 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
     if hook is not None:
         wrapped.register_comm_hook(state, hook)
     return wrapped
+
+
+def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
+    """Call back when a backward pass has computed a network's gradients, before they are summed over all processes.
+
+    The backward pass ends with the parameter that the forward pass uses first, which is the first one of the network.
+    Returns a function that takes the callback away.
+    """
+
+    def hook(_: torch.Tensor) -> None:
+        callback()
+
+    first = next(parameter for parameter in net.parameters() if parameter.requires_grad)
+    handle = first.register_hook(hook)  # type: ignore[no-untyped-call]
+    remove: Callable[[], None] = handle.remove
+    return remove
 
 
 def bucket_cap_mib(comm: Comm) -> float | None:

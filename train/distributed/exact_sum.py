@@ -9,7 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-GRADIENT_GRID = 2.0**30
+GRID = 2.0**30
+
+
+def round_to_grid(values: torch.Tensor) -> torch.Tensor:
+    """Return the values rounded to multiples of 2**-30."""
+    return torch.round(values * GRID) / GRID
 
 
 def make_gradients_exact(model: nn.Module) -> None:
@@ -17,7 +22,7 @@ def make_gradients_exact(model: nn.Module) -> None:
     model.double()
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: torch.round(gradient * GRADIENT_GRID) / GRADIENT_GRID)  # type: ignore[no-untyped-call]
+            parameter.register_hook(round_to_grid)  # type: ignore[no-untyped-call]
 
 
 def exact_sum_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]

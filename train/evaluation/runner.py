@@ -20,7 +20,7 @@ from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, stream_batches
 from train.data.order.center_crop import resized_short_side
 from train.data.order.work import BatchRequest, IndexKey
-from train.distributed import batchnorm, process_group
+from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
 from train.metrics.accuracy import is_correct
@@ -133,8 +133,7 @@ def global_step(state: checkpoint_io.State, recipe: Recipe) -> int:
 def load_network(path: Path, state: checkpoint_io.State, recipe: Recipe, num_classes: int, root: Path) -> nn.Module:
     """Return the recipe's network with a checkpoint's weights, in eval mode.
 
-    In the middle of an epoch the ranks' running statistics differ; they are averaged, as before a validation. Raises
-    `TrainingError` when the weights do not fit, for example because the data has another number of classes.
+    Raises `TrainingError` when the weights do not fit, for example because the data has another number of classes.
     """
     model = registry.build_model(replace(recipe.model, weights=None, fc_std=None, compile=False), num_classes, 0)
     own, saved = model.state_dict(), state["model"]
@@ -153,10 +152,6 @@ def load_network(path: Path, state: checkpoint_io.State, recipe: Recipe, num_cla
             f"{path}: its weights do not fit {recipe.model.name} here: {name} is {saved_shape}, not {own_shape}"
         )
     model.load_state_dict(saved)
-    statistics = state["statistics"]  # [world_size, count]
-    if not torch.equal(statistics, statistics[:1].expand_as(statistics)):
-        with torch.no_grad():
-            batchnorm.copy_flat_into(statistics.mean(0), batchnorm.running_statistics(model))
     return model.eval()
 
 

@@ -171,12 +171,12 @@ def _read_torch_file(path: Path, reader: Callable[[Path], object]) -> object:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickle protocols; the error below says what matters
             return reader(path)
-    except pickle.UnpicklingError as error:
-        raise TrainingError(
-            f"model, weights: {path} holds more than tensors, and code from files is never executed here; save the "
-            "network's state_dict()"
-        ) from error
     except Exception as error:  # a truncated zip archive, a TorchScript archive
+        if isinstance(error.__cause__ or error, pickle.UnpicklingError):
+            raise TrainingError(
+                f"model, weights: {path} holds more than tensors, and code from files is never executed here; save "
+                "the network's state_dict()"
+            ) from error
         raise _damaged_error(path, error) from error
 
 

@@ -245,8 +245,12 @@ def read_with_checksum(path: Path) -> bytes:
 
 def newest_intact_file(folder: Path, pattern: str) -> Path | None:
     """Return the last sealed file by name that is intact, None when there is none. Damaged files are skipped."""
-    for path in sorted(folder.glob(pattern), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            read_with_checksum(path)
-            return path
-    return None
+    return next(filter(is_intact, sorted(folder.glob(pattern), reverse=True)), None)
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether a file can be read, is sealed, and has the content that its checksum says."""
+    with contextlib.suppress(OSError, ValueError):
+        read_with_checksum(path)
+        return True
+    return False

@@ -14,7 +14,6 @@ import torch
 
 from train.data.index.open import DataError, load_index
 from train.data.loading.dataset import open_val_indexes
-from train.distributed import batchnorm
 from train.distributed.process_group import ProcessGroup
 from train.evaluation import __main__, protocol, ratio_buckets, runner
 from train.evaluation.protocol import CROPS, parse_crops, parse_sizes
@@ -205,16 +204,6 @@ def save_changed(finished_run: Path, tmp_path: Path, **changes: Any) -> Path:
         tmp_path, 7, {**checkpoint_io.load_checkpoint(newest_checkpoint(finished_run)), **changes}
     )
     return tmp_path / "step-00000007.pt"
-
-
-def test_load_network_averages_the_ranks_statistics(finished_run: Path, tmp_path: Path) -> None:
-    state = checkpoint_io.load_checkpoint(newest_checkpoint(finished_run))
-    statistics = state["statistics"][0]
-    path = save_changed(finished_run, tmp_path, statistics=torch.stack([statistics, statistics + 2]))
-    state, recipe = runner.open_checkpoint(path)
-    model = runner.load_network(path, state, recipe, 10, Path("some"))
-    loaded = torch.cat([tensor.flatten() for tensor in batchnorm.running_statistics(model)])
-    torch.testing.assert_close(loaded, statistics + 1)
 
 
 def test_evaluation_other_number_of_classes_is_one_line(finished_run: Path, tiny_data: Path, tmp_path: Path) -> None:
