@@ -25,7 +25,7 @@ from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import process
@@ -160,7 +160,7 @@ class Agent:
             time.sleep(TICK_SECONDS)
 
         try:
-            prepare_data(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", on_progress)
+            prepare_data(self.spec, setup_log_path(self.shared, self.machine), on_progress)
         except DataPreparationError as error:
             raise JobFinished(MachineState.FAILED, str(error)) from error
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
-from train.tools.records import encode
 
 from .options import cloud_option, open_cloud, output_option, print_json
 
@@ -52,6 +51,7 @@ def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) 
     """List the jobs of this folder."""
     from cluster.display import status as display_status
     from cluster.jobs import store
+    from train.tools.records import encode
 
     if cloud:
         return _ls_cloud(open_cloud(backend), regions, output)
@@ -96,6 +96,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
+    from train.tools.records import encode
 
     found_job = store.find(job)
     refresh(found_job)
@@ -236,7 +237,8 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal.
 
-    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running.
+    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running. On Slurm the trainer's log
+    is shown, and Ctrl-C leaves it.
     """
     from cluster.jobs import store
 

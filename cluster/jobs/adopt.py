@@ -8,9 +8,9 @@ from cluster.backends import registry
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
-from cluster.state.machine_setup import SetupRecord
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from cluster.state.supervisor_records import SetupRecord
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
 from train.tools.records import encode
 

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.connectors.log_sync import SYNCED_FOLDERS
 from cluster.connectors.ssh import SSHConnector, Unreachable
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
@@ -27,7 +26,7 @@ from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
 from .code_archive import pack_code
@@ -172,7 +171,7 @@ class Fleet:
         with locked(self.folders.path / ".home.lock"):
             for path, data in new_bytes.items():
                 folder = PurePosixPath(path).parts[0]
-                if folder in SYNCED_FOLDERS:
+                if folder in LOG_FOLDERS:
                     sizes[path] = _append_bytes(self.folders.path / path, data)
                 elif folder == "attempts":
                     write_atomic(_make_parent(shared / path), data, durable=False)
@@ -188,7 +187,7 @@ class Fleet:
     def _read_local_sizes(self) -> dict[str, int]:
         """Return the sizes of local files that only grow, or are made once: the offsets from which to copy more."""
         run_folder = self.folders.path
-        files = [path for folder in SYNCED_FOLDERS for path in (run_folder / folder).rglob("*") if path.is_file()]
+        files = [path for folder in LOG_FOLDERS for path in (run_folder / folder).rglob("*") if path.is_file()]
         sizes = {str(path.relative_to(run_folder)): path.stat().st_size for path in files}
         attempt_files = (self.folders.shared / "attempts").glob("*.json")
         return sizes | {f"attempts/{path.name}": path.stat().st_size for path in attempt_files}
@@ -196,7 +195,7 @@ class Fleet:
     def _fetch_new_bytes(self, name: str, known_sizes: Mapping[str, int]) -> tuple[dict[str, bytes], bytes]:
         """Return the new bytes of each file, and the trainers' result when a status says that the job is done."""
         connector, job_folder = self.connectors[name], self.provisioner.job_folder(name)
-        new_bytes = connector.read_new_bytes(job_folder, (*SYNCED_FOLDERS, *MIRRORED), known_sizes)
+        new_bytes = connector.read_new_bytes(job_folder, (*LOG_FOLDERS, *MIRRORED), known_sizes)
         is_done = any(
             (status := parse_status(data)) and status.state == MachineState.DONE
             for path, data in new_bytes.items()

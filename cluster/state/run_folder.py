@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from train.tools.agent_protocol import LOGS_FOLDER
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
@@ -37,6 +38,16 @@ def lock_holder(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text()) if is_locked(path) else None
     return None
+
+
+def agent_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's agent, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"agent-{machine}.jsonl"
+
+
+def setup_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's set-up, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"setup-{machine}.log"
 
 
 def stop_reason(shared: Path) -> str:

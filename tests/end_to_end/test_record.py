@@ -3,6 +3,7 @@
 import json
 import os
 
+from support.benchmark_rules import mlperf_problems
 from support.known import known
 from support.sandbox import Sandbox
 
@@ -37,7 +38,7 @@ def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox
     written = sandbox.cli("record", "-o", "mine", "--author", "Ann")
     assert written.code == 0, written
     table = [line.split("\t") for line in (sandbox.path / "mine.tsv").read_text().splitlines()]
-    assert len(table) == len(epochs) + 1 and abs(3600 * float(table[-1][1]) - outcome_seconds) < 0.01
+    assert list(mlperf_problems((sandbox.path / "mine.log").read_text())) == []
     for arguments in (("mine.tsv",), ("mine.log", "job-1")):
         checked = sandbox.cli("record", "--check", *arguments)
         assert checked.code == 0, checked

@@ -223,6 +223,7 @@ def test_lars_recipes_warm_up_and_decay_by_a_square() -> None:
     assert {recipe.phases[0].batch * recipe.nominal_gpus for recipe in recipes.values()} == {32_768, 65_536}
     for name, recipe in recipes.items():
         assert (recipe.optim.name, recipe.optim.norm_decay, recipe.optim.bias_decay) == ("lars", False, False)
+        assert recipe.optim.lars_form == ("google" if name == "resnet50_lars_32k" else "paper")  # whose rates it has
         assert [phase.shape for phase in recipe.phases] == ["linear", "polynomial"]
         warmup, decay = recipe.phases
         assert warmup.lr_endpoints[1] == decay.lr_endpoints[0] and decay.lr_endpoints[1] == 0

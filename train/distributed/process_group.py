@@ -90,7 +90,7 @@ def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:
     if group.world_size > 1:
         timeout = max(STEADY_TIMEOUT, datetime.timedelta(seconds=30 * step_seconds))
         for torch_group in list(dist.distributed_c10d._world.pg_map):
-            dist.distributed_c10d._set_pg_timeout(timeout, torch_group)
+            torch_group.set_timeout(timeout)
 
 
 def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None:

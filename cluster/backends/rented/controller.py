@@ -19,7 +19,7 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
-from cluster.state import attempts, cloud_activity
+from cluster.state import attempts, supervisor_records
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
@@ -62,7 +62,7 @@ class ActivityHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message to the run folder."""
         if record.levelno == logging.INFO:
-            cloud_activity.write_activity(self.run_folder.path, record.getMessage())
+            supervisor_records.write_activity(self.run_folder.path, record.getMessage())
 
 
 class RentedJobController(Generic[MachineT]):
@@ -88,7 +88,7 @@ class RentedJobController(Generic[MachineT]):
 
     def set_activity(self, activity: str) -> None:
         """Write the current activity to the run folder, where `status` reads it."""
-        cloud_activity.write_activity(self.run_folder.path, activity)
+        supervisor_records.write_activity(self.run_folder.path, activity)
 
     def get_stop_reason(self) -> str:
         """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""

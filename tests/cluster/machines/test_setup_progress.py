@@ -11,8 +11,8 @@ from support.waiting import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
-from cluster.state.machine_setup import MachineSetup, SetupRecord
 from cluster.state.states import SetupStep
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.filesystem import write_atomic
 from train.tools.records import decode
 

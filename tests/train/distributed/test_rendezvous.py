@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from train.distributed import rendezvous
 from train.tools.agent_protocol import TOKEN_VARIABLE
@@ -55,7 +56,7 @@ def test_keys_are_hidden_from_a_client_without_the_token(port: int, monkeypatch:
     assert first_rank and second_rank
     first_rank.set("address", "of rank 0")
     assert second_rank.get("address") == b"of rank 0"
-    stranger = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
+    stranger = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
     assert not stranger.check(["address"])
     stranger.set("address", "of the stranger")
     assert second_rank.get("address") == b"of rank 0"

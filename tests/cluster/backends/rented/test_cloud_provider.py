@@ -10,8 +10,8 @@ from support.toy_cloud import ToyBackend, ToyCloud
 from cluster.backends.rented import controller as rented_controller
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import SetupFailed
-from cluster.state.cloud_activity import read_activity
 from cluster.state.run_folder import Run
+from cluster.state.supervisor_records import read_activity
 
 Fixture = Any
 

@@ -12,7 +12,7 @@ from cluster.backends.rented.controller import RentedJobController
 from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import checkpoint_files
-from cluster.state import cloud_activity
+from cluster.state import supervisor_records
 
 Fixture = Any
 
@@ -78,7 +78,7 @@ def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: F
     assert controller.poll() is False
     assert checkpoint_files.newest_local_checkpoint(run.run_folder.shared) == checkpoint
     assert controller.events == [(["i-0"], "the job is done")]
-    activity = cloud_activity.read_activity(run.run_folder.path)
+    activity = supervisor_records.read_activity(run.run_folder.path)
     assert activity and "downloading the network: 0 of 0 MB" in activity.doing
 
 
@@ -93,7 +93,7 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
 
 
 def test_poll_after_a_stop_connects_to_machines_that_are_still_there(supervised: Fixture) -> None:
-    """So that they save a checkpoint, also when no supervisor was running for a while."""
+    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
     run, controller = supervised
     run.write_shared("stop", "{}")
     controller.fleet = None
