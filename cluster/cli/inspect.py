@@ -212,12 +212,13 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
     Raises `BadInput` when the machine takes no part in the last attempt.
     """
     from cluster.state import attempts
+    from cluster.state.run_folder import agent_log_path, setup_log_path
 
     if kind == "supervisor":
-        return job.supervisor_log_path
+        return job.run_folder.supervisor_log_path
     if kind:
         name = job.rank0_machine if machine is None else str(machine)
-        return job.agent_log_path(name) if kind == "agent" else job.setup_log_path(name)
+        return agent_log_path(job.path, name) if kind == "agent" else setup_log_path(job.path, name)
     number = job.status().attempt
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
@@ -249,7 +250,7 @@ def attach(job: str | None, machine: int | None) -> None:
             f"{found_job.name} is {found_job.state}, so its session has ended; read its log: "
             f"imgnet-cluster logs {found_job.name}"
         )
-    argv = found_job.attach_command(machine)
+    argv = found_job.backend.attach_command(found_job.resolve_machine(machine))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.name}")
     os.environ.pop("TMUX", None)  # tmux refuses to attach from inside another session, such as the user's own
@@ -271,7 +272,8 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """
     from cluster.jobs import store
 
-    argv = store.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    found_job = store.find(job)
+    argv = found_job.backend.shell_command(found_job.resolve_machine(machine), command, tty=sys.stdin.isatty())
     os.execvp(argv[0], argv)
 
 

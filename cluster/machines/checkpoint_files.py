@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cluster.connectors.local import Connector
 from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, checkpoint_folders
@@ -27,7 +26,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 
 
 def download_checkpoint(
-    machine: Connector | Any, remote_shared: str, local_shared: Path, progress: DownloadProgress
+    machine: Connector, remote_shared: str, local_shared: Path, progress: DownloadProgress
 ) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 

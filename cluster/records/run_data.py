@@ -7,7 +7,6 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cluster.backends import machine_types
 from cluster.backends.base import BilledBackend
@@ -20,7 +19,8 @@ from train.recipe.history import EpochResult
 from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
-JsonDict = dict[str, Any]
+from .writers import JsonDict
+
 AttemptsByNumber = Mapping[int, attempts.Attempt]
 
 METRICS_ONLY_FIELDS = ("kind", "time", "images", "where", "gap_steps")  # of an epoch's line; not part of a record
@@ -64,7 +64,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "max_steps": spec.train.max_steps,
         "scale": spec.train.scale,
         "commit": spec.git_commit,
-        "launched_at": state_result.first_launch_time(run_folder, spec),
+        "launched_at": state_result.first_launch_time(job.run),
         "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
         "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
@@ -76,7 +76,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "versions": last_start.versions,
         "processes_by_attempt": {str(row.attempt): row.world for row in start_rows},
         "epochs": epochs,
-        "attempts": encode(timeline.attempt_rows(job.path, run_folder.shared)),
+        "attempts": encode(timeline.attempt_rows(run_folder)),
         "recovery_costs": recovery_costs(start_rows[0].begun, training_rows, attempts_by_number),
         "target": encode(result.target),
         "schedule": encode(result.schedule),

@@ -11,6 +11,7 @@ from typing import Self
 
 from train.tools.agent_protocol import LOGS_FOLDER
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
 
 from .spec import JobSpec
 
@@ -86,6 +87,15 @@ class RunFolder:
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""
         return self.path / "machine" / "work" / machine
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
+
+    def disabled_marker(self, machine: str) -> Path:
+        """Return the file that exists when a machine was killed for good and must not be replaced."""
+        return self.path / f".away-{machine}"
 
     @property
     def recipe_path(self) -> Path:

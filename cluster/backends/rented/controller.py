@@ -20,7 +20,7 @@ from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import attempts, supervisor_records
-from cluster.state.run_folder import RunFolder, stop_reason
+from cluster.state.run_folder import Run, RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
@@ -328,7 +328,7 @@ class RentedJobController(Generic[MachineT]):
 
     def _move_if_interrupted(self) -> bool:
         """Move to new machines if no agent runs because the cloud interrupted the old ones. Returns whether it did."""
-        statuses = machine_statuses(self.run_folder, self.spec).values()
+        statuses = machine_statuses(Run(self.spec, self.run_folder)).values()
         self.live_machines = self.provider.list_machines()
         if any(status.ended and status.state == MachineState.STOPPED for status in statuses):  # reached its limit
             return False

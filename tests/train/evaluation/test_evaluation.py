@@ -330,7 +330,7 @@ def test_reserve_stdout_redirects_other_output_to_stderr(capsys: Any) -> None:
     @protocol.reserve_stdout()
     def print_both() -> None:
         print("hello", end="")
-        protocol.emit_json_line("row", top1=1.0)
+        protocol.emit_json_line({"kind": "row", "top1": 1.0})
 
     print_both()
     print("after")
