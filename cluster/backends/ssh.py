@@ -105,8 +105,7 @@ class SshBackend(RemoteBackend):
             self.fleet.push_stop_request()
             self.fleet.pull_files()
             if not self.fleet.agents_alive():
-                self.fleet.pull_files()  # what the last agent wrote just before it ended
-                return False
+                return not self.fleet.pull_last_files()
         except Unreachable as error:
             logger.warning("%s", error)
         return True
