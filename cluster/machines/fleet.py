@@ -168,7 +168,7 @@ class Fleet:
         stays on the machines. Raises as `pull_files` does.
         """
         now = time.monotonic()
-        if self.mirror.pull(now):
+        if self.mirror.pull():
             return True
         if self.last_pull_start is None:
             self.last_pull_start = now

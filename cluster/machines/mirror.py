@@ -83,23 +83,23 @@ class Mirror:
         self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
         self.last_status_asked_at = 0.0
 
-    def pull(self, since: float = 0.0) -> bool:
-        """Copy what is new. Returns whether all is here that there was at `since`, a time of the monotonic clock.
+    def pull(self) -> bool:
+        """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
 
         Raises `Unreachable` when no machine answers, `OSError` when the local disk is full or a link is in the way. An
         answer that breaks a rule is dropped and reported.
         """
-        deadline = time.monotonic() + PULL_SECONDS
+        start = time.monotonic()
         while True:
             answer = self._next_answer()
             if answer is None:
                 return True
             question, new_bytes, result = answer
             self._write(question, new_bytes, result)
-            if new_bytes.is_complete and question.asked_at >= since:
+            if new_bytes.is_complete and question.asked_at >= start:
                 return True
             self._adapt_size(question, new_bytes.is_complete)
-            if time.monotonic() > deadline:
+            if time.monotonic() > start + PULL_SECONDS:
                 if not new_bytes.is_complete:
                     self._ask(question.name)  # the link has work until the next call
                 return False
