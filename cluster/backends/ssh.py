@@ -114,6 +114,10 @@ class SshBackend(RemoteBackend):
         """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
         return "fleet" in vars(self) and self.fleet.agents_alive()
 
+    def explain_end(self) -> str:
+        """Return why nothing is known about the job when its machines broke the rules, else ""."""
+        return self.fleet.explain_end() if "fleet" in vars(self) else ""
+
     def dead_machines(self) -> list[str]:
         """Return the machines that answered that no agent is running there."""
         return self.fleet.dead_machines()

@@ -74,7 +74,7 @@ class Fleet:
         self.code_archive = (b"", "")  # the packed code and its hash, made when machines are set up
 
         self.mirror = Mirror(folders, self.connectors, self.provisioner.job_folder, self.pool, self._report_bad_answer)
-        self.reported_machines: set[str] = set()  # their answers broke a rule
+        self.bad_answers: dict[str, str] = {}  # by machine: how its answer broke a rule
         self.last_pull_start: float | None = None  # when no agent was at work any more
 
         self.agent_running: dict[str, bool] = {}  # whether an agent runs, as the machine last reported
@@ -182,10 +182,14 @@ class Fleet:
         logger.warning("the logs here are not complete; the rest stays on the machines, in %s", folder)
         return True
 
+    def explain_end(self) -> str:
+        """Return why nothing is known about the job when all that its machines sent was dropped, else ""."""
+        return "" if self.mirror.last_status else "; ".join(self.bad_answers.values())
+
     def _report_bad_answer(self, name: str, line: str) -> None:
         """Log once that a machine's answer broke a rule, and note it for `status`."""
-        if name not in self.reported_machines:
-            self.reported_machines.add(name)
+        if name not in self.bad_answers:
+            self.bad_answers[name] = line
             logger.warning("%s", line)
             note = line.removeprefix(f"{self.connectors[name].name}: ")
             with contextlib.suppress(KeyError):  # not set up yet

@@ -378,6 +378,9 @@ def test_pull_files_drops_answers_with_foreign_paths(
     messages = [record.getMessage() for record in caplog.records if "its answer was dropped" in record.getMessage()]
     assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"]
     assert all("\n" not in message and "names the file" in message for message in messages)
+    assert fleet.explain_end() == "", "statuses came before the lies"
+    fleet.mirror.last_status.clear()
+    assert fleet.explain_end() == "; ".join(messages)
     for name in ("0", "1"):
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
     copy = run_folder / "logs" / "a.log"
