@@ -8,9 +8,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 from support.sandbox import FinishedSandbox, Sandbox
-from support.waiting import wait_for
-
-__all__ = ["wait_for"]
 
 # The same examples in each run, however busy the computer is.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)

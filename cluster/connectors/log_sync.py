@@ -8,10 +8,11 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 
 from pathlib import Path
 
+from train.tools.agent_protocol import LOG_FOLDERS
 from train.tools.filesystem import locked
 
 from .local import Connector
-from .untrusted import SYNCED_FOLDERS, ArrivalFolder, is_mirrored_path
+from .untrusted import ArrivalFolder, is_mirrored_path
 
 
 class LogShipper:
@@ -25,7 +26,7 @@ class LogShipper:
     def ship_new_bytes(self) -> int:
         """Append what is new and return the number of bytes. Raises `OSError`; the next call continues from there."""
         shipped_bytes = 0
-        for folder in SYNCED_FOLDERS:
+        for folder in LOG_FOLDERS:
             for source in (self.work_folder / folder).rglob("*"):
                 if not source.is_file() or source.name.startswith("."):
                     continue
@@ -57,8 +58,8 @@ def pull_logs(machine: Connector, shared_folder: str, run_folder: Path) -> int:
     pulled_bytes = 0
     arrivals = ArrivalFolder(run_folder)
     with locked(run_folder / ".home.lock"):
-        local_sizes = arrivals.sizes(SYNCED_FOLDERS)
-        for folder in SYNCED_FOLDERS:
+        local_sizes = arrivals.sizes(LOG_FOLDERS)
+        for folder in LOG_FOLDERS:
             for name, size in machine.list_files(f"{shared_folder}/{folder}").items():
                 path = f"{folder}/{name}"
                 if is_mirrored_path(path) and size > local_sizes.get(path, -1):

@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from train.tools.agent_protocol import LOG_FOLDERS
+
 from . import untrusted
 
 COMMAND_KEPT_MINUTES = 24 * 60
@@ -240,7 +242,7 @@ def new_bytes_script(
     Paths in `known_sizes` are relative to `folder`. Prints about `limit_bytes` of content and paths, and whether there
     is more; the status files of the machines come first and do not count.
     """
-    names = [*(f"status/{name}.json" for name in machine_names), "attempts", *untrusted.SYNCED_FOLDERS]
+    names = [*(f"status/{name}.json" for name in machine_names), "attempts", *LOG_FOLDERS]
     values = {
         "names": " ".join(quote_path(name) for name in names),
         "known": "\n".join(f"      {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items()),

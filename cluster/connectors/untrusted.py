@@ -19,6 +19,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from cluster.errors import ClusterError
+from train.tools.agent_protocol import LOG_FOLDERS
 
 MAX_PATH_BYTES = 200  # of a mirrored file, relative to the job's folder
 MAX_PATH_DEPTH = 3  # of a mirrored file below its folder
@@ -33,10 +34,9 @@ MAX_LINE_CHARACTERS = 1000
 MAX_QUOTED_CHARACTERS = 100
 
 _NAME = r"[A-Za-z0-9_+=,@][A-Za-z0-9._+=,@-]*"  # begins neither with "." nor with "-"
-SYNCED_FOLDERS = ("metrics", "events", "logs", "ids")  # their files only grow; the most wanted first
 _MIRRORED_PATH = re.compile(
     rf"status/(?P<machine>{_NAME})\.json|attempts/[0-9]{{6}}\.json|"
-    rf"(?:{'|'.join(SYNCED_FOLDERS)})(?:/{_NAME}){{1,{MAX_PATH_DEPTH}}}"
+    rf"(?:{'|'.join(LOG_FOLDERS)})(?:/{_NAME}){{1,{MAX_PATH_DEPTH}}}"
 )
 _CHECKPOINT_PATH = re.compile(r"([0-9]{6})/(step|resume)-([0-9]{1,12})[A-Za-z0-9_-]{0,100}\.pt")
 
@@ -173,7 +173,7 @@ def parse_new_bytes(
             raise BadAnswer(f"names the file {_quote(raw_path)}, which is not one of the job's")
         if path in contents:
             raise BadAnswer(f"has {path} twice")
-        grows = path.startswith(SYNCED_FOLDERS)
+        grows = path.startswith(LOG_FOLDERS)
         size = len(content) + (known_sizes.get(path, 0) if grows else 0)
         if size > (MAX_FILE_BYTES if grows else MAX_RECORD_BYTES):
             raise BadAnswer(f"makes {path} {size / 1e6:.1f} MB long")

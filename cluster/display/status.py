@@ -12,7 +12,7 @@ from train.tools.records import encode
 from .tables import print_table
 
 MAX_REASON_CHARACTERS = 140
-# How `show_status` calls a value whose key is not a plain word.
+# The labels under which `show_status` prints values whose keys are not plain words.
 STATUS_LABELS = {
     "procs": "processes",
     "images_per_second": "images/s",

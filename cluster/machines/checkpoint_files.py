@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from cluster.connectors.local import Connector
 from cluster.connectors.untrusted import MAX_CHECKPOINT_BYTES, ArrivalFolder, BadAnswer, checkpoint_age
-from train.tools.agent_protocol import CHECKPOINT_PATTERN
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, checkpoint_folders
 from train.tools.filesystem import newest_intact_file, verify_checksum
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
@@ -18,7 +18,7 @@ DownloadProgress = Callable[[int, int], None]
 
 def newest_local_checkpoint(shared: Path) -> Path | None:
     """Return the newest intact checkpoint in a shared folder, from the last attempt that has one."""
-    for attempt_folder in sorted((shared / "checkpoints").glob("[0-9]*"), reverse=True):
+    for attempt_folder in reversed(checkpoint_folders(shared)):
         for pattern in CHECKPOINT_PATTERNS:
             if checkpoint := newest_intact_file(attempt_folder, pattern):
                 return checkpoint
@@ -33,13 +33,13 @@ def download_checkpoint(
     Raises `ClusterError` when the machine does not answer or names an impossible size, `OSError` when the local disk is
     full.
     """
-    sizes = machine.list_files(f"{remote_shared}/checkpoints")
+    sizes = machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}")
     ages = {name: age for name in sizes if (age := checkpoint_age(name))}
     local_shared.mkdir(parents=True, exist_ok=True)
     arrivals = ArrivalFolder(local_shared)
     for name in sorted(ages, key=ages.__getitem__, reverse=True):
-        source, path = f"{remote_shared}/checkpoints/{name}", f"checkpoints/{name}"
-        target, size = local_shared / path, sizes[name]
+        path, size = f"{CHECKPOINTS_FOLDER}/{name}", sizes[name]
+        source, target = f"{remote_shared}/{path}", local_shared / path
         if not target.exists():
             if size > MAX_CHECKPOINT_BYTES:
                 raise BadAnswer(f"has a checkpoint {name} of {size / 1e9:.0f} GB", machine.name)

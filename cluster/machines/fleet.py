@@ -42,6 +42,8 @@ STOP_GRACE_SECONDS = 30.0
 STOP_MACHINES = 3  # to which a stop request is sent at once
 STOP_PUSH_SECONDS = 2.0  # for one of them to take it, before more are asked
 STOPPED_PATIENCE_SECONDS = 10.0  # for the last files of a job that was to stop; its user waits
+# Sends the signal $2 to the process that holds the lock file $1, if any.
+SIGNAL_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true && kill -"$2" "$(cat "$1")"'
 
 
 class Fleet:
@@ -325,22 +327,27 @@ class Fleet:
             notice = json.dumps({"reason": "a rehearsal took it away", "seconds": notice_seconds})
             connector.write(f"{row.work}/notice", notice.encode())
             return
-        status = parse_status(self.folders.status_path(name).read_bytes())
-        if status is None or status.pid is None:
-            raise ClusterError(f"{connector.name} is just starting; try again in a moment")
-        kill_agent = 'grep -qs cluster.agent "/proc/$1/cmdline" && kill -9 "$1"'
-        connector.run(["sh", "-c", kill_agent, "sh", str(status.pid)])
+        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", f"{row.work}/{AGENT_LOCK}", "KILL"])
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def terminate(self) -> list[str]:
-        """End the job's tmux session on every machine that answers. Returns the names of those that do not answer."""
+        """Ask the agents to save and end, and end the job's tmux session, on every machine that answers.
 
-        def kill_session(name: str) -> None:
+        Returns the names of those that do not answer.
+        """
+
+        def end_job(name: str) -> None:
+            row = self.setup_progress.rows.get(name)
+            if row:
+                lock = f"{row.work}/{AGENT_LOCK}"
+                self.connectors[name].run(
+                    ["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", lock, "TERM"], check=False, timeout=10
+                )
             argv = ["tmux", "-L", tmux.SOCKET_NAME, "kill-session", "-t", f"={self.spec.tmux_session}"]
             self.connectors[name].run(argv, check=False, timeout=10)
 
-        futures = {name: self.pool.submit(kill_session, name) for name in self.hosts}
+        futures = {name: self.pool.submit(end_job, name) for name in self.hosts}
         silent_machines = []
         for name, future in futures.items():
             try:

@@ -13,12 +13,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from cluster.connectors.ssh import SSHConnector, Unreachable
-from cluster.connectors.untrusted import SYNCED_FOLDERS, ArrivalFolder, BadAnswer, NewBytes
+from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes
 from cluster.errors import ClusterError
 from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import RunFolder
 from cluster.state.states import MachineState
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class Mirror:
     def _read_local_sizes(self) -> dict[str, int]:
         """Return the sizes of local files that only grow, or are made once: the offsets from which to copy more."""
         attempt_files = ArrivalFolder(self.folders.shared).sizes(["attempts"])
-        return self.arrivals.sizes(SYNCED_FOLDERS) | attempt_files
+        return self.arrivals.sizes(LOG_FOLDERS) | attempt_files
 
     def _write(self, question: Question, new_bytes: NewBytes, result: bytes) -> None:
         """Write an answer into the run folder. One that was asked for earlier than the last brings no statuses."""
@@ -204,7 +204,7 @@ class Mirror:
         self.arrivals.require_space(sum(map(len, new_bytes.contents.values())))
         with locked(self.folders.path / ".home.lock"):
             for path, data in new_bytes.contents.items():
-                if path.startswith(SYNCED_FOLDERS):
+                if path.startswith(LOG_FOLDERS):
                     sizes[path] = self.arrivals.append(path, question.known_sizes.get(path, 0), data)
                 elif path.startswith("attempts"):
                     self._create(path, data)

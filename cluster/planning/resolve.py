@@ -18,6 +18,8 @@ from .data_fetch import count_splits
 from .launch_options import LaunchOptions, make_launch_options
 from .plan import Plan
 
+MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
+
 
 def plan(
     recipe: Recipe,
@@ -47,7 +49,11 @@ def plan(
             constants=constants,
         ),
     )
-    recipe = recipe.for_machines(planner.machine_count or recipe.machines)
+    machines = planner.machine_count or recipe.machines
+    machine_total = machines + options.recovery.spares
+    if machine_total > MAX_MACHINES:
+        raise BadInput(f"{machine_total} machines (--machines plus --spares) are too many: at most {MAX_MACHINES}")
+    recipe = recipe.for_machines(machines)
     is_synthetic = data == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         if options.train.seed is not None:
@@ -81,7 +87,6 @@ def plan(
         root = remote_dataset.target
         copies_root = root.with_name(root.name + "-sz")
 
-    machines = planner.machine_count or recipe.machines
     if options.recovery.min_machines > machines:
         raise BadInput(
             f"--min-machines {options.recovery.min_machines} is more than the {machines} machines of the job"

@@ -17,6 +17,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
 from train.recipe.history import EpochResult
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
 JsonDict = dict[str, Any]
@@ -52,6 +53,7 @@ def collect_run_data(job: Job) -> JsonDict:
     if not start_rows or any(row.get("clock") is None for row in epochs):
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
+    first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time
     return {
         "job": job.name,
         "uid": spec.uid,
@@ -63,6 +65,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(run_folder, spec),
+        "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
         "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
         "train_images": last_start.train_images,
@@ -88,7 +91,7 @@ def collect_run_data(job: Job) -> JsonDict:
 def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
     """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
     rows: list[RowT] = []
-    for path in sorted((job.path / "metrics").glob("*.jsonl")):
+    for path in metrics_files(job.path):
         number = int(path.stem)
         last_step = min(
             (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf
@@ -167,6 +170,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
         # Names only: the addresses of somebody's own machines do not belong in a public record.
         own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
         return {
+            "is_rented": False,
             "machines": own_machines,
             "gpus_by_type": {},
             "at_work": list(last_members),
@@ -179,6 +183,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     prices = [price_by_name.get(name) for name in last_members]
     known_prices = [price for price in prices if price is not None]
     return {
+        "is_rented": True,
         "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
         "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
         "at_work": list(last_members),

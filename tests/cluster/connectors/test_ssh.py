@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed, testbed
+from support.waiting import wait_for
 
 from cluster.connectors import ssh as ssh
 from cluster.connectors import ssh_scripts as sh
@@ -275,9 +275,12 @@ def test_run_login_without_commands_raises_one_line(own: tuple[Any, SSHConnector
 
 def test_run_ctrl_c_kills_remote_command(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
-    thread = threading.Thread(
-        target=lambda: (wait_for(lambda: (server.home / "ran").exists()), os.kill(os.getpid(), signal.SIGINT))
-    )
+
+    def interrupt_when_running() -> None:
+        wait_for(lambda: (server.home / "ran").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_running)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         connector.run(["sh", "-c", "touch ran; sleep 4327 & wait"], timeout=300)
@@ -481,7 +484,7 @@ def test_list_files_matches_local_connector(machine: SSHConnector, tmp_path: Pat
 def test_read_new_bytes_returns_growth_of_each_file(machine: SSHConnector, tmp_path: Path, is_remote: bool) -> None:
     folder = tmp_path / "f"
 
-    def new(known_sizes: dict[str, int]) -> dict[str, bytes]:
+    def new(known_sizes: dict[str, int]) -> Mapping[str, bytes]:
         return (
             read_all_new_bytes(machine, str(folder), known_sizes)
             if is_remote

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.connectors import untrusted
 from cluster.connectors.untrusted import ArrivalFolder, BadAnswer
+from train.tools.agent_protocol import LOG_FOLDERS
 
 MARK = "0123456789abcdef"
 MACHINES = ("0", "1")
@@ -21,7 +22,7 @@ PATHS = st.one_of(
     ),
     st.builds(
         "{}/{}".format,
-        st.sampled_from(["status", "attempts", *untrusted.SYNCED_FOLDERS, "..", "/", "checkpoints"]),
+        st.sampled_from(["status", "attempts", *LOG_FOLDERS, "..", "/", "checkpoints"]),
         st.text(alphabet=string.ascii_letters + string.digits + "./-_\n\0", max_size=30),
     ),
 )
@@ -45,7 +46,7 @@ NOISE = st.lists(
 def test_mirrored_path_stays_below_the_run_folder(path: str) -> None:
     if untrusted.is_mirrored_path(path, MACHINES):
         parts = path.split("/")
-        assert parts[0] in ("status", "attempts", *untrusted.SYNCED_FOLDERS) and 2 <= len(parts) <= 4
+        assert parts[0] in ("status", "attempts", *LOG_FOLDERS) and 2 <= len(parts) <= 4
         assert all(part[0] not in ".-" for part in parts[1:]) and path.isascii() and path.isprintable()
         assert Path(os.path.normpath(f"/run/{path}")) == Path(f"/run/{path}") and " " not in path
         assert parts[0] != "status" or path in ("status/0.json", "status/1.json")
