@@ -234,13 +234,26 @@ def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> N
 def read_with_checksum(path: Path) -> bytes:
     """Return the payload of a sealed file. Raises `ValueError` when it is cut, changed or not sealed, and `OSError`."""
     with path.open("rb") as file:
-        header = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
+        header = file.readline(200)
         payload = file.read()
-    if len(header) != 3 or header[0] != CHECKSUM_MAGIC:
-        raise ValueError(f"{path}: is not a checkpoint of this program")
-    if header[1] != f"{len(payload):020d}" or header[2] != hashlib.sha256(payload).hexdigest():
-        raise ValueError(f"{path}: is damaged: its checksum does not match its content")
+    _verify_header(path, header, len(payload), hashlib.sha256(payload).hexdigest())
     return payload
+
+
+def verify_checksum(path: Path) -> None:
+    """Raise as `read_with_checksum` does, with little memory for a file of any size."""
+    with path.open("rb") as file:
+        header = file.readline(200)
+        payload_length = os.fstat(file.fileno()).st_size - len(header)
+        _verify_header(path, header, payload_length, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _verify_header(path: Path, header: bytes, payload_length: int, digest: str) -> None:
+    words = header.decode("ascii", "replace").rsplit(maxsplit=2)
+    if len(words) != 3 or words[0] != CHECKSUM_MAGIC:
+        raise ValueError(f"{path}: is not a checkpoint of this program")
+    if words[1] != f"{payload_length:020d}" or words[2] != digest:
+        raise ValueError(f"{path}: is damaged: its checksum does not match its content")
 
 
 def newest_intact_file(folder: Path, pattern: str) -> Path | None:
@@ -251,6 +264,6 @@ def newest_intact_file(folder: Path, pattern: str) -> Path | None:
 def is_intact(path: Path) -> bool:
     """Return whether a file can be read, is sealed, and has the content that its checksum says."""
     with contextlib.suppress(OSError, ValueError):
-        read_with_checksum(path)
+        verify_checksum(path)
         return True
     return False
