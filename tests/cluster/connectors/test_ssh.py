@@ -329,6 +329,7 @@ def test_run_fetches_outcome_after_sshd_was_down(own: tuple[Any, SSHConnector]) 
 
 def test_run_resends_truncated_input(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
+    connector.max_output_bytes = 100_000_000
     content = os.urandom(20_000_000)
     connector.run(["true"])
     results: list[Any] = []
