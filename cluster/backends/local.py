@@ -13,13 +13,13 @@ from cluster.connectors import tmux
 from cluster.connectors.local import module_command, visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
-from cluster.state.heartbeats import MachineStatus
+from cluster.state.heartbeats import read_status
 from cluster.state.run_folder import AGENT_LOCK, is_locked
 from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools.records import encode, read_record
+from train.tools.records import encode
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
@@ -131,7 +131,7 @@ class LocalBackend(SharedFolderBackend):
         """Kill the agent. The processes that it started end with it."""
         folder = self.run.folder
         try:
-            status = read_record(folder.status_path(machine), MachineStatus)
+            status = read_status(folder.status_path(machine))
             if status is None or status.pid is None:
                 raise ProcessLookupError
             if str(folder.work_folder(machine)).encode() not in Path(f"/proc/{status.pid}/cmdline").read_bytes():

@@ -12,6 +12,7 @@ read again.
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from .states import MachineState
 
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
+RESUME_PATTERN = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+\.pt)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,10 @@ class Attempt:
     proposer: str = ""
     time: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not RESUME_PATTERN.fullmatch(self.resume):
+            raise ValueError(f"resume: {self.resume!r} is not a checkpoint of the shared folder")
+
     @property
     def machine_names(self) -> tuple[str, ...]:
         """The members' machine names: their ids without the random part that is new at each start of an agent."""
@@ -70,11 +76,24 @@ def attempt_path(shared: Path, number: int) -> Path:
 
 def read_attempt(shared: Path, number: int) -> Attempt | None:
     """Return an attempt by number; None when it does not exist or its file is damaged."""
-    try:
-        attempt = read_record(attempt_path(shared, number), Attempt)
-    except DamagedRecord:
-        return None
-    return attempt if attempt and (attempt.members or attempt.end_state) else None
+    with contextlib.suppress(DamagedRecord):
+        return _read_intact_attempt(shared, number)
+    return None
+
+
+def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
+    """Return an attempt by the number in the name of its file, None without such a file. Raises `DamagedRecord`."""
+    path = attempt_path(shared, number)
+    attempt = read_record(path, Attempt)
+    if attempt and not (attempt.members or attempt.end_state):
+        raise DamagedRecord(f"{path}: it has neither members nor an end state")
+    return attempt and replace(attempt, number=number)
+
+
+def check_attempts(shared: Path) -> None:
+    """Raise `DamagedRecord` when the file of an attempt is damaged. Other functions take it for a missing one."""
+    newest = newest_attempt(shared)
+    _read_intact_attempt(shared, newest.number + 1 if newest else 1)
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:

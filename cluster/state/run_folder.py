@@ -2,25 +2,25 @@
 
 import contextlib
 import fcntl
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.filesystem import open_regular, read_file, read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
 
 # The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
 AGENT_LOCK = "agent.lock"  # in an agent's work folder
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
+MAX_LAUNCH_ID_BYTES = 1000
 
 
 def is_locked(path: Path) -> bool:
     """Return whether a process of this computer holds a lock file. A missing file is not locked."""
-    with contextlib.suppress(FileNotFoundError), path.open() as lock:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,8 +97,9 @@ class RunFolder:
     @staticmethod
     def read_launch_id(shared: Path) -> str:
         """Return the ID of the last launch from a shared folder, "" before the first."""
-        path = shared / "launch"
-        return path.read_text() if path.exists() else ""
+        with contextlib.suppress(FileNotFoundError):
+            return read_file(shared / "launch", MAX_LAUNCH_ID_BYTES).decode(errors="replace")
+        return ""
 
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""
@@ -122,8 +123,7 @@ class Run:
     def read(cls, path: Path) -> Self:
         """Read the run in a run folder.
 
-        Raises `OSError` without a job.json, and `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a damaged
-        one.
+        Raises `OSError` without a job.json, and `DamagedRecord` for a damaged one.
         """
         folder = RunFolder(path)
-        return cls(JobSpec.from_json(json.loads(folder.spec_path.read_text())), folder)
+        return cls(JobSpec.parse(read_file(folder.spec_path), folder.spec_path), folder)

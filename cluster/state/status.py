@@ -14,7 +14,7 @@ from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, cloud_activity, timeline
-from .heartbeats import MachineStatus
+from .heartbeats import MachineStatus, read_status
 from .job_result import JobResult
 from .machine_setup import MachineSetup, SetupRecord
 from .run_folder import RunFolder
@@ -115,7 +115,7 @@ class MachineRow:
 
 def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatus | None:
     """Return the last status of a machine's agent in the last launch, None before its first."""
-    status = read_record(run_folder.status_path(machine), MachineStatus)
+    status = read_status(run_folder.status_path(machine))
     return status if status and status.launch == run_folder.launch_id else None
 
 
