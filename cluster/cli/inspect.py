@@ -1,5 +1,6 @@
 """The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. They change no job."""
 
+import codecs
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ import click
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 from train.tools.records import encode
 
-from .options import output_option, print_json
+from .options import output_option, print_json, warn
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
@@ -33,7 +34,7 @@ def refresh(job: "Job") -> None:
     try:
         job.refresh()
     except ClusterError as error:
-        click.echo(f"warning: {error}", err=True)
+        warn(error)
 
 
 @click.command()
@@ -63,7 +64,7 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
             statuses.append(job.status())
             rows.append({**encode(statuses[-1]), "hparams": job.hparams})
         except ClusterError as error:
-            click.echo(f"warning: {error}", err=True)
+            warn(error)
     if output == "json":
         return print_json(rows)
     display_status.show_jobs(statuses)
@@ -176,14 +177,17 @@ class LogPrinter:
         self.path = path
         self.format_line = format_line
         self.printed_bytes = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
+        from train.tools.filesystem import open_regular
+
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.printed_bytes:  # a log that was full started anew
             self.printed_bytes = 0
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.printed_bytes)
             if self.path.suffix == ".jsonl":
                 for line in file:
@@ -196,7 +200,10 @@ class LogPrinter:
 
     def _write(self, data: bytes, text: bytes) -> None:
         self.printed_bytes += len(data)
-        sys.stdout.buffer.write(text)
+        if sys.stdout.isatty():  # a terminal would obey control characters; a file gets the log as it is
+            sys.stdout.write(self.decoder.decode(text))
+        else:
+            sys.stdout.buffer.write(text)
 
 
 def _describe_logs(job: "Job") -> str:

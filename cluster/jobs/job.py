@@ -28,7 +28,7 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
-from train.tools.records import DamagedRecord, read_record
+from train.tools.records import DamagedRecord, damaged, read_record
 
 from . import queue_state
 
@@ -62,8 +62,16 @@ class Job:
         """The job's specification. Raises `ClusterError` when job.json is missing or damaged."""
         try:
             return Run.read(self.path).spec
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except OSError as error:
+            raise self._damage(damaged(error)) from error
+
+    def _damage(self, error: DamagedRecord) -> ClusterError:
+        """Return the error that a file of the run folder is damaged. It names the file and what to type next."""
+        return ClusterError(
+            f"{self.path}: a file in it is damaged ({error}); restore the file, or delete the folder to forget the job"
+        )
 
     @cached_property
     def backend(self) -> Backend:
@@ -72,6 +80,8 @@ class Job:
             return registry.open_backend(Run(self.spec, self.run_folder))
         except BadInput as error:
             raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
 
     @property
     def is_alive(self) -> bool:
@@ -115,6 +125,7 @@ class Job:
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
+        attempts.check_attempts(self.run_folder.shared)
         job_status = state_status.job_status(self.run_folder, self.spec, self.result)
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run_folder, self.spec)
@@ -156,14 +167,11 @@ class Job:
         try:
             yield
         except DamagedRecord as error:
-            raise ClusterError(f"{self.path}: a file in it is damaged ({error})") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._damage(error) from error
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
-            raise ClusterError(
-                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-                "restore it, or delete the folder to forget the job"
-            ) from error
+            raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
 
     def _advance(self) -> None:
         if self.is_waiting:
@@ -265,7 +273,8 @@ class Job:
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        return state_timeline.attempt_rows(self.path, self.run_folder.shared)
+        with self._report_damaged_files():
+            return state_timeline.attempt_rows(self.path, self.run_folder.shared)
 
     def machine_details(self) -> dict[str, MachineRow]:
         """Return the last status of each machine, with the seconds of each stage up to its first step.
