@@ -54,7 +54,7 @@ def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
     """
     for path in sorted((log_dir / "logs").glob("val-*.json")):
         with contextlib.suppress(OSError, ValueError):
-            return decode(list[Thumbnail], json.loads(path.read_text()), path)
+            return read_record(path, list[Thumbnail]) or []
     return []
 
 
