@@ -28,11 +28,14 @@ machine_option = click.option(
 def refresh(job: "Job") -> None:
     """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
 
-    Raises `ClusterError` when job.json is damaged.
+    Raises `DamagedJob`.
     """
-    _ = job.spec  # read first: a damaged job.json must raise here, and not become a warning below
+    from cluster.jobs.job import DamagedJob
+
     try:
         job.refresh()
+    except DamagedJob:
+        raise
     except ClusterError as error:
         warn(error)
 
@@ -56,15 +59,17 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
         return _ls_cloud(regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
-    statuses = []
-    rows = []
+    statuses: dict[str, JobStatus | None] = {}
+    rows: list[dict[str, object]] = []
     for job in store.all_jobs():
         try:
             refresh(job)
-            statuses.append(job.status())
-            rows.append({**encode(statuses[-1]), "hparams": job.hparams})
+            statuses[job.name] = job.status()
+            rows.append({**encode(statuses[job.name]), "hparams": job.hparams})
         except ClusterError as error:
             warn(error)
+            statuses[job.name] = None
+            rows.append({"job": job.name, "state": display_status.DAMAGED, "reason": str(error)})
     if output == "json":
         return print_json(rows)
     display_status.show_jobs(statuses)

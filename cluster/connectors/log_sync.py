@@ -8,7 +8,7 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 
 from pathlib import Path
 
-from train.tools.filesystem import locked
+from train.tools.filesystem import locked, open_regular
 
 from .local import Connector
 
@@ -40,7 +40,7 @@ class LogShipper:
         target.parent.mkdir(parents=True, exist_ok=True)
         # A full disk may take a part of the write. Forget the offset until all is written.
         self.sent_offsets.pop(source, None)
-        with source.open("rb") as source_file, target.open("ab") as target_file:
+        with open_regular(source) as source_file, open_regular(target, "ab") as target_file:
             offset = target_file.seek(0, 2)
             source_file.seek(offset)
             data = source_file.read()
@@ -70,7 +70,7 @@ def _pull_file(machine: Connector, source: str, target: Path, size: int) -> int:
         return 0
     offset = start
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab") as file:
+    with open_regular(target, "ab") as file:
         while offset < size and (data := machine.read_from(source, offset)):
             file.write(data)
             offset += len(data)

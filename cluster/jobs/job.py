@@ -44,6 +44,10 @@ class JobBusy(ClusterError):
     """Another command is changing the job."""
 
 
+class DamagedJob(ClusterError):
+    """A file of the run folder is damaged."""
+
+
 class Job:
     """A job in its run folder. Cheap to create: every property reads the files again.
 
@@ -67,9 +71,9 @@ class Job:
         except OSError as error:
             raise self._damage(damaged(error)) from error
 
-    def _damage(self, error: DamagedRecord) -> ClusterError:
-        """Return the error that a file of the run folder is damaged. It names the file and what to type next."""
-        return ClusterError(
+    def _damage(self, error: DamagedRecord) -> DamagedJob:
+        """Return the error about a damaged file of the run folder. It names the file and says what to do."""
+        return DamagedJob(
             f"{self.path}: a file in it is damaged ({error}); restore the file, or delete the folder to forget the job"
         )
 
@@ -91,7 +95,7 @@ class Job:
     @property
     def result(self) -> JobResult | None:
         """The content of result.json, None until the job has ended. Raises `ClusterError` when it is damaged."""
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return read_record(self.run_folder.result_path, JobResult)
 
     @property
@@ -107,9 +111,10 @@ class Job:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
-        schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
-        return flat_settings(schedule, self.spec.machines * self.spec.procs)
+        with self.report_damaged_files():
+            images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
+            schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
+            return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
     @property
     def state(self) -> JobState:
@@ -121,7 +126,7 @@ class Job:
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
@@ -149,7 +154,7 @@ class Job:
         Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
         """
         try:
-            with self._report_damaged_files():
+            with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
         except OSError as error:
@@ -159,8 +164,8 @@ class Job:
             ) from error
 
     @contextlib.contextmanager
-    def _report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `ClusterError`.
+    def report_damaged_files(self) -> Iterator[None]:
+        """Turn the errors that a damaged file causes into `DamagedJob`.
 
         The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
         """
@@ -273,7 +278,7 @@ class Job:
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return state_timeline.attempt_rows(self.path, self.run_folder.shared)
 
     def machine_details(self) -> dict[str, MachineRow]:
@@ -281,7 +286,7 @@ class Job:
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return state_status.machine_rows(self.run_folder, self.spec)
 
     @property

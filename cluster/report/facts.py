@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from cluster.backends.base import BilledBackend
-from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.plots.job_facts import CostFacts, JobFacts, JsonObject, TimelineRow
 from cluster.state.job_result import JobResult
@@ -36,13 +35,8 @@ def collect_facts(job: Job) -> JobFacts:
 
     Raises `ClusterError` when the run folder is damaged.
     """
-    try:
+    with job.report_damaged_files():
         return _collect_facts(job)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ClusterError(
-            f"{job.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-            "restore it, or delete the folder to forget the job"
-        ) from error
 
 
 def _collect_facts(job: Job) -> JobFacts:

@@ -11,7 +11,7 @@ from train.recipe import target
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
-from train.tools.records import decode, encode, read_record
+from train.tools.records import DamagedRecord, decode, encode, read_record
 
 from . import attempts, timeline
 from .job_result import JobResult, TrainerResult
@@ -67,7 +67,11 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    measured = read_record(run_folder.shared / RESULT_FILE, TrainerResult)
+    try:
+        measured = read_record(run_folder.shared / RESULT_FILE, TrainerResult)
+    except DamagedRecord as error:  # the machines wrote it: it must not keep the job from its end
+        measured = None
+        end_reason, end_state = f"the result of the trainers is damaged: {error}", JobState.FAILED
     if measured:
         state, reason = JobState.DONE, ""
         usage_errors = check_image_usage(run_folder, measured.epochs) if spec.train.log_ids else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from train.tools.filesystem import open_regular, read_file, read_json, to_json_bytes, write_atomic
+from train.tools.records import damaged
 
 from .spec import JobSpec
 
@@ -96,10 +97,14 @@ class RunFolder:
 
     @staticmethod
     def read_launch_id(shared: Path) -> str:
-        """Return the ID of the last launch from a shared folder, "" before the first."""
-        with contextlib.suppress(FileNotFoundError):
-            return read_file(shared / "launch", MAX_LAUNCH_ID_BYTES).decode(errors="replace")
-        return ""
+        """Return the ID of the last launch from a shared folder, "" before the first. Raises `DamagedRecord`."""
+        path = shared / "launch"
+        try:
+            return read_file(path, MAX_LAUNCH_ID_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise damaged(error, path) from error
 
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""

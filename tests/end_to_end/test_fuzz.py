@@ -242,10 +242,13 @@ def run_command(words: list[str]) -> str:
         return "a traceback in the output"
     if result.exit_code not in EXIT_CODES:
         return f"exit code {result.exit_code}"
-    errors = [line for line in result.stderr.splitlines() if line.startswith(("error: ", "warning: "))]
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
     if result.exit_code in (1, 2) and len(errors) != 1:
-        return f"exit code {result.exit_code} with {len(errors)} lines of errors: {result.output[-300:]!r}"
-    if any(len(line) > MAX_ERROR_CHARACTERS for line in errors):
+        return f"exit code {result.exit_code} with {len(errors)} errors: {result.output[-300:]!r}"
+    if sum("damaged" in line for line in lines) > 1 or len(lines) > 2:
+        return f"told more than once: {lines}"
+    if any(len(line) > MAX_ERROR_CHARACTERS for line in lines):
         return "a message of several thousand characters"
     if "\x1b" in result.output and words[0] != "logs":
         return "an escape sequence in the output"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from train.data.index.base import Index
 from train.tools.filesystem import write_atomic
-from train.tools.records import decode, encode
+from train.tools.records import encode, read_record
 
 THUMBNAIL_COUNT = 6
 CANDIDATE_COUNT = 60  # images of which the thumbnails are chosen by their shape

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, Literal, NoReturn
 from uuid import uuid4
 
 CHECKSUM_MAGIC = "imgnet-sealed 1"
@@ -184,9 +184,9 @@ def replace_nonfinite(value: object) -> object:
     return value
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang."""
-    return open(path, "rb", opener=_open_regular)
+def open_regular(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
+    """Open a file. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang."""
+    return open(path, mode, opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:
