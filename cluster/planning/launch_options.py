@@ -7,7 +7,7 @@ from cluster.backends import catalog
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
-from cluster.state.spec import RecoveryOptions
+from cluster.state.spec import MAX_MACHINES, RecoveryOptions
 from train.engine.options import TrainOptions
 from train.tools.option_fields import Option, OptionError, OptionSet, option_field
 
@@ -25,6 +25,7 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
+        maximum=MAX_MACHINES,
         help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
         "--local: 1; --ssh: all that the file lists, without --spares]",
     )
@@ -33,6 +34,7 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
+        maximum=MAX_MACHINES,
         help="Training processes per machine.  [default: one per GPU, else 1]",
     )
     data: str | None = option_field(

@@ -6,7 +6,7 @@ from pathlib import Path
 from cluster.backends import registry
 from cluster.backends.planner import MachineRequest
 from cluster.errors import BadInput
-from cluster.state.spec import JobSpec
+from cluster.state.spec import MAX_MACHINES, JobSpec
 from train.forecast import Constants
 from train.recipe.components import SAMPLE
 from train.recipe.files import RecipeError, read_recipes
@@ -66,7 +66,7 @@ def plan(
     if options.train.copies and not is_s3_data:
         copies_root = Path(options.train.copies).expanduser().absolute()
     else:
-        copies_root = root.with_name(root.name + "-sz")
+        copies_root = root.parent / f"{root.name}-sz"  # not `with_name`: the root of all folders has no name
 
     remote_dataset = None
     if is_s3_data or options.fetch:
@@ -79,13 +79,15 @@ def plan(
             source, recipe, options.train.copies, options.fetch or "", planner
         )
         root = remote_dataset.target
-        copies_root = root.with_name(root.name + "-sz")
+        copies_root = root.parent / f"{root.name}-sz"
 
     machines = planner.machine_count or recipe.machines
     if options.recovery.min_machines > machines:
         raise BadInput(
             f"--min-machines {options.recovery.min_machines} is more than the {machines} machines of the job"
         )
+    if machines + options.recovery.spares > MAX_MACHINES:
+        raise BadInput(f"--machines {machines} --spares {options.recovery.spares}: a job has at most {MAX_MACHINES}")
     procs = options.procs or planner.default_procs(machines)
     schedule_gpus = recipe.nominal_gpus if options.train.keep_batch else machines * procs
     if remote_dataset:

@@ -42,6 +42,7 @@ class RecoveryOptions(OptionSet):
         metavar="N",
         group="Recovery",
         minimum=0,
+        maximum=MAX_MACHINES,
         help="Number of standby machines. They take over when a machine is lost.",
     )
     min_machines: int = option_field(
