@@ -16,10 +16,11 @@ from typing import Any, TextIO, cast
 
 MAX_MESSAGE_CHARACTERS = 2000
 
-# In this order: OSC and other strings up to their end, CSI, other escapes, and single characters: C0 and C1 without
-# newline and tab, marks that change the direction of text, line separators, and surrogates, which cannot be written.
+# In this order: OSC and other strings with their end, if they have one; CSI; other escapes; single characters: C0 and
+# C1 without newline and tab, marks that change the direction of text, line separators, and surrogates, which cannot be
+# written.
 CONTROL_PATTERN = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c))?"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
