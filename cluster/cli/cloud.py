@@ -252,8 +252,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
     found_job = store.find(job)
     refresh(found_job)  # its machines may have been terminated while nothing here was watching
-    with found_job.report_damaged_files():
-        report = billing.cost_report(found_job, top5)
+    report = billing.cost_report(found_job, top5)
     if output == "json":
         print_json(report.to_json())
     else:

@@ -34,6 +34,7 @@ def console(to_stderr: bool = False) -> "Console":
         """A console that removes control characters from text before it is styled."""
 
         def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            """Yield the segments of what is printed."""
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(clean(segment.text), segment.style)
 

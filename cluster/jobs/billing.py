@@ -68,12 +68,17 @@ class CostReport:
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
     """Return what a job has cost. The target is `target_top5`, an accuracy in percent.
 
-    Raises `ClusterError` when the machines of the job were not rented.
+    Raises `ClusterError` when the machines of the job were not rented, or a file of the run folder is damaged.
     """
     backend = job.backend
     if not isinstance(backend, BilledBackend):
         raise ClusterError(f"{job.name} did not run on rented machines but on {backend.description}; it has no cost")
 
+    with job.report_damaged_files():
+        return _cost_report(job, backend, target_top5)
+
+
+def _cost_report(job: Job, backend: BilledBackend, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return backend.job_cost(moment).dollars
 

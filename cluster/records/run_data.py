@@ -7,6 +7,7 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cluster.backends import machine_types
@@ -15,7 +16,7 @@ from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
 from cluster.state import result as state_result
-from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
+from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
 from train.recipe.history import EpochResult
 from train.tools.records import encode
 
@@ -30,7 +31,7 @@ def collect_run_data(job: Job) -> JsonDict:
     """Return what a job has run.
 
     Raises `ClusterError` when the job has not ended, when no epoch was validated, or when the version that trained it
-    was too old.
+    was too old, and `DamagedRecord` for a damaged line of the metrics.
     """
     if not job.has_ended:
         raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
@@ -38,6 +39,8 @@ def collect_run_data(job: Job) -> JsonDict:
     run_folder = job.run_folder
     result = job.result
     assert result  # the job has ended
+    for path in metrics_paths(job):
+        check_metrics_file(path)  # a record must not leave out what cannot be read
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
@@ -85,10 +88,15 @@ def collect_run_data(job: Job) -> JsonDict:
     }
 
 
+def metrics_paths(job: Job) -> list[Path]:
+    """Return the files of metrics, in the order of the attempts."""
+    return sorted((job.path / "metrics").glob("[0-9]*.jsonl"))
+
+
 def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
     """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
     rows: list[RowT] = []
-    for path in sorted((job.path / "metrics").glob("*.jsonl")):
+    for path in metrics_paths(job):
         number = int(path.stem)
         last_step = min(
             (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf

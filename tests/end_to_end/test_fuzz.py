@@ -32,7 +32,7 @@ from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.tools.filesystem import locked
 
-COMMANDS_PER_KIND = 2500
+COMMANDS_PER_KIND = 4000
 MAX_SECONDS = 10
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
@@ -277,7 +277,7 @@ def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_folder: Path) -> None:
     KINDS[kind](job_folder)
-    generator = random.Random(f"2 {kind}")
+    generator = random.Random(kind)
     folder = DamagedFolder(job_folder, generator)
     lock_path = job_folder / "machine/work/0" / AGENT_LOCK
     run_command(["report"])  # imports what draws, which takes long
