@@ -17,8 +17,9 @@ norm after pool5 (also 3.2).
 
 Rates of ResNet-50 are those of Google's reference, tensorflow/tpu models/official/resnet/lars_util.py at 11a028b: for
 32,768 images 34.0 after 12 epochs, above it 41.0 after 16, from 0, trust 0.001, decay 1e-4 (resnet_config.py), momentum
-0.9. Later versions say 32.0 after 14, and 31.2 after 25. AlexNet at 32k: borisgin/nvcaffe, models/alexnet_bn,
-solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
+0.9. Later versions say 32.0 after 14, and 31.2 after 25. Its optimizer, TensorFlow's, has another form than the paper:
+resnet50_lars_32k takes that form, `lars_form="google"`; the others have the paper's. AlexNet at 32k: borisgin/nvcaffe,
+models/alexnet_bn, solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
 
 Uncertain: the rates of Jia et al., which we have not read. For AlexNet at 64k, 32 x sqrt(2) = 45.25 is a guess by the
 square-root rule, and so are 1024 GPUs with 64 images [recalled]. The machines at 32k, with 32 images a GPU, are our
@@ -61,14 +62,14 @@ def recipes() -> Iterator[Recipe]:
         name="resnet50_lars_32k",
         data=IMAGENET,
         model=Model(name="resnet50", zero_gamma=True, fc_std=0.01),
-        optim=LARS,
+        optim=replace(LARS, lars_form="google"),
         phases=lars_32k,
         machines=128,
         gpus=8,
         types=("p5.48xlarge", "p4d.24xlarge", "p4de.24xlarge", "g6e.48xlarge"),
     )
     yield resnet
-    yield replace(resnet, name="resnet50_lars_64k", phases=lars_64k, machines=256)
+    yield replace(resnet, name="resnet50_lars_64k", optim=LARS, phases=lars_64k, machines=256)
     alexnet = replace(resnet, model=Model(name="alexnet_bn", fc_std=0.01), optim=replace(LARS, weight_decay=5e-4))
     yield replace(alexnet, name="alexnet_lars_32k", phases=alexnet_32k, machines=128)
     yield replace(alexnet, name="alexnet_lars_64k", phases=alexnet_64k, machines=128)

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.sandbox import FinishedSandbox, Sandbox
-from support.waiting import wait_for
-
-__all__ = ["wait_for"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

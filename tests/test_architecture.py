@@ -313,15 +313,34 @@ def test_module_is_documented_and_named_by_its_concept(path: Path) -> None:
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
 
-def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
-    """Run Python. Return the top-level packages that it imports, as `-X importtime` lists them, and its stdout."""
+def imported_modules(argv: list[str], **variables: str) -> tuple[set[str], str]:
+    """Run Python. Return the modules that it imports, as `-X importtime` lists them, and its stdout."""
     completed = subprocess.run(
         [sys.executable, "-X", "importtime", *argv], capture_output=True, text=True, env={**os.environ, **variables}
     )
     lines = [line for line in completed.stderr.splitlines() if line.startswith("import time:")]
     names = {line.rsplit("|", 1)[1].strip() for line in lines}
     assert completed.returncode == 0 and "cluster" in names, completed.stderr
-    return {name.split(".")[0] for name in names}, completed.stdout
+    return names, completed.stdout
+
+
+def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
+    """Run Python. Return the top-level packages that it imports, and its stdout."""
+    names, output = imported_modules(argv, **variables)
+    return {name.split(".")[0] for name in names}, output
+
+
+@pytest.mark.parametrize("command", ["ls", "stop", "eval", "plan", "cost"])
+def test_only_launch_looks_for_backends_of_other_packages(command: str) -> None:
+    """The search reads the metadata of every installed package."""
+    modules, _ = imported_modules([COMMAND, command, "--help"])
+    assert not modules & {"cluster.backends.registry", "importlib.metadata", "cluster.state.spec"}
+    assert "importlib.metadata" in imported_modules([COMMAND, "launch", "--help"])[0]
+
+
+def test_launch_help_imports_no_job() -> None:
+    modules, _ = imported_modules([COMMAND, "launch", "--help"])
+    assert not modules & {"cluster.state.spec", "cluster.state.membership", "train.recipe", "cluster.jobs"}
 
 
 @pytest.mark.parametrize(

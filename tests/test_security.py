@@ -4,13 +4,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import AwsFrontend, serve
 
-from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
 from cluster.machines import code_archive
 from cluster.planning.launch_options import make_launch_options
@@ -53,7 +52,7 @@ def run_instances_request(recipe: str, **options: Any) -> dict[str, Any]:
     [loaded_recipe] = submit.load_recipes(str(ROOT / "recipes" / recipe))
     plan = submit.plan(loaded_recipe, make_launch_options(backend="aws", **options), offline=True)
     assert plan.rental_plan
-    return dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
+    return cast("dict[str, Any]", dict(plan.rental_plan.preview_requests(plan.spec))["ec2:RunInstances"])
 
 
 def test_security_table_has_the_tested_lines() -> None:
@@ -146,7 +145,7 @@ def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.Monke
     )
     archive, _ = code_archive.pack_code()
     assert plan.rental_plan and SECRET not in json.dumps(
-        [plan.spec.to_json(), aws_plan.preview_requests(plan.spec, plan.rental_plan)]
+        [plan.spec.to_json(), plan.rental_plan.preview_requests(plan.spec)]
     )
     assert SECRET.encode() not in archive and not any(b".aws/credentials" in path for path in archive.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls

@@ -17,8 +17,9 @@ from typing import Any
 from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
 from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, TrialOutcome, TrialPlan
 from cluster.state import attempts
+from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
-from cluster.state.spec import JobSpec, RecoveryOptions
+from cluster.state.spec import JobSpec
 from train.data.order import usage_log
 from train.engine.options import TrainOptions
 from train.recipe.schedule import Schedule

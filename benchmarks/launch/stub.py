@@ -76,6 +76,7 @@ agent() {
   mkdir -p "$work" "$shared/status" "$shared/logs" "$shared/attempts" "$shared/metrics"
   exec 9>>"$work/agent.lock"
   flock -w 2 9 || exit 1
+  echo $$ >"$work/agent.lock"
   read -r launch <"$shared/launch" || [ "$launch" ] || exit 1
   write_status warming warming
   sleep_unless_stopped {start}

@@ -12,6 +12,7 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -24,7 +25,7 @@ from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import process
@@ -103,6 +104,8 @@ class Agent:
             traceback.print_exc()
             reason = f"error in the agent: {type(error).__name__}: {error}"
         finally:
+            if self.tmux_windows:
+                self.tmux_windows.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.trainers.stop(include_standby=True)
             shutil.rmtree(self.temp_folder, ignore_errors=True)
@@ -157,7 +160,7 @@ class Agent:
             time.sleep(TICK_SECONDS)
 
         try:
-            prepare_data(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", on_progress)
+            prepare_data(self.spec, setup_log_path(self.shared, self.machine), on_progress)
         except DataPreparationError as error:
             raise JobFinished(MachineState.FAILED, str(error)) from error
 
@@ -305,6 +308,7 @@ class Agent:
                 proposer=self.id,
                 master_address=master.address,
                 master_port=master.port,
+                token=secrets.token_hex(16),
                 time=time.time(),
             )
             try:
@@ -343,6 +347,6 @@ class Agent:
         is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         if self.tmux_windows is None:
             self.tmux_windows = tmux_windows.TmuxWindows(
-                self.spec.tmux_session, self.work / "train.log", self.machine if is_session_shared else ""
+                self.spec.tmux_session, self.work, self.machine if is_session_shared else ""
             )
         self.tmux_windows.follow_log(log_path)

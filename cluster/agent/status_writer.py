@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.state.heartbeats import MachineStatus, read_status
+from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from cluster.state.timeline import StateChange
 from train.tools.filesystem import overwrite_in_place, to_json_bytes
@@ -27,7 +28,7 @@ class StatusWriter:
 
     def __init__(self, shared: Path, machine: str, launch_id: str, heartbeat_seconds: float) -> None:
         self.status_path = shared / "status" / f"{machine}.json"
-        self.state_log_path = shared / "logs" / f"agent-{machine}.jsonl"
+        self.state_log_path = agent_log_path(shared, machine)
         for path in (self.status_path, self.state_log_path):
             path.parent.mkdir(parents=True, exist_ok=True)
         self.launch_id = launch_id
@@ -50,7 +51,7 @@ class StatusWriter:
             return
         self.last_written = now
         status = replace(status, launch=self.launch_id, use=self.sampler.sample(), time=time.time())
-        # A folder that is full or away is no error here: trainers that cannot save report it, and a hiccup passes.
+        # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
             overwrite_in_place(self.status_path, to_json_bytes(encode(status)))
         if previous is None or status.state != previous.state:

@@ -26,7 +26,7 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import agent_protocol, host, process
-from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name
+from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name, rank_log_file
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress
@@ -126,14 +126,15 @@ class Trainers:
             shutil.rmtree(old_folder, ignore_errors=True)
         self.attempt_folder = self.work / attempt_name(attempt.number)
         self.attempt_folder.mkdir()
-        log_folder = self.work / "logs" / attempt_name(attempt.number)
-        log_folder.mkdir(parents=True, exist_ok=True)
         self.first_rank = machine_rank * self.spec.procs
+        first_log = rank_log_file(self.work, attempt.number, self.first_rank)
+        first_log.parent.mkdir(parents=True, exist_ok=True)
         self.is_save_requested = False
         argv = self.job_arguments() + self.attempt_arguments(attempt)
         shared_environment = {
             **self.environment,
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
+            agent_protocol.TOKEN_VARIABLE: attempt.token,
             **network.interface_variables(attempt.master_address),
         }
         world_size = self.spec.procs * len(attempt.members)
@@ -144,7 +145,7 @@ class Trainers:
         standby_processes = self.standby_processes
         self.standby_processes = []
         for local_rank, rank_environment in enumerate(rank_environments):
-            log_path = log_folder / f"rank-{rank_environment['RANK']}.log"
+            log_path = rank_log_file(self.work, attempt.number, int(rank_environment["RANK"]))
             environment = {**shared_environment, **rank_environment}
             request = StandbyRequest(argv=tuple(argv), environment=environment, log=str(log_path))
             if use_standby and _start_in_standby(standby_processes[local_rank], request):
@@ -152,7 +153,7 @@ class Trainers:
             else:
                 self.processes.append(process.start_process(module_command("train", *argv), log_path, environment))
         process.kill_process_groups([child for child in standby_processes if child not in self.processes])
-        return log_folder / f"rank-{self.first_rank}.log"
+        return first_log
 
     def attempt_arguments(self, attempt: Attempt) -> list[str]:
         """Return the arguments of a trainer that depend on the attempt."""

@@ -32,6 +32,7 @@ class Backend(ABC):
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
     options: ClassVar[type[BackendOptions]] = BackendOptions
+    detach_keys: ClassVar[str] = "Ctrl-b d"  # end `attach_command` without ending the job: those of tmux
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -114,7 +115,7 @@ class Backend(ABC):
 
     @abstractmethod
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
+        """Return the command that shows a machine's session on this terminal. Raises `ClusterError`."""
 
     def shell_command(self, machine: str, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
         """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""

@@ -1,8 +1,9 @@
 """Backend `local`: this computer acts as the job's machine, or as several of them.
 
-Each machine is an agent in a window of a tmux session that has the job's name.
+Each machine is an agent, whose output is in a window of a tmux session that has the job's name.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,8 +14,7 @@ from cluster.connectors import tmux
 from cluster.connectors.local import module_command, visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
-from cluster.state.heartbeats import read_status
-from cluster.state.run_folder import AGENT_LOCK, is_locked
+from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, is_locked, lock_holder
 from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
@@ -79,7 +79,6 @@ class LocalBackend(SharedFolderBackend):
     name = "local"
     description = "this computer"
     options = LocalOptions
-    agents_need_session = True
 
     @classmethod
     def open_planner(cls, request: MachineRequest) -> MachinePlanner:
@@ -115,7 +114,14 @@ class LocalBackend(SharedFolderBackend):
         spec, folder = self.run.spec, self.run.folder
         argv = [str(folder.shared), str(folder.work_folder(machine)), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
         window = "agent" if len(spec.machine_names) == 1 else f"agent-{machine}"
-        tmux.add_window(spec.name, window, module_command("cluster.agent", *argv))
+        agent_argv = module_command("cluster.agent", *argv)
+        folder.work_folder(machine).mkdir(parents=True, exist_ok=True)
+        log = folder.work_folder(machine) / AGENT_OUTPUT
+        window_argv = tmux.followed_argv(agent_argv, log)
+        if tmux.is_owned_by(spec.name, folder.path):
+            tmux.add_window(spec.name, window, window_argv)
+        else:  # somebody killed the tmux server
+            tmux.start_session(spec.name, folder.path, window, window_argv)
 
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running: it holds a lock that the kernel releases when it dies."""
@@ -123,27 +129,25 @@ class LocalBackend(SharedFolderBackend):
 
     def replace(self, machine: str) -> None:
         """Start the agent again. It joins as a new machine under the old name."""
-        folder = self.run.folder
-        if tmux.is_owned_by(self.run.spec.name, folder.path):
-            self._start_agent(machine, self.run.clock() - folder.launch_path.stat().st_mtime)
+        self._start_agent(machine, self.run.clock() - self.run.folder.launch_path.stat().st_mtime)
 
     def kill_agent(self, machine: str) -> None:
         """Kill the agent. The processes that it started end with it."""
-        folder = self.run.folder
-        try:
-            status = read_status(folder.status_path(machine))
-            if status is None or status.pid is None:
-                raise ProcessLookupError
-            if str(folder.work_folder(machine)).encode() not in Path(f"/proc/{status.pid}/cmdline").read_bytes():
-                raise ProcessLookupError
-            os.kill(status.pid, signal.SIGKILL)
-        except (OSError, ValueError):  # a new agent is starting: the status file is its predecessor's
-            raise ClusterError(
-                f"machine {machine} of {self.run.spec.name} is just starting; try again in a moment"
-            ) from None
+        if not self._signal_agent(machine, signal.SIGKILL):
+            raise ClusterError(f"machine {machine} of {self.run.spec.name} is just starting; try again in a moment")
+
+    def _signal_agent(self, machine: str, signal_number: signal.Signals) -> bool:
+        """Send a signal to the agent of a machine. Returns whether there is one."""
+        pid = lock_holder(self.run.folder.work_folder(machine) / AGENT_LOCK)
+        with contextlib.suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, signal_number)
+        return pid is not None
 
     def terminate(self) -> list[str]:
-        """End the tmux session. Its end sends SIGHUP to the agents, and their child processes end with them."""
+        """Ask the agents to save and end, and end the tmux session. The processes of the agents end with them."""
+        for machine in self.run.spec.machine_names:
+            self._signal_agent(machine, signal.SIGTERM)
         tmux.kill_session(self.run.spec.name, self.run.folder.path)
         return []
 

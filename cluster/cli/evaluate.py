@@ -9,7 +9,15 @@ import click
 from cluster.display.progress_bar import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
-from .options import GroupedCommand, grouped_option, output_option, print_json
+from .options import (
+    GroupedCommand,
+    GroupedOption,
+    dataclass_options,
+    deferred_options,
+    grouped_option,
+    output_option,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +25,13 @@ if TYPE_CHECKING:
     EvaluationMessage = Mapping[str, Any]
 
 PLOTTED_IMAGES = 6  # images that --plot shows
+
+
+def copies_option() -> list[GroupedOption]:
+    """Return the option `--copies`, which a launch has too."""
+    from train.engine.options import TrainOptions
+
+    return dataclass_options(TrainOptions, "copies")
 
 
 @click.command("eval", cls=GroupedCommand)
@@ -46,9 +61,7 @@ PLOTTED_IMAGES = 6  # images that --plot shows
     metavar="DIR",
     help="Data set whose val/ split is used.  [default: the data set of the job or of the recipe]",
 )
-@grouped_option(
-    "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"
-)
+@deferred_options(copies_option)
 @grouped_option(
     "Data",
     "--workers",

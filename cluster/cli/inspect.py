@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
-from train.tools.records import encode
 
 from .options import output_option, print_json, warn
 
@@ -54,6 +53,7 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
     from cluster.jobs import store
+    from train.tools.records import encode
 
     if cloud:
         return _ls_cloud(regions, output)
@@ -103,6 +103,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
+    from train.tools.records import encode
 
     found_job = store.find(job)
     refresh(found_job)
@@ -249,7 +250,8 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal.
 
-    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running.
+    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running. On Slurm the trainer's log
+    is shown, and Ctrl-C leaves it.
     """
     from cluster.jobs import store
 

@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.backends import catalog
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
-from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured
 
 from .options import (
-    CommandFunction,
     FiniteFloatRange,
     GroupedCommand,
+    GroupedOption,
     dataclass_options,
+    deferred_options,
     dry_run_option,
     given_options,
     grouped_option,
@@ -26,59 +25,50 @@ from .plan import make_plan, select_recipes
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
 
+DEFAULT_BACKEND = "aws"
+
 detach_option = grouped_option(
     "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
 )
 
 
-DEFAULT_BACKEND = "aws"
+def backend_choices() -> list[GroupedOption]:
+    """Return the options by which a backend is chosen: `--NAME`, with a value where the backend declares that."""
+    from cluster.backends import catalog
+    from cluster.planning.launch_options import switch_name
+
+    choices = []
+    for name, options_class in catalog.usable_options().items():
+        help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
+        switch = GroupedOption([f"--{name}", switch_name(name)], is_flag=True, help=help_text, help_group="Machines")
+        own_options = dataclass_options(options_class)
+        choices.append(next((option for option in own_options if f"--{name}" in option.opts), switch))
+    return choices
 
 
-def backend_choices(command: CommandFunction) -> CommandFunction:
-    """Add the options by which a backend is chosen: `--NAME`, with a value where the backend declares that."""
-    for name, options_class in reversed(catalog.usable_options().items()):
-        if option := selecting_option(name):
-            command = dataclass_options(options_class, option.name)(command)
-        else:
-            help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
-            add_switch = grouped_option("Machines", f"--{name}", _switch_name(name), is_flag=True, help=help_text)
-            command = add_switch(command)
-    return command
+def shared_options() -> list[GroupedOption]:
+    """Return the options that every backend has."""
+    from cluster.planning.launch_options import LaunchOptions
+
+    return dataclass_options(LaunchOptions)
 
 
-def backend_options(command: CommandFunction) -> CommandFunction:
-    """Add the other options that only one backend has."""
-    for name, options_class in reversed(catalog.usable_options().items()):
-        option_names = [option.name for option in options_class.launch_options() if option != selecting_option(name)]
-        if option_names:
-            command = dataclass_options(options_class, *option_names)(command)
-    return command
+def backend_options() -> list[GroupedOption]:
+    """Return the other options that only one backend has."""
+    from cluster.backends import catalog
 
-
-def _switch_name(backend: str) -> str:
-    return f"on_{backend.replace('-', '_')}"
-
-
-def choose_backend(options: dict[str, Any]) -> str:
-    """Return the backend that the user chose, and remove the switches from the options.
-
-    Raises `BadInput` when several were chosen.
-    """
-    chosen = []
-    for name in catalog.usable_options():
-        option = selecting_option(name)
-        if options.get(option.name) is not None if option else options.pop(_switch_name(name), False):
-            chosen.append(name)
-    if len(chosen) > 1:
-        flags = " and ".join(f"--{name}" for name in chosen)
-        raise BadInput(f"{flags} are mutually exclusive; give one, or none to train on --{DEFAULT_BACKEND}")
-    return chosen[0] if chosen else DEFAULT_BACKEND
+    return [
+        option
+        for name, options_class in catalog.usable_options().items()
+        for option in dataclass_options(options_class)
+        if f"--{name}" not in option.opts
+    ]
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@backend_choices
-@dataclass_options(LaunchOptions)
+@deferred_options(backend_choices)
+@deferred_options(shared_options)
 @grouped_option(
     "Machines",
     "--parallel",
@@ -88,7 +78,7 @@ def choose_backend(options: dict[str, Any]) -> str:
     "the machines in the file suffice for]",
 )
 @only_option
-@backend_options
+@deferred_options(backend_options)
 @detach_option
 @dry_run_option
 @yes_option
@@ -111,9 +101,10 @@ def launch(
     from cluster.display import plan as display_plan
     from cluster.display import progress
     from cluster.jobs import queue, store, submit
+    from cluster.planning.launch_options import choose_backend, make_launch_options
 
     keywords = given_options(options)
-    backend = choose_backend(keywords)
+    backend = choose_backend(keywords, DEFAULT_BACKEND)
     launch_options = make_launch_options(backend, **keywords)
     try:
         plans = [

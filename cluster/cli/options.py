@@ -4,14 +4,16 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from cluster.display.terminal import clean_output, cut_text, discard
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
-from train.tools.option_fields import Option, OptionSet
+
+if TYPE_CHECKING:
+    from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]
 
@@ -43,11 +45,40 @@ def grouped_option(help_group: str, *declarations: str, **attributes: Any) -> Ca
     return click.option(*declarations, cls=GroupedOption, help_group=help_group, **attributes)
 
 
+class DeferredOptions(click.Option):
+    """Stands for options of a `GroupedCommand` that are made when it is first used: other commands start without."""
+
+    def __init__(self, declarations: object, make_options: Callable[[], list[GroupedOption]]) -> None:
+        self.make_options = make_options  # and no more: click never sees this as an option
+
+
+def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callable[[Any], Any]:
+    """Return a decorator like `click.option` for several options. The function may import what takes time."""
+    return click.option(cls=DeferredOptions, make_options=make_options)
+
+
 class GroupedCommand(click.Command):
     """A command whose `--help` shows the options under headings, in the order of `OPTION_GROUPS`.
 
     Within a group, options are listed in the order of their declaration: the common ones first.
     """
+
+    _params: list[click.Parameter]
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """The arguments and options in the order of their declaration. Deferred ones are made now."""
+        self._params = [
+            made_param
+            for param in self._params
+            for made_param in (param.make_options() if isinstance(param, DeferredOptions) else [param])
+        ]
+        return self._params
+
+    @params.setter
+    def params(self, declared_params: list[click.Parameter]) -> None:
+        """Keep what is declared. click sets it."""
+        self._params = declared_params
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. For an option `--NAME` of a backend that cannot be used, the error says why."""
@@ -154,7 +185,7 @@ class CheckedType(click.ParamType[Any]):
 
     name = "value"
 
-    def __init__(self, option: Option) -> None:
+    def __init__(self, option: "Option") -> None:
         self.option = option
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -165,45 +196,34 @@ class CheckedType(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def dataclass_options(options_class: type[OptionSet], *names: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds the options of a dataclass, or those with these names, in the declared order."""
-    decorators = [
-        decorator
+def dataclass_options(options_class: "type[OptionSet]", *names: str) -> list[GroupedOption]:
+    """Return the options of a dataclass, or those with these names, in the declared order."""
+    return [
+        click_option
         for option in options_class.launch_options()
         if not names or option.name in names
-        for decorator in _click_options(option)
+        for click_option in _click_options(option)
     ]
 
-    def add_options(command: CommandFunction) -> CommandFunction:
-        for decorator in reversed(decorators):  # click reverses the order of decorators
-            command = decorator(command)
-        return command
 
-    return add_options
-
-
-def _click_options(option: Option) -> list[Callable[[Any], Any]]:
-    """Return the decorators of one option: several when each of its values has a flag."""
-    add = functools.partial(grouped_option, option.group)
+def _click_options(option: "Option") -> Iterator[GroupedOption]:
+    """Yield the options of the command line for one option: several when each of its values has a flag."""
+    make = functools.partial(GroupedOption, help_group=option.group)
     if option.switches:
-        return [
-            add(f"--{value}", option.name, flag_value=value, default=None, help=help_text)
-            for value, help_text in option.switches.items()
-        ]
-    if option.kind is bool:
+        for value, help_text in option.switches.items():
+            yield make([f"--{value}", option.name], flag_value=value, default=None, help=help_text)
+    elif option.kind is bool:
         is_pair = "/" in option.flags[0]
-        flag = {} if is_pair else {"is_flag": True, "flag_value": not option.default}
-        return [add(*option.flags, option.name, default=None, help=option.full_help, **flag)]
-    return [
-        add(
-            *option.flags,
-            option.name,
+        flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}
+        yield make([*option.flags, option.name], default=None, help=option.full_help, **flag)
+    else:
+        yield make(
+            [*option.flags, option.name],
             type=CheckedType(option),
             multiple=option.is_multiple,
             metavar=option.metavar,
             help=option.full_help,
         )
-    ]
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.errors import BadInput
-from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from train.tools.records import encode
 
 from .options import (
     GroupedCommand,
+    GroupedOption,
     dataclass_options,
+    deferred_options,
     given_options,
     grouped_option,
     only_option,
@@ -23,6 +23,7 @@ from .options import (
 if TYPE_CHECKING:
     from cluster.backends.machine_types import MachineType
     from cluster.planning.candidates import Candidate
+    from cluster.planning.launch_options import LaunchOptions
     from cluster.planning.plan import Plan
     from train.recipe.schema import Recipe
 
@@ -55,11 +56,18 @@ def select_recipes(recipe: str, only: tuple[str, ...]) -> "list[Recipe]":
         raise BadInput(str(error)) from error
 
 
-def make_plan(recipe: "Recipe", recipe_file: str, options: LaunchOptions, offline: bool = False) -> "Plan":
+def make_plan(recipe: "Recipe", recipe_file: str, options: "LaunchOptions", offline: bool = False) -> "Plan":
     """Return what a launch would do. Raises `ClusterError`."""
     from cluster.planning.resolve import plan as resolve_plan
 
     return resolve_plan(recipe, options, recipe_file=recipe_file, offline=offline)
+
+
+def shared_options() -> list[GroupedOption]:
+    """Return the options that a plan and a launch have."""
+    from cluster.planning.launch_options import LaunchOptions
+
+    return dataclass_options(LaunchOptions, "procs", "data", "seed", "scale", "max_steps", "keep_batch")
 
 
 @click.command(cls=GroupedCommand)
@@ -71,7 +79,7 @@ def make_plan(recipe: "Recipe", recipe_file: str, options: LaunchOptions, offlin
     callback=parse_machine_counts,
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
-@dataclass_options(LaunchOptions, "procs", "data", "seed", "scale", "max_steps", "keep_batch")
+@deferred_options(shared_options)
 @only_option
 @grouped_option(
     "AWS",
@@ -142,6 +150,7 @@ def plan(
     are the on-demand prices shipped with this program; AWS is not contacted.
     """
     from cluster.planning import choose as planning_choose
+    from cluster.planning.launch_options import make_launch_options
 
     if cheapest + fastest + bool(within) > 1:
         raise BadInput("--cheapest, --fastest and --within are mutually exclusive")
@@ -184,7 +193,7 @@ def plan(
 
 
 def _show_single_plan(
-    recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: LaunchOptions, output: str
+    recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: "LaunchOptions", output: str
 ) -> dict[str, Any]:
     """Show a plan with its forecast on the recipe's first type that can be rented. Returns the plan for JSON."""
     from cluster.display import forecast as display_forecast
@@ -214,7 +223,7 @@ def _forecast_candidates(
     epochs: int | None,
     trainer: str,
     measured_job: str | None,
-    options: LaunchOptions,
+    options: "LaunchOptions",
 ) -> "tuple[list[Candidate], list[str]]":
     """Return a candidate for each type and number of machines, and the notes on them. Raises `ClusterError`."""
     from cluster.jobs import billing, store
@@ -268,6 +277,8 @@ def _forecast_candidates(
 
 
 def _plan_json(job_plan: "Plan") -> dict[str, Any]:
+    from train.tools.records import encode
+
     return {
         "recipe": job_plan.spec.recipe.name,
         "machines": job_plan.spec.machines,

@@ -32,7 +32,9 @@ MLLOG_MARK = ":::MLLOG"
     type=click.Choice(list(FORMAT_BY_SUFFIX.values())),
     help="Format of the record.  [default: from the name of the file, else tsv]",
 )
-@click.option("--author", metavar="NAME", help="Author of the record, written into the JSON record.")
+@click.option(
+    "--author", metavar="NAME", help="Author of the record, written into the JSON record and into MLPerf's log."
+)
 @click.option("--email", metavar="ADDRESS", help="Contact e-mail of the author, written into the JSON record.")
 @click.option("--code-url", metavar="URL", help="URL of the published code, written into the JSON record.")
 @click.option(
@@ -112,7 +114,9 @@ def _render(record_format: str, run_data: dict[str, Any], **authorship: str | No
     with _damage_as_cluster_error(f"{run_data['job']}: a file of its run folder is damaged"):
         if record_format == "json":
             return to_json_bytes(writers.dawnbench_entry(run_data, **authorship)).decode()
-        return writers.render_tsv(run_data) if record_format == "tsv" else writers.render_mlperf_log(run_data)
+        if record_format == "tsv":
+            return writers.render_tsv(run_data)
+        return writers.render_mlperf_log(run_data, org=authorship.get("author"))
 
 
 def _output_files(record_format: str | None, output_path: Path) -> dict[str, Path]:

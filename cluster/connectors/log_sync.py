@@ -8,11 +8,10 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 
 from pathlib import Path
 
+from train.tools.agent_protocol import LOG_FOLDERS
 from train.tools.filesystem import locked, open_regular
 
 from .local import Connector
-
-SYNCED_FOLDERS = ("events", "metrics", "logs", "ids")  # their files only grow
 
 
 class LogShipper:
@@ -26,7 +25,7 @@ class LogShipper:
     def ship_new_bytes(self) -> int:
         """Append what is new and return the number of bytes. Raises `OSError`; the next call continues from there."""
         shipped_bytes = 0
-        for folder in SYNCED_FOLDERS:
+        for folder in LOG_FOLDERS:
             for source in (self.work_folder / folder).rglob("*"):
                 if not source.is_file() or source.name.startswith("."):
                     continue
@@ -56,7 +55,7 @@ def pull_logs(machine: Connector, shared_folder: str, run_folder: Path) -> int:
     """
     pulled_bytes = 0
     with locked(run_folder / ".home.lock"):
-        for folder in SYNCED_FOLDERS:
+        for folder in LOG_FOLDERS:
             for name, size in machine.list_files(f"{shared_folder}/{folder}").items():
                 source = f"{shared_folder}/{folder}/{name}"
                 pulled_bytes += _pull_file(machine, source, run_folder / folder / name, size)

@@ -23,6 +23,8 @@ SESSION_OPTIONS = {"destroy-unattached": "off", "exit-unattached": "off", "remai
 # Set in a session's environment to the run folder of its job, because another folder may have a job-1 too.
 OWNER_VARIABLE = "IMGNET_RUN"
 DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal attaches
+# Starts the command "$@" in a session of processes of its own, and shows what it writes to the log "$0".
+FOLLOWED_COMMAND_SCRIPT = 'setsid "$@" </dev/null >>"$0" 2>&1 & exec tail -n +1 -F --pid=$! "$0" 2>/dev/null'
 
 
 def require_tmux() -> None:
@@ -44,8 +46,8 @@ def _server() -> "Server":
         )
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it and all jobs of this "
-            f"computer: tmux -L {SOCKET_NAME} kill-server"
+            f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
+            f"tmux -L {SOCKET_NAME} kill-server"
         ) from None
     return libtmux.Server(socket_name=SOCKET_NAME)
 
@@ -131,9 +133,18 @@ def _escape_semicolons(argv: Sequence[str]) -> list[str]:
     return [word[:-1] + r"\;" if word.endswith(";") else word for word in argv]
 
 
-def new_session_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
-    """Return the command that starts a session with one window on another machine."""
-    new_session = ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE]
+def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
+    """Return the command of a window that starts a program and follows its log.
+
+    The program does not depend on the window, the session and the tmux server. The window closes when it ends.
+    """
+    return ["sh", "-c", FOLLOWED_COMMAND_SCRIPT, str(log), *argv]
+
+
+def new_session_argv(name: str, window: str, argv: Sequence[str], owner: str = "") -> list[str]:
+    """Return the command that starts a session with one window, for a run folder or on another machine."""
+    owner_option = ["-e", f"{OWNER_VARIABLE}={owner}"] if owner else []
+    new_session = ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE, *owner_option]
     set_options = _set_options(SESSION_OPTIONS)
     return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *set_options, *_escape_semicolons([*new_session, *argv])]
 

@@ -73,6 +73,8 @@ def show_aws_requests(requests: Sequence[tuple[str, Mapping[str, object]]]) -> N
 
 def show_cost(report: CostReport) -> None:
     """Print what a job has cost: a row for each machine, sums, and costs per result."""
+    if not report.is_billed:
+        return print(f"{report.job} runs on {report.backend}: nothing is rented, so it costs nothing")
     cost = report.cost
     columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
     rows = [

@@ -132,7 +132,8 @@ def _unpriced_note(machines: Sequence[str]) -> str:
 
 def print_next_commands(job: Job) -> None:
     """Print what to type while a job runs."""
-    print(f"  session     imgnet-cluster attach {job.name}        (detach with Ctrl-b d, the job continues)")
+    keys = job.backend.detach_keys
+    print(f"  session     imgnet-cluster attach {job.name}        (detach with {keys}, the job continues)")
     print(f"  follow      imgnet-cluster logs -f {job.name}")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")
     print(f"  stop        imgnet-cluster stop {job.name}")

@@ -13,7 +13,7 @@ from .tables import print_table
 
 MAX_REASON_CHARACTERS = 140
 DAMAGED = "damaged"  # in place of the state of a job that cannot be read
-# How `show_status` calls a value whose key is not a plain word.
+# The labels under which `show_status` prints values whose keys are not plain words.
 STATUS_LABELS = {
     "procs": "processes",
     "images_per_second": "images/s",

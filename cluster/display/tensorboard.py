@@ -14,6 +14,7 @@ from cluster.errors import ClusterError
 from cluster.jobs import store
 from cluster.jobs.job import Job
 from train.tools import process
+from train.tools.agent_protocol import EVENTS_FOLDER
 
 BIND_ADDRESS = "127.0.0.1"
 TENSORBOARD_START_TIMEOUT_SECONDS = 60.0
@@ -40,7 +41,7 @@ def check_port_is_free(port: int) -> None:
 
 def serve(job: Job, port: int) -> int:
     """Serve one job's curves until Ctrl-C, and copy its new events while it runs. Returns an exit code."""
-    events_folder = job.path / "events"
+    events_folder = job.path / EVENTS_FOLDER
     events_folder.mkdir(exist_ok=True)
     return _run_server(
         events_folder, port, job.path / ".tensorboard.log", f"{job.name}, until Ctrl-C", lambda: _refresh_jobs([job])
@@ -73,9 +74,9 @@ def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
         if not path.exists() or path.name not in {job.name for job in job_list}:
             path.unlink(missing_ok=True)
     for job in job_list:
-        if (job.path / "events").is_dir():
+        if (job.path / EVENTS_FOLDER).is_dir():
             with contextlib.suppress(FileExistsError):
-                (links_folder / job.name).symlink_to(Path("..") / job.name / "events")
+                (links_folder / job.name).symlink_to(Path("..") / job.name / EVENTS_FOLDER)
 
 
 def _refresh_jobs(job_list: Sequence[Job]) -> None:

@@ -80,9 +80,9 @@ class StatusAgeTracker:
                 self.changed_at[name] = now
 
     def status_age(self, name: str, now: float) -> float | None:
-        """Return the age of a machine's status in seconds; a lower bound if no change was seen by this process.
+        """Return the age of a machine's status in seconds, counted from when this process first read it.
 
-        None at first: a status that was just read for the first time may be a day old.
+        None until the status has changed or is stale: one that was read just now may be a day old.
         """
         age = now - self.changed_at[name] if name in self.changed_at else 0.0
         return age if name in self.seen_changing or age > STALE_STATUS_SECONDS else None

@@ -47,6 +47,8 @@ class CostReport:
     """What a job has cost in all, and for its results. Dollars are None where there is no such result."""
 
     job: str
+    backend: str  # where its machines are, such as "this computer"
+    is_billed: bool  # False: its machines are not rented, and nothing of it costs money
     cost: JobCost
     per_epoch: float | None
     to_target: float | None  # spent until validation first reached the target
@@ -57,6 +59,7 @@ class CostReport:
         """Return the report as plain data."""
         return {
             "job": self.job,
+            "is_billed": self.is_billed,
             **self.cost.to_json(),
             "per_epoch": self.per_epoch,
             "to_target": self.to_target,
@@ -66,21 +69,17 @@ class CostReport:
 
 
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
-    """Return what a job has cost. The target is `target_top5`, an accuracy in percent.
+    """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent.
 
-    Raises `ClusterError` when the machines of the job were not rented, or a file of the run folder is damaged.
+    Raises `ClusterError` when a file of the run folder is damaged.
     """
-    backend = job.backend
-    if not isinstance(backend, BilledBackend):
-        raise ClusterError(f"{job.name} did not run on rented machines but on {backend.description}; it has no cost")
-
     with job.report_damaged_files():
-        return _cost_report(job, backend, target_top5)
+        return _cost_report(job, target_top5)
 
 
-def _cost_report(job: Job, backend: BilledBackend, target_top5: float | None) -> CostReport:
+def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
-        return backend.job_cost(moment).dollars
+        return _job_cost(job, moment).dollars
 
     epochs = job.metric_rows(EpochRow)
     steps = job.metric_rows(StepRow)
@@ -92,7 +91,9 @@ def _cost_report(job: Job, backend: BilledBackend, target_top5: float | None) ->
     losses = timeline.lost_intervals(job.path, job.run_folder.shared)
     return CostReport(
         job=job.name,
-        cost=backend.job_cost(),
+        backend=job.backend.description,
+        is_billed=isinstance(job.backend, BilledBackend),
+        cost=_job_cost(job),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if steps else None,
@@ -111,9 +112,9 @@ def machines_without_price(job: Job) -> list[str]:
     return _job_cost(job).unknown
 
 
-def _job_cost(job: Job) -> JobCost:
-    """Return the cost of a job, that of no machines if they are not billed."""
-    return job.backend.job_cost() if isinstance(job.backend, BilledBackend) else JobCost()
+def _job_cost(job: Job, moment: float | None = None) -> JobCost:
+    """Return the cost of a job until a moment (default: now), that of no machines if they are not billed."""
+    return job.backend.job_cost(moment) if isinstance(job.backend, BilledBackend) else JobCost()
 
 
 def extend(job: Job, hours: float) -> None:

@@ -17,7 +17,7 @@ from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import Run, RunFolder
+from cluster.state.run_folder import Run, RunFolder, agent_log_path, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
@@ -25,7 +25,7 @@ from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
 from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import DamagedRecord, damaged, read_record
@@ -261,15 +261,15 @@ class Job:
         Before the first attempt it is the log of the machine's set-up.
         """
         number = attempt or self.status().attempt
-        return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
+        return rank_log_file(self.path, number, rank) if number else self.setup_log_path(machine)
 
     def agent_log_path(self, machine: str = "0") -> Path:
         """Return the log of a machine's agent: its changes of state, as JSON lines."""
-        return self.path / "logs" / f"agent-{machine}.jsonl"
+        return agent_log_path(self.path, machine)
 
     def setup_log_path(self, machine: str = "0") -> Path:
         """Return the log of a machine's set-up."""
-        return self.path / "logs" / f"setup-{machine}.log"
+        return setup_log_path(self.path, machine)
 
     @property
     def supervisor_log_path(self) -> Path:

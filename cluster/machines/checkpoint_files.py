@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.connectors.local import Connector
-from train.tools.agent_protocol import CHECKPOINT_PATTERN
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, checkpoint_folders
 from train.tools.filesystem import newest_intact_file, read_with_checksum, write_atomic
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
@@ -19,7 +19,7 @@ DownloadProgress = Callable[[int, int], None]
 
 def newest_local_checkpoint(shared: Path) -> Path | None:
     """Return the newest intact checkpoint in a shared folder, from the last attempt that has one."""
-    for attempt_folder in sorted((shared / "checkpoints").glob("[0-9]*"), reverse=True):
+    for attempt_folder in reversed(checkpoint_folders(shared)):
         for pattern in CHECKPOINT_PATTERNS:
             if checkpoint := newest_intact_file(attempt_folder, pattern):
                 return checkpoint
@@ -35,12 +35,12 @@ def download_checkpoint(
     """
     sizes = {
         name: size
-        for name, size in machine.list_files(f"{remote_shared}/checkpoints").items()
+        for name, size in machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}").items()
         if CHECKPOINT_NAME.fullmatch(name)
     }
     for name in sorted(sizes, key=_recency, reverse=True):
-        source = f"{remote_shared}/checkpoints/{name}"
-        target = local_shared / "checkpoints" / name
+        source = f"{remote_shared}/{CHECKPOINTS_FOLDER}/{name}"
+        target = local_shared / CHECKPOINTS_FOLDER / name
         if not target.exists():
             data = bytearray()
             while len(data) < sizes[name] and (part := machine.read_from(source, len(data))):

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.connectors.log_sync import SYNCED_FOLDERS
 from cluster.connectors.ssh import SSHConnector, Unreachable
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
@@ -27,7 +26,7 @@ from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
 from .code_archive import pack_code
@@ -44,6 +43,8 @@ FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
 STOP_GRACE_SECONDS = 30.0
+# Sends the signal $2 to the process that holds the lock file $1, if any.
+SIGNAL_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true && kill -"$2" "$(cat "$1")"'
 Answer = TypeVar("Answer")
 
 
@@ -170,7 +171,7 @@ class Fleet:
         with locked(self.folders.path / ".home.lock"):
             for path, data in new_bytes.items():
                 folder = PurePosixPath(path).parts[0]
-                if folder in SYNCED_FOLDERS:
+                if folder in LOG_FOLDERS:
                     sizes[path] = _append_bytes(self.folders.path / path, data)
                 elif folder == "attempts":
                     write_atomic(_make_parent(shared / path), data, durable=False)
@@ -186,7 +187,7 @@ class Fleet:
     def _read_local_sizes(self) -> dict[str, int]:
         """Return the sizes of local files that only grow, or are made once: the offsets from which to copy more."""
         run_folder = self.folders.path
-        files = [path for folder in SYNCED_FOLDERS for path in (run_folder / folder).rglob("*") if path.is_file()]
+        files = [path for folder in LOG_FOLDERS for path in (run_folder / folder).rglob("*") if path.is_file()]
         sizes = {str(path.relative_to(run_folder)): path.stat().st_size for path in files}
         attempt_files = (self.folders.shared / "attempts").glob("*.json")
         return sizes | {f"attempts/{path.name}": path.stat().st_size for path in attempt_files}
@@ -194,7 +195,7 @@ class Fleet:
     def _fetch_new_bytes(self, name: str, known_sizes: Mapping[str, int]) -> tuple[dict[str, bytes], bytes]:
         """Return the new bytes of each file, and the trainers' result when a status says that the job is done."""
         connector, job_folder = self.connectors[name], self.provisioner.job_folder(name)
-        new_bytes = connector.read_new_bytes(job_folder, (*SYNCED_FOLDERS, *MIRRORED), known_sizes)
+        new_bytes = connector.read_new_bytes(job_folder, (*LOG_FOLDERS, *MIRRORED), known_sizes)
         is_done = any(
             (status := parse_status(data)) and status.state == MachineState.DONE
             for path, data in new_bytes.items()
@@ -336,22 +337,27 @@ class Fleet:
             notice = json.dumps({"reason": "a rehearsal took it away", "seconds": notice_seconds})
             connector.write(f"{row.work}/notice", notice.encode())
             return
-        status = parse_status(self.folders.status_path(name).read_bytes())
-        if status is None or status.pid is None:
-            raise ClusterError(f"{connector.name} is just starting; try again in a moment")
-        kill_agent = 'grep -qs cluster.agent "/proc/$1/cmdline" && kill -9 "$1"'
-        connector.run(["sh", "-c", kill_agent, "sh", str(status.pid)])
+        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", f"{row.work}/{AGENT_LOCK}", "KILL"])
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def terminate(self) -> list[str]:
-        """End the job's tmux session on every machine that answers. Returns the names of those that do not answer."""
+        """Ask the agents to save and end, and end the job's tmux session, on every machine that answers.
 
-        def kill_session(name: str) -> None:
+        Returns the names of those that do not answer.
+        """
+
+        def end_job(name: str) -> None:
+            row = self.setup_progress.rows.get(name)
+            if row:
+                lock = f"{row.work}/{AGENT_LOCK}"
+                self.connectors[name].run(
+                    ["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", lock, "TERM"], check=False, timeout=10
+                )
             argv = ["tmux", "-L", tmux.SOCKET_NAME, "kill-session", "-t", f"={self.spec.tmux_session}"]
             self.connectors[name].run(argv, check=False, timeout=10)
 
-        futures = {name: self.pool.submit(kill_session, name) for name in self.hosts}
+        futures = {name: self.pool.submit(end_job, name) for name in self.hosts}
         silent_machines = []
         for name, future in futures.items():
             try:

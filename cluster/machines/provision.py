@@ -19,7 +19,7 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import SetupFailed
-from cluster.state.run_folder import stop_reason
+from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
 from train.distributed.network import slow_pairs
@@ -273,9 +273,8 @@ class Provisioner:
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
             argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
             argv += [self.job_folder(name), row.work, name, "--address", row.address]
-            agent_line = shlex.join([*argv, "--elapsed", f"{elapsed_seconds:.0f}"])
-            log = f"{row.work}/agent.out"  # keeps what the agent prints while nobody is attached
-            window_argv = ["sh", "-c", f"{agent_line} 2>&1 | tee -a {shlex.quote(log)}"]
+            argv += ["--elapsed", f"{elapsed_seconds:.0f}"]
+            window_argv = tmux.followed_argv(argv, f"{row.work}/{AGENT_OUTPUT}")
             open_window = shlex.join(tmux.new_window_argv(session, "agent", window_argv))
             close_setup = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])
             self.open_session(name, f"{open_window} || exit\n{close_setup} 2>/dev/null; :")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.state.machine_setup import MachineSetup, SetupRecord
 from cluster.state.states import SetupStep
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 

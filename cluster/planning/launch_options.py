@@ -1,15 +1,14 @@
-"""The options of a launch. Imports only what `launch --help` needs."""
+"""The options of a launch, as the command line and Python give them. Imports only what `launch --help` needs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.backends import catalog
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
-from cluster.state.spec import MAX_MACHINES, RecoveryOptions
+from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
-from train.tools.option_fields import Option, OptionError, OptionSet, option_field
+from train.tools.option_fields import OptionError, OptionSet, option_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,6 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
-        maximum=MAX_MACHINES,
         help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
         "--local: 1; --ssh: all that the file lists, without --spares]",
     )
@@ -34,7 +32,7 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
-        maximum=MAX_MACHINES,
+        maximum=1000,
         help="Training processes per machine.  [default: one per GPU, else 1]",
     )
     data: str | None = option_field(
@@ -56,6 +54,7 @@ class LaunchOptions(OptionSet):
         metavar="HOURS",
         group="Limits",
         minimum=0,
+        maximum=100_000,  # 11 years: much more, and dates can no longer be computed
         is_minimum_open=True,
         help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
     )
@@ -72,7 +71,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     backend, or whose value the command line would refuse.
     """
     values = {name: value for name, value in keywords.items() if value is not None}
-    backend = backend or _chosen_backend(values) or "local"
+    backend = backend or choose_backend(values, "local")
     options_class = BackendOptions if backend == UNKNOWN_MACHINES else catalog.options_class(backend)
     try:
         options = LaunchOptions.pop_from(values)
@@ -84,20 +83,26 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     return replace(options, backend=backend, backend_options=backend_options)
 
 
-def selecting_option(backend: str) -> Option | None:
-    """Return the option of a backend whose flag is `--NAME`, and which so chooses the backend. None: a switch does."""
-    for option in catalog.options_class(backend).launch_options():
-        if f"--{backend}" in option.all_flags:
-            return option
-    return None
+def choose_backend(keywords: dict[str, object], default: str) -> str:
+    """Return the backend that keyword arguments choose, and remove the switches from them.
+
+    An option whose flag is `--NAME` chooses a backend, else its switch. Raises `BadInput` when several are chosen.
+    """
+    chosen = []
+    for name, options_class in catalog.usable_options().items():
+        selecting_names = [option.name for option in options_class.launch_options() if f"--{name}" in option.all_flags]
+        value = keywords.get(selecting_names[0]) if selecting_names else keywords.pop(switch_name(name), None)
+        if value not in (None, False):
+            chosen.append(name)
+    if len(chosen) > 1:
+        flags = " and ".join(f"--{name}" for name in chosen)
+        raise BadInput(f"{flags} are mutually exclusive; give one, or none to train on --{default}")
+    return chosen[0] if chosen else default
 
 
-def _chosen_backend(values: Mapping[str, object]) -> str | None:
-    for name in catalog.BUILTIN_OPTIONS:
-        option = selecting_option(name)
-        if option and option.name in values:
-            return name
-    return None
+def switch_name(backend: str) -> str:
+    """Return the keyword of a backend's switch, such as "on_aws"."""
+    return f"on_{backend.replace('-', '_')}"
 
 
 def _refuse_keyword(name: str, backend: str) -> None:

@@ -47,7 +47,11 @@ def plan(
             constants=constants,
         ),
     )
-    recipe = recipe.for_machines(planner.machine_count or recipe.machines)
+    machines = planner.machine_count or recipe.machines
+    machine_total = machines + options.recovery.spares
+    if machine_total > MAX_MACHINES:
+        raise BadInput(f"{machine_total} machines (--machines plus --spares) are too many: at most {MAX_MACHINES}")
+    recipe = recipe.for_machines(machines)
     is_synthetic = data == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         if options.train.seed is not None:
@@ -81,13 +85,10 @@ def plan(
         root = remote_dataset.target
         copies_root = root.parent / f"{root.name}-sz"
 
-    machines = planner.machine_count or recipe.machines
     if options.recovery.min_machines > machines:
         raise BadInput(
             f"--min-machines {options.recovery.min_machines} is more than the {machines} machines of the job"
         )
-    if machines + options.recovery.spares > MAX_MACHINES:
-        raise BadInput(f"--machines {machines} --spares {options.recovery.spares}: a job has at most {MAX_MACHINES}")
     procs = options.procs or planner.default_procs(machines)
     schedule_gpus = recipe.nominal_gpus if options.train.keep_batch else machines * procs
     if remote_dataset:

@@ -19,12 +19,12 @@ from .writers import JsonMapping
 
 MLLOG_PREFIX = ":::MLLOG "
 MLLOG_KEYS = {"time_ms", "event_type", "key", "value", "metadata"}
-TSV_NUMBERS = ("epoch", "hours", "top1", "top5")
+TSV_NUMBERS = ("epoch", "hours", "top1", "top5")  # what the columns of a TSV hold; the last may be missing
 AUTHORSHIP_FIELDS = ("author", "authorEmail", "codeURL", "logFilename", "version")  # the author's to choose
 # Fields of a machine that change after the run: its bill goes on, and spot prices become known later.
 LATE_BILLING_FIELDS = ("seconds", "dollars", "all")
-# Fields of an epoch that must be equal in the metrics and in result.json. "where" is not among them: the time of a last
-# checkpoint is added to it later.
+# Fields of an epoch that must be equal in the metrics and in result.json. "where" is not among them: the seconds of the
+# last checkpoint are added to it later.
 FIELDS_IN_METRICS_AND_RESULT = (
     *("size", "global_batch", "steps", "lr", "seconds", "train_seconds", "val_seconds", "images_per_second"),
     *("train_images", "train_loss", "train_top1", "train_top5", "val_images", "val_loss", "view"),
@@ -65,7 +65,8 @@ def find_problems(
     if run_data is not None:
         yield from check_metrics_against_result(run_data)
     if table is not None:
-        table_problems = list(_check_tsv(table))
+        recipe = (run_data or (entry or {}).get("misc") or {}).get("recipe")
+        table_problems = list(_check_tsv(table, recipe and writers.tsv_columns(recipe)))
         if table_problems:
             yield from table_problems
             return
@@ -87,7 +88,8 @@ def find_problems(
 def _check_rows(rows: Sequence[Row], expected_rows: Sequence[JsonMapping], source: str) -> Iterator[str]:
     """Yield the accuracies, or their moments, that differ from the expected rows of validated epochs."""
     for (where, row), expected in zip(rows, expected_rows, strict=False):
-        yield from differences(row, {name: expected[name] for name in row}, source, where, TOLERANCES)
+        expected_row = {name: expected[name] for name in row if name in expected}  # CIFAR-10's TSV has no top-5
+        yield from differences(row, expected_row, source, where, TOLERANCES)
     if len(rows) != len(expected_rows):
         yield f"it has {len(rows)} validated epochs{source} {len(expected_rows)}"
 
@@ -102,20 +104,23 @@ def _validated_rows(entry: JsonMapping) -> list[JsonMapping]:
 def _tsv_rows(table: str) -> list[Row]:
     """Return the rows of a TSV. Raises `ValueError`, with the number of the row, where one has another form."""
     rows: list[Row] = []
-    for number, line in enumerate(table.splitlines()[1:], 1):
+    header, *lines = table.splitlines()
+    names = TSV_NUMBERS[: len(header.split("\t"))]
+    for number, line in enumerate(lines, 1):
         try:
-            row = dict(zip(TSV_NUMBERS, map(float, line.split("\t")), strict=True))
+            row = dict(zip(names, map(float, line.split("\t")), strict=True))
         except ValueError:
-            raise ValueError(f"row {number}: {line!r} is not four numbers with tabs between them") from None
+            raise ValueError(f"row {number}: {line!r} is not {len(names)} numbers with tabs between them") from None
         rows.append((f"row {number} (epoch {row['epoch']:g}): ", row))
     return rows
 
 
-def _check_tsv(table: str) -> Iterator[str]:
-    """Yield the problems within a TSV: columns, order, accuracies."""
+def _check_tsv(table: str, columns: Sequence[str] | None) -> Iterator[str]:
+    """Yield the problems within a TSV: columns, order, accuracies. `columns` are None where the recipe is unknown."""
     header, *lines = table.splitlines() or [""]
-    if header != writers.TSV_HEADER:
-        yield f"the first line is {header!r}, not the columns {writers.TSV_HEADER!r}"
+    possible_headers = [columns] if columns else [writers.TSV_COLUMNS, *writers.TSV_COLUMNS_BY_DATA.values()]
+    if header not in ["\t".join(possible_header) for possible_header in possible_headers]:
+        yield f"the first line is {header!r}, not the columns {chr(9).join(possible_headers[0])!r}"
         return
     try:
         rows = _tsv_rows(table)
@@ -127,11 +132,13 @@ def _check_tsv(table: str) -> Iterator[str]:
     last: JsonMapping = {"epoch": 0.0, "hours": 0.0}
     for line, (where, row) in zip(lines, rows, strict=True):
         if not all(map(math.isfinite, row.values())) or row["epoch"] != int(row["epoch"]):
-            yield f"{where}{line!r} is not a whole number and three finite numbers"
+            yield f"{where}{line!r} is not a whole number and {len(row) - 1} finite numbers"
         for name in ("epoch", "hours"):
             if row[name] <= last[name]:
                 yield f"{where}{name} {row[name]:g} comes after {last[name]:g}"
-        if not 0 <= row["top1"] <= row["top5"] <= 100:
+        if "top5" not in row and not 0 <= row["top1"] <= 100:
+            yield f"{where}top1 {row['top1']} is not an accuracy in percent"
+        elif "top5" in row and not 0 <= row["top1"] <= row["top5"] <= 100:
             yield f"{where}top1 {row['top1']} and top5 {row['top5']} {INVALID_ACCURACIES}"
         last = row
 
@@ -145,7 +152,8 @@ def _check_log(log: str, table: str | None, entry: JsonMapping | None, run_data:
     if form_problems:
         yield from form_problems
     elif run_data is not None:
-        expected_lines = writers.render_mlperf_log(run_data).splitlines()
+        org = next((event["value"] for _, event in _log_events(log) if event["key"] == "submission_org"), None)
+        expected_lines = writers.render_mlperf_log(run_data, org).splitlines()  # the author's to choose
         lines = log.splitlines()
         for number in range(max(len(lines), len(expected_lines))):
             line, expected = ("".join(part[number : number + 1]) for part in (lines, expected_lines))
@@ -228,6 +236,7 @@ def _check_log_settings(log: str, entry: JsonMapping) -> Iterator[str]:
     epochs = [{**row, "first_lr": row["lr"][0], "last_lr": row["lr"][1]} for row in misc["epochs"]]
     image_counts = {f"{split}_images": count for split, count in misc["images"].items()}
     settings = json_roundtrip(writers.mlperf_settings({"recipe": misc["recipe"], "epochs": epochs, **image_counts}))
+    settings |= {"submission_benchmark": writers.MLPERF_BENCHMARK, "submission_platform": entry["hardware"]}
     batch_by_epoch = {row["epoch"]: row["global_batch"] for row in misc["epochs"]}
     end = {"status": "success" if writers.has_succeeded(misc) else "aborted", "day": entry["timestamp"]}
     events = _log_events(log)

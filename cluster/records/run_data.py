@@ -7,7 +7,6 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cluster.backends import machine_types
@@ -18,6 +17,7 @@ from cluster.state import attempts, timeline
 from cluster.state import result as state_result
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
 from train.recipe.history import EpochResult
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
 JsonDict = dict[str, Any]
@@ -39,7 +39,7 @@ def collect_run_data(job: Job) -> JsonDict:
     run_folder = job.run_folder
     result = job.result
     assert result  # the job has ended
-    for path in metrics_paths(job):
+    for path in metrics_files(job.path):
         check_metrics_file(path)  # a record must not leave out what cannot be read
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
@@ -55,6 +55,7 @@ def collect_run_data(job: Job) -> JsonDict:
     if not start_rows or any(row.get("clock") is None for row in epochs):
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
+    first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time
     return {
         "job": job.name,
         "uid": spec.uid,
@@ -66,6 +67,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(run_folder, spec),
+        "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
         "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
         "train_images": last_start.train_images,
@@ -88,15 +90,10 @@ def collect_run_data(job: Job) -> JsonDict:
     }
 
 
-def metrics_paths(job: Job) -> list[Path]:
-    """Return the files of metrics, in the order of the attempts."""
-    return sorted((job.path / "metrics").glob("[0-9]*.jsonl"))
-
-
 def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
     """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
     rows: list[RowT] = []
-    for path in metrics_paths(job):
+    for path in metrics_files(job.path):
         number = int(path.stem)
         last_step = min(
             (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf
@@ -175,6 +172,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
         # Names only: the addresses of somebody's own machines do not belong in a public record.
         own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
         return {
+            "is_rented": False,
             "machines": own_machines,
             "gpus_by_type": {},
             "at_work": list(last_members),
@@ -187,6 +185,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     prices = [price_by_name.get(name) for name in last_members]
     known_prices = [price for price in prices if price is not None]
     return {
+        "is_rented": True,
         "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
         "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
         "at_work": list(last_members),

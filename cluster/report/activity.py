@@ -49,7 +49,7 @@ class WorkClock:
     """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
     def __init__(self, spans_by_machine: SpansByMachine, start_time: float | None = None) -> None:
-        """Take the job as at work while any of its machines is active, that is not LOST.
+        """Count the time in which at least one machine has an activity other than LOST.
 
         Without any activity, the clock runs from `start_time` until now.
         """
@@ -103,7 +103,7 @@ def machine_losses(timeline: Sequence[AttemptRow], spans_by_machine: SpansByMach
 
 
 def extend_losses_to_job_end(spans_by_machine: SpansByMachine, timeline: Sequence[AttemptRow]) -> SpansByMachine:
-    """Return the activity with LOST until the job's end for machines that the last attempt goes on without."""
+    """Return the activity in which machines that are not in the last attempt are LOST until the job's end."""
     last_members: tuple[str, ...] = next((row.machines for row in reversed(timeline) if row.machines), ())
     all_members = {name for row in timeline for name in row.machines}
     job_end = max((span[2] for spans in spans_by_machine.values() for span in spans), default=0.0)

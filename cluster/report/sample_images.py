@@ -4,7 +4,8 @@ import base64
 from pathlib import Path
 
 from cluster.plots.job_facts import PixelSize, RelativeBox, SampleImage
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
+from train.data.order.center_crop import center_corner, resized_size
+from train.data.order.rect_val import rect_crop_shape
 from train.metrics.thumbnails import Thumbnail, read_thumbnails
 from train.recipe.schedule import PhaseRow
 
@@ -32,16 +33,8 @@ def _describe_image(thumbnail: Thumbnail, schedule_row: PhaseRow) -> SampleImage
 
 
 def center_crop_box(image_size: PixelSize, crop_shape: tuple[int, int]) -> RelativeBox:
-    """Return the part of an image that the center crop of shape (height, width) sees.
-
-    As in train/data/loading/crop.py, the short side of the image is first scaled to `RESIZE_TO_CROP_RATIO` times the
-    short side of the crop, or to more where the crop would not fit.
-    """
+    """Return the part of an image that the center crop of shape (height, width) sees."""
     width, height = image_size
-    crop_height, crop_width = crop_shape
-    factor = max(
-        round(min(crop_shape) * RESIZE_TO_CROP_RATIO) / min(image_size), crop_height / height, crop_width / width
-    )
-    box_height = min(1.0, crop_height / (height * factor))
-    box_width = min(1.0, crop_width / (width * factor))
-    return (1 - box_width) / 2, (1 - box_height) / 2, box_width, box_height
+    whole_height, whole_width = resized = resized_size((height, width), crop_shape)
+    top, left = center_corner(resized, crop_shape)
+    return left / whole_width, top / whole_height, crop_shape[1] / whole_width, crop_shape[0] / whole_height

@@ -19,7 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
-from train.tools.agent_protocol import CHECKPOINT_PATTERN, RESULT_FILE, attempt_name, checkpoint_folder
+from train.tools.agent_protocol import (
+    CHECKPOINT_PATTERN,
+    RESULT_FILE,
+    attempt_name,
+    checkpoint_folder,
+    checkpoint_folders,
+)
 from train.tools.filesystem import create_once, newest_intact_file, to_json_bytes
 from train.tools.records import DamagedRecord, encode, read_record
 
@@ -45,6 +51,7 @@ class Attempt:
     members: tuple[str, ...] = ()
     master_address: str = "127.0.0.1"
     master_port: int = 0
+    token: str = ""
     resume: str = ""
     reason: str = ""
     end_state: MachineState | None = None
@@ -199,7 +206,7 @@ def _link_resume_checkpoint(shared: Path, number: int) -> str:
 
 def _delete_checkpoints_before(shared: Path, number: int) -> None:
     """Delete the checkpoints of attempts before `number`. A newer attempt has a link to the one still needed."""
-    for folder in (shared / "checkpoints").glob("[0-9]*"):
+    for folder in checkpoint_folders(shared):
         if int(folder.name) < number:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)

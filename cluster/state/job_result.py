@@ -1,13 +1,9 @@
-"""The results of a job: that of its trainers, result.json in the shared folder, and the job's own in the run folder."""
+"""The result of a job, result.json in its run folder: that of its trainers, and how the job ended."""
 
 from dataclasses import dataclass, field
 
 from train.forecast import Constants, ForecastRecord, StartSeconds, TermComparison
-from train.metrics.records import RunClock
-from train.metrics.time_table import TimeTable
-from train.recipe.history import EpochResult
-from train.recipe.schedule import PhaseRow
-from train.recipe.target import TargetOutcome
+from train.metrics.records import TrainResult
 
 from .states import JobState, SetupStep
 from .timeline import AttemptRow
@@ -29,39 +25,7 @@ ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data se
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerResult:
-    """What the trainers measured: their result (`train.metrics.records.TrainResult`), or what is known before it.
-
-    None: not known. `seconds` has the times by what they were spent on.
-    """
-
-    recipe: str = ""
-    top1: float | None = None
-    top5: float | None = None
-    top1_square: float | None = None
-    top5_square: float | None = None
-    epochs: tuple[EpochResult, ...]
-    images_per_second: float | None = None
-    images: int | None = None
-    steps: int | None = None
-    clock: RunClock | None = None
-    train_images: int | None = None
-    goodput: float | None = None
-    where: TimeTable | None = None
-    target: TargetOutcome | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    procs: int = 1
-    precision: str | None = None
-    device: str | None = None
-    seed: int | None = None
-    schedule: tuple[PhaseRow, ...] | None = None
-    schedule_gpus: int | None = None
-    versions: dict[str, str] | None = None
-    git_commit: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobResult(TrainerResult):
+class JobResult(TrainResult):
     """How a job ended and what its trainers measured.
 
     `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its

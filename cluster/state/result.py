@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 from train.data.order import usage_log
 from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
-from train.metrics.records import EpochRow
+from train.metrics.records import EpochRow, TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
-from train.tools.agent_protocol import RESULT_FILE
+from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, decode, encode, read_record
 
 from . import attempts, timeline
-from .job_result import JobResult, TrainerResult
+from .job_result import JobResult
 from .run_folder import RunFolder
 from .spec import JobSpec
 from .states import JobState
@@ -68,7 +68,7 @@ def write_result(
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
     try:
-        measured = read_record(run_folder.shared / RESULT_FILE, TrainerResult)
+        measured = read_record(run_folder.shared / RESULT_FILE, TrainResult)
     except DamagedRecord as error:  # the machines wrote it: it must not keep the job from its end
         measured = None
         end_reason, end_state = f"the result of the trainers is damaged: {error}", JobState.FAILED
@@ -110,11 +110,11 @@ def write_result(
     write_atomic(run_folder.result_path, to_json_bytes(encode(with_forecast(result, spec.forecast))))
 
 
-def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainerResult:
+def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainResult:
     """Return what is known of a run whose trainers have not written their result."""
     epochs = read_metrics(run_folder.path, EpochRow)
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
-    return TrainerResult(
+    return TrainResult(
         epochs=tuple(epochs),
         top1=last_validated.top1 if last_validated else None,
         top5=last_validated.top5 if last_validated else None,
@@ -122,7 +122,7 @@ def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainerResult:
     )
 
 
-def _job_goodput(run_folder: RunFolder, measured: TrainerResult) -> float | None:
+def _job_goodput(run_folder: RunFolder, measured: TrainResult) -> float | None:
     """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
     wall_seconds = measured.seconds.get("first step to last", 0.0)
     if not measured.goodput or not wall_seconds:
@@ -155,7 +155,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
     steps = {epoch.epoch - 1: epoch.steps for epoch in epochs}
     images = {epoch.epoch - 1: epoch.train_images for epoch in epochs}
-    return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
+    return usage_log.find_usage_errors(run_folder.path / USAGE_FOLDER, first_steps, images, steps)
 
 
 def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from train.tools.agent_protocol import LOGS_FOLDER
 from train.tools.filesystem import open_regular, read_file, read_json, to_json_bytes, write_atomic
 from train.tools.records import damaged
 
 from .spec import JobSpec
 
 # The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
-AGENT_LOCK = "agent.lock"  # in an agent's work folder
+AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, it has its process ID
+AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 MAX_LAUNCH_ID_BYTES = 1000
 
@@ -27,6 +29,26 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the ID of the process of this computer that holds a lock file, None when none holds it.
+
+    None also in the moment in which the holder has not written its ID yet.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text()) if is_locked(path) else None
+    return None
+
+
+def agent_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's agent, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"agent-{machine}.jsonl"
+
+
+def setup_log_path(folder: Path, machine: str) -> Path:
+    """Return the log of a machine's set-up, in a shared folder or a run folder."""
+    return folder / LOGS_FOLDER / f"setup-{machine}.log"
 
 
 def stop_reason(shared: Path) -> str:

@@ -11,16 +11,16 @@ from cluster.connectors.mounts import mount_of
 from train.engine.options import TrainOptions
 from train.recipe.schema import Recipe
 from train.tools.filesystem import parse_json
-from train.tools.option_fields import OptionSet, option_field
 from train.tools.records import DamagedRecord, damaged, decode
 
 from .membership import MembershipRules
+from .recovery_options import RecoveryOptions
 
 # On a network file system a change by another machine is seen up to a second late (nfs(5), acregmin), and each read
 # asks a server: heartbeats are slower there, and silence is tolerated for longer.
 NETWORK_HEARTBEAT_SECONDS = 1.0
 NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
-MAX_MACHINES = 10_000
+MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
 MAX_UNIX_TIME = 253_402_300_799  # the year 9999
 
 
@@ -31,55 +31,6 @@ class RentalFacts:
     gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
     # Pip index with a torch build for GPUs that the default build no longer supports.
     torch_index_url: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecoveryOptions(OptionSet):
-    """How a job recovers when it loses machines."""
-
-    spares: int = option_field(
-        0,
-        metavar="N",
-        group="Recovery",
-        minimum=0,
-        maximum=MAX_MACHINES,
-        help="Number of standby machines. They take over when a machine is lost.",
-    )
-    min_machines: int = option_field(
-        1,
-        metavar="N",
-        group="Recovery",
-        minimum=1,
-        help="Keep training with at least this many machines; pause with fewer.",
-    )
-    standby: bool | None = option_field(
-        None,
-        "--standby/--no-standby",
-        group="Recovery",
-        help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.  "
-        "[default: on with several machines]",
-    )
-    lost_seconds: float = option_field(
-        5.0,
-        metavar="SECONDS",
-        group="Recovery",
-        minimum=1,
-        help="Give up a machine that sends no heartbeat when no step has completed for this long.",
-    )
-    stall_seconds: float = option_field(
-        120.0,
-        metavar="SECONDS",
-        group="Recovery",
-        minimum=5,
-        help="If no step completes for this long while all machines respond, dump stack traces into the logs and "
-        "restart from the last checkpoint.",
-    )
-    probe: bool = option_field(
-        True,
-        "--probe/--no-probe",
-        group="Recovery",
-        help="Measure the network between the machines before training.  [default: on]",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,16 +10,17 @@ from typing import Any
 from train.metrics.records import RowT, read_metrics_file
 from train.metrics.time_table import TimeTable
 from train.recipe import target
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
-from . import attempts, cloud_activity, timeline
+from . import attempts, supervisor_records, timeline
 from .heartbeats import MachineStatus, read_status
 from .job_result import JobResult
-from .machine_setup import MachineSetup, SetupRecord
 from .run_folder import RunFolder
 from .spec import JobSpec
 from .states import AgentPhase, JobState, MachineState, SetupStep
+from .supervisor_records import MachineSetup, SetupRecord
 
 # A job counts as being in the last of its machines' states in this order.
 STATES_BY_PROGRESS = (
@@ -215,7 +216,7 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
 
 def _starting_job_status(run_folder: RunFolder, spec: JobSpec, status: JobStatus) -> JobStatus:
     """Return the status of a job whose agents have not written one: machines are rented or set up."""
-    activity = cloud_activity.read_activity(run_folder.path) if spec.cloud else None
+    activity = supervisor_records.read_activity(run_folder.path) if spec.cloud else None
     if activity and activity.doing:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
     setup_record = read_record(run_folder.path / "machines.json", SetupRecord)
@@ -274,7 +275,7 @@ def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
 def read_metrics(run_path: Path, row_type: type[RowT]) -> list[RowT]:
     """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
     rows: list[RowT] = []
-    for path in sorted((run_path / "metrics").glob("*.jsonl")):
+    for path in metrics_files(run_path):
         attempt_rows = list(read_metrics_file(path, row_type))
         if attempt_rows:
             rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows

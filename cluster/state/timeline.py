@@ -12,7 +12,7 @@ from train.tools.records import DamagedRecord, decode
 
 from . import attempts
 from .heartbeats import read_status
-from .run_folder import RunFolder
+from .run_folder import RunFolder, agent_log_path
 from .states import AttemptReason, MachineState, SetupStep
 
 # An agent in one of these states has ended.
@@ -131,7 +131,7 @@ def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
 
 def _read_state_log(run_path: Path, machine: str) -> Iterator[StateChange]:
     """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(run_path / "logs" / f"agent-{machine}.jsonl"):
+    for line in read_json_lines(agent_log_path(run_path, machine)):
         with contextlib.suppress(DamagedRecord):
             yield decode(StateChange, line)
 

@@ -281,7 +281,7 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
     folder = DamagedFolder(job_folder, generator)
     lock_path = job_folder / "machine/work/0" / AGENT_LOCK
     run_command(["report"])  # imports what draws, which takes long
-    problems = {}
+    problems: dict[tuple[str, str], str] = {}
     command_count = 0
     with locked(lock_path) if kind == "running" else contextlib.nullcontext():
         while command_count < COMMANDS_PER_KIND:

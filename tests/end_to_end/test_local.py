@@ -183,14 +183,21 @@ def test_killed_loader_worker_starts_a_new_attempt_with_a_reason(sandbox: Sandbo
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
 
 
-def test_killed_tmux_server_ends_the_trainers_and_the_job_with_a_reason(sandbox: Sandbox) -> None:
+def test_killed_tmux_server_disturbs_neither_the_trainers_nor_the_supervisor(sandbox: Sandbox) -> None:
     job = sandbox.launch(ENDLESS, "--procs", "2")
     sandbox.wait_for_step(job, 4)
-    os.kill(sandbox.parent_pid(sandbox.agent_pid()), signal.SIGKILL)
-    sandbox.wait_for(lambda: not sandbox.pids("-m train "), 40)
-    row = list_jobs(sandbox)[0]
-    assert row["state"] in ("stopped", "failed") and row["reason"]
-    assert sandbox.cli("attach", "job-1").code == 1
+    pids = {*sandbox.program_pids("-m cluster."), *sandbox.trainer_pids()}
+    assert len(pids) == 4  # the supervisor, the agent and two trainers
+    sandbox.tmux("kill-server")
+    sandbox.wait_for(lambda: {"agent", "train", "gpu"} <= {*sandbox.tmux("list-windows", "-F", "#W").split()}, 30)
+    sandbox.wait_for_step(job, (job.status().step or 0) + 4)
+    assert {*sandbox.program_pids("-m cluster."), *sandbox.trainer_pids()} == pids
+    attach = ["script", "-qfec", f"{sandbox.command} attach job-1", "/dev/null"]
+    with subprocess.Popen(attach, stdout=subprocess.PIPE, env=sandbox.env, cwd=sandbox.path) as terminal:
+        assert terminal.stdout and b"img/s" in terminal.stdout.read(500)  # the trainers' log
+        terminal.terminate()
+    assert sandbox.cli("stop", "job-1").code == 0
+    assert job.result and job.result.state == "stopped" and job.result.attempts == 1
     sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
 
 

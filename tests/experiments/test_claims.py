@@ -37,7 +37,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     is_plain_list = isinstance(value, list) and all(not isinstance(child, dict | list) for child in value)
     if is_plain_list or not isinstance(value, dict | list):
         return {path: value}
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, child in value.items() if isinstance(value, dict) else enumerate(value):
         flat |= flatten(child, f"{path}.{name}" if path else str(name))
     return flat

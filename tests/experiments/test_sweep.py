@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from experiments.harness import runs, sweep
 from experiments.harness.images import ImageSet

@@ -129,12 +129,12 @@ def test_docstring_commands_parse_and_name_existing_recipes(name: str) -> None:
     assert lines
     for line in lines:
         _, verb, *arguments = shlex.split(line)
-        context = cli.commands[verb].make_context(verb, list(arguments))  # type: ignore[attr-defined]
+        context = cli.commands[verb].make_context(verb, list(arguments))
         if "recipe" in context.params or "recipes" in context.params:
             assert f"recipes/{name}.py" in arguments
         assert set(context.params.get("only", ())) <= recipes_by_name(name).keys()
     with pytest.raises(click.UsageError):
-        cli.commands["plan"].make_context("plan", ["--lokal", "x"])  # type: ignore[attr-defined]
+        cli.commands["plan"].make_context("plan", ["--lokal", "x"])
 
 
 def test_recipes_import_nothing_heavy() -> None:
@@ -223,6 +223,7 @@ def test_lars_recipes_warm_up_and_decay_by_a_square() -> None:
     assert {recipe.phases[0].batch * recipe.nominal_gpus for recipe in recipes.values()} == {32_768, 65_536}
     for name, recipe in recipes.items():
         assert (recipe.optim.name, recipe.optim.norm_decay, recipe.optim.bias_decay) == ("lars", False, False)
+        assert recipe.optim.lars_form == ("google" if name == "resnet50_lars_32k" else "paper")  # whose rates it has
         assert [phase.shape for phase in recipe.phases] == ["linear", "polynomial"]
         warmup, decay = recipe.phases
         assert warmup.lr_endpoints[1] == decay.lr_endpoints[0] and decay.lr_endpoints[1] == 0

@@ -85,7 +85,7 @@ def test_quotas_count_vcpu_by_market_and_family(cloud: Cloud) -> None:
     assert refused(cloud.launch)[0] == "VcpuLimitExceeded"
     cloud.launch(InstanceMarketOptions=SPOT)
     assert refused(cloud.launch, InstanceMarketOptions=SPOT) == ("MaxSpotInstanceCountExceeded", 400)
-    large = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
+    large: dict[str, Any] = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
     assert refused(cloud.launch, InstanceType="p5.48xlarge", **large)[0] == "MaxSpotInstanceCountExceeded"
     assert cloud.launch(InstanceType="p4d.24xlarge", **large)
     assert refused(cloud.launch, InstanceType="p4d.24xlarge")[0] == "VcpuLimitExceeded"

@@ -223,7 +223,9 @@ class Sandbox:
         return [pid for pid in self.pids() if pid not in self.pids("tmux")]
 
     def close(self) -> list[str]:
-        """Kill the tmux server and the started commands. Returns the command lines of processes that outlive these.
+        """Kill the tmux server, the agents and the started commands.
+
+        Returns the command lines of processes that outlive these.
 
         These processes are killed as well.
         """
@@ -231,6 +233,9 @@ class Sandbox:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for pid in self.program_pids("-m cluster.agent"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=20)
         deadline = time.monotonic() + CLOSE_SECONDS
         while self.pids() and time.monotonic() < deadline:

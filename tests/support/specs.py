@@ -3,7 +3,8 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from cluster.state.spec import JobSpec, RecoveryOptions
+from cluster.state.recovery_options import RecoveryOptions
+from cluster.state.spec import JobSpec
 from train.engine.options import TrainOptions
 
 GROUPS = {"train": TrainOptions, "recovery": RecoveryOptions}

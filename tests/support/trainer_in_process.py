@@ -4,7 +4,7 @@ Nothing here computes what a rule prescribes; the tests do that, by formulas wri
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,8 +163,9 @@ def softmax(scores: Array) -> Array:
     return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
-def cross_entropy_gradient(weight: Array, bias: Array, x: Array, labels: Any) -> list[Array]:
+def cross_entropy_gradient(weights: Sequence[Array], x: Array, labels: Any) -> list[Array]:
     """Return the gradient of `linear_classifier`'s mean cross entropy: (p - y) x / n and (p - y) / n."""
+    weight, bias = weights
     error = softmax(x @ weight.T + bias)
     error[np.arange(len(x)), labels] -= 1
     return [error.T @ x / len(x), error.mean(0)]

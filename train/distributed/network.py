@@ -83,7 +83,7 @@ def _hostname_address() -> str:
 
 
 def _interface_with_address(address: str) -> str:
-    """Return the network interface with an address, "lo" for all of 127/8, the address itself if none has it."""
+    """Return the name of the interface that has an address: "lo" for all of 127/8, else the address itself."""
     default = "lo" if address.startswith("127.") else address
     return next((name for name, own_address in interface_addresses().items() if own_address == address), default)
 

@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from train.tools.filesystem import one_line_error
 
 from .network import detect_transport, has_efa, transport_warning
+from .rendezvous import open_tcp_store
 
 
 class ProbeError(Exception):
@@ -176,7 +177,7 @@ def connect_all_ranks(deadline: Deadline, rank: int, world_size: int) -> TCPStor
     end_time = time.monotonic() + wait.total_seconds()
     if rank:
         _wait_for_port(address, port, end_time)
-    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=wait, wait_for_workers=False)
+    store = open_tcp_store(rank, world_size, wait)
     store.set(f"came/{rank}", "1")
     deadline.current_step = "waiting for all ranks"
     missing_ranks = [other_rank for other_rank in range(world_size) if other_rank != rank]

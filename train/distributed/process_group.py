@@ -13,7 +13,7 @@ import torch.distributed as dist
 from train.tools import provenance
 from train.tools.errors import TrainingError
 
-from . import network
+from . import network, rendezvous
 
 FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=300)  # before it, data may be indexed and kernels searched
 STEADY_TIMEOUT = datetime.timedelta(seconds=60)  # torch's defaults of 10 and 30 minutes exceed some whole runs
@@ -38,7 +38,7 @@ class ProcessGroup:
 
 
 def join_process_group() -> ProcessGroup:
-    """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+    """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and IMGNET_TOKEN describe.
 
     Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. Raises `RuntimeError`
     when this machine has GPUs, but fewer than processes.
@@ -60,7 +60,13 @@ def join_process_group() -> ProcessGroup:
     if world_size > 1:
         if device.type == "cuda" and rank == 0:
             nccl_log_path = network.enable_nccl_log()
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=FIRST_STEP_TIMEOUT)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=rendezvous.open_store(rank, world_size, FIRST_STEP_TIMEOUT),
+            rank=rank,
+            world_size=world_size,
+            timeout=FIRST_STEP_TIMEOUT,
+        )
     return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path)
 
 
@@ -84,7 +90,7 @@ def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:
     if group.world_size > 1:
         timeout = max(STEADY_TIMEOUT, datetime.timedelta(seconds=30 * step_seconds))
         for torch_group in list(dist.distributed_c10d._world.pg_map):
-            dist.distributed_c10d._set_pg_timeout(timeout, torch_group)
+            torch_group.set_timeout(timeout)
 
 
 def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None:

@@ -54,9 +54,7 @@ class AgentChannel:
         )
 
     # Any: `replace` refuses a name that is no field of `TrainingNumbers`.
-    def report_state(
-        self, state: TrainerState, throttled: bool = False, **numbers: Any
-    ) -> None:  # Any: `replace` checks the names
+    def report_state(self, state: TrainerState, throttled: bool = False, **numbers: Any) -> None:
         """Report a state and update numbers (fields of `TrainingNumbers`); earlier numbers stay.
 
         A `throttled` report is not written when the last one is fresh. Its numbers are part of the next report.

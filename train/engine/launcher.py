@@ -1,11 +1,13 @@
 """Starts the trainer's processes on this machine, one per GPU, and waits for them."""
 
 import os
+import secrets
 import signal
 import time
 from pathlib import Path
 
 from train.tools import process
+from train.tools.agent_protocol import TOKEN_VARIABLE
 
 PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 POLL_SECONDS = 0.05
@@ -27,7 +29,8 @@ def launch_ranks(argv: list[str], procs: int) -> int:
     passed on to the processes, so that they write a checkpoint; killed together with their parent they could not.
     """
     search_path = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH", "")]))
-    ranks = process.spawn_ranks(argv, procs, master_port=process.free_port(), environment={"PYTHONPATH": search_path})
+    environment = {"PYTHONPATH": search_path, TOKEN_VARIABLE: secrets.token_hex(16)}
+    ranks = process.spawn_ranks(argv, procs, master_port=process.free_port(), environment=environment)
 
     def forward_signal(number: int, _: object) -> None:
         for rank in ranks:

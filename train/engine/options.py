@@ -16,7 +16,7 @@ def parse_target(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(OptionSet):
-    """What the trainers of a job obey beside the recipe. Options with a group are those of `imgnet-cluster launch`."""
+    """Options of the trainers, beside the recipe. Those with a group are also options of `imgnet-cluster launch`."""
 
     data: str = option_field(
         "",

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from train.data.index.open import Index
-from train.data.loading.crop import enlarged_size, five_crop, five_crop_corners, image_views
+from train.data.loading.crop import five_crop, five_crop_corners, image_views
 from train.data.loading.loader import Batch, BatchDecoder, image_errors_as_data_errors
+from train.data.order.center_crop import resized_size
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 from train.data.order.work import BatchRequest
 
@@ -99,7 +100,7 @@ def mean_crop_scores(crop: str, model: nn.Module, images: torch.Tensor) -> torch
 def crop_boxes(crop: str, size: int, width: int, height: int) -> list[list[float]]:
     """Return the boxes of an image that a crop shows, as [top, left, height, width] in fractions of the image."""
     shape = rect_crop_shape(width, height, size) if crop == "rect" else (size, size)
-    resized = enlarged_size((height, width), shape)
+    resized = resized_size((height, width), shape)
     corners = five_crop_corners(resized, shape)
     if crop not in MULTI_CROP_MIRRORED:
         corners = corners[-1:]  # the last of the five is the center

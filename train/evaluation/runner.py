@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from train.data.index.open import DataError, Index
 from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, stream_batches
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO
+from train.data.order.center_crop import resized_short_side
 from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import batchnorm, process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
@@ -93,7 +93,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
-    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or foreign."""
+    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or not ours."""
     try:
         state = checkpoint_io.load_checkpoint(path)
     except FileNotFoundError as error:
@@ -225,7 +225,7 @@ class Evaluation:
         """
         phase = self.recipe.phases[-1]
         copy = phase.copy
-        is_large_enough = size <= phase.size or round(size * RESIZE_TO_CROP_RATIO) <= (copy or 0)
+        is_large_enough = size <= phase.size or resized_short_side(size) <= (copy or 0)
         if copy is not None and is_large_enough and ("val", copy) in self.indexes:
             return copy
         if not self.val_index.has_images:

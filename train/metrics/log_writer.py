@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from train.recipe.history import EpochResult
-from train.tools.agent_protocol import metrics_file
+from train.tools.agent_protocol import EVENTS_FOLDER, metrics_file
 from train.tools.filesystem import replace_nonfinite
 from train.tools.records import encode
 
@@ -32,7 +32,7 @@ class MetricsLog:
         self.last_print_time = time.monotonic()
         print(text.epoch_header(), flush=True)
         # purge_step hides what an earlier attempt wrote after the point where this one starts, but not at that point.
-        self.tensorboard = SummaryWriter(str(log_dir / "events"), purge_step=images + 1, flush_secs=2)
+        self.tensorboard = SummaryWriter(str(log_dir / EVENTS_FOLDER), purge_step=images + 1, flush_secs=2)
         self.jsonl_file = metrics_path.open("a", buffering=1)
 
     def write_scalars(self, images: int, values: dict[str, float]) -> None:

@@ -4,7 +4,7 @@ The lines of metrics/000007.jsonl are those of attempt 7. Each has its "kind": "
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -122,34 +122,34 @@ class RunClock:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The content of the trainers' result.json. It exists only when the schedule is done or the target is reached.
+    """What the trainers of a run measured: their result.json, or what is known of a run that has none. None: not known.
 
-    The accuracies are those of the last epoch in percent; `images_per_second` is that of the training of all epochs.
-    `seconds` has the seconds of "attempt", "training", "validation", "waiting for images", and "first step to last".
-    `procs` is the number of processes on all machines.
+    The file exists only when the schedule is done or the target is reached. The accuracies are those of the last epoch
+    in percent; `images_per_second` is that of the training of all epochs. `seconds` has the seconds of "attempt",
+    "training", "validation", "waiting for images", and "first step to last". `procs` is the number of processes on all
+    machines.
     """
 
-    recipe: str
-    state: str = "done"
-    top1: float | None
-    top5: float | None
-    top1_square: float | None
-    top5_square: float | None
-    images_per_second: float
-    images: int
-    steps: int
+    recipe: str = ""
+    top1: float | None = None
+    top5: float | None = None
+    top1_square: float | None = None
+    top5_square: float | None = None
+    images_per_second: float | None = None
+    images: int | None = None
+    steps: int | None = None
     epochs: tuple[EpochResult, ...]
-    target: TargetOutcome | None
-    clock: RunClock
-    train_images: int
-    seconds: dict[str, float]
-    goodput: float
-    where: TimeTable
-    procs: int
-    precision: str
-    device: str
-    seed: int
-    schedule: tuple[PhaseRow, ...]
-    schedule_gpus: int
-    versions: dict[str, str]
-    git_commit: str | None
+    target: TargetOutcome | None = None
+    clock: RunClock | None = None
+    train_images: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    goodput: float | None = None
+    where: TimeTable | None = None
+    procs: int = 1
+    precision: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    schedule: tuple[PhaseRow, ...] | None = None
+    schedule_gpus: int | None = None
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None

@@ -84,6 +84,8 @@ def describe_training(recipe: Recipe) -> str:
             parts.append("nesterov")
     if optim.name == "lars":
         parts.append(f"trust {optim.trust:g}")
+        if optim.lars_form != "paper":
+            parts.append(f"form {optim.lars_form}")
     not_decayed = [name for name, decays in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not decays]
     parts.append(f"decay {optim.weight_decay:g}" + (f" (not on {' and '.join(not_decayed)})" if not_decayed else ""))
     parts.append(optim.loss)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.data.index.base import Index
+from train.tools.agent_protocol import LOGS_FOLDER, attempt_name
 from train.tools.filesystem import write_atomic
 from train.tools.records import encode, read_record
 
@@ -39,10 +40,9 @@ def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
     """
     try:
         thumbnails = [_thumbnail(index, number) for number in choose_images(index)]
-        (log_dir / "logs").mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(encode(thumbnails)).encode(), durable=False
-        )
+        path = log_dir / LOGS_FOLDER / f"val-{attempt_name(attempt)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(encode(thumbnails)).encode(), durable=False)
     except Exception as error:  # an image library or the disk may raise anything, and a run must not fail of it
         print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
 
@@ -52,7 +52,7 @@ def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
 
     Files that cannot be read are skipped. The list is empty when there are none.
     """
-    for path in sorted((log_dir / "logs").glob("val-*.json")):
+    for path in sorted((log_dir / LOGS_FOLDER).glob("val-*.json")):
         with contextlib.suppress(OSError, ValueError):
             return read_record(path, list[Thumbnail]) or []
     return []

@@ -68,7 +68,7 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
 
 
 def probe_shapes(side: int) -> tuple[tuple[int, int], ...]:
-    """Return the (height, width) that tell whether a network accepts any size: a tall and a wide rectangle."""
+    """Return the shapes (height, width) with which a network is tested: a tall and a wide rectangle."""
     return (side + 32, side), (side, side + 64)
 
 

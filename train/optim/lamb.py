@@ -10,7 +10,7 @@ smaller for the parameters that were frozen.
 
 import torch
 
-from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
+from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, norm_ratios, state_tensors, tensor_norms
 
 
 class Lamb(LayerwiseOptimizer):
@@ -42,5 +42,5 @@ class Lamb(LayerwiseOptimizer):
         if group["weight_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         if group["adapt"]:
-            scale_by_ratio(steps, tensor_norms(weights), tensor_norms(steps))
+            torch._foreach_mul_(steps, norm_ratios(tensor_norms(weights), tensor_norms(steps)))
         torch._foreach_add_(weights, steps, alpha=-group["lr"])

@@ -73,7 +73,7 @@ def tensor_norms(tensors: TensorSequence) -> torch.Tensor:
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def scale_by_ratio(tensors: TensorSequence, numerator: torch.Tensor, denominator: torch.Tensor) -> None:
-    """Multiply each tensor in place by its layer's numerator / denominator; by 1 where one of the two is 0."""
+def norm_ratios(numerator: torch.Tensor, denominator: torch.Tensor) -> list[torch.Tensor]:
+    """Return numerator / denominator of each layer; 1 where one of the two is 0."""
     ratio = torch.where((numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator))
-    torch._foreach_mul_(tensors, list(ratio.unbind()))
+    return list(ratio.unbind())

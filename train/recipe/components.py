@@ -19,6 +19,7 @@ MODELS = (
     "alexnet_bn",
 )
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
+LARS_FORMS = ("paper", "google")
 LOSSES = ("cross_entropy", "bce")
 LR_SCALINGS = ("linear", "sqrt", "none")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
@@ -75,6 +76,9 @@ class Optim:
         betas: Decay rates of the two moment estimates of LAMB and AdamW, each below 1. Default (0.9, 0.999).
         eps: Added to the denominator of LAMB and AdamW, above 0. Default 1e-6.
         trust: Trust coefficient (eta) of LARS, above 0 (You et al. 2017, equation 6). Default 0.001.
+        lars_form: One of `LARS_FORMS`; train/optim/lars.py has the formulas. In "paper", the momentum buffer holds the
+            scaled steps with weight decay. In "google", as in TensorFlow, it holds the gradients, and weight decay only
+            lowers the ratio of the norms. Rates of one form do not fit the other. Default "paper".
         weight_decay: Weight decay of the weights that are neither norms nor biases. Default 1e-4.
         norm_decay: Also decay the parameters of norm layers. Default False, as in Jia et al. 2018, section 3.2. Not
             allowed for LARS and LAMB, whose skip rule excludes norms and biases.
@@ -93,6 +97,7 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     trust: float = 0.001
+    lars_form: str = "paper"
     weight_decay: float = 1e-4
     norm_decay: bool = False
     bias_decay: bool = True
@@ -121,6 +126,7 @@ class Optim:
         for field in ("nesterov", "norm_decay", "bias_decay"):
             validators.check_bool("optim", field, getattr(self, field))
         validators.check_choice("optim", "scaling", self.scaling, LR_SCALINGS)
+        validators.check_choice("optim", "lars_form", self.lars_form, LARS_FORMS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")
         if self.norm_decay and self.name in ("lars", "lamb"):

@@ -203,7 +203,7 @@ class Schedule:
         return tuple(epochs)
 
     def _steps_per_phase(self) -> list[int]:
-        """Return how many steps each phase makes."""
+        """Return the number of steps of each phase."""
         full = [phase.steps for phase in self.scheduled_phases]
         total = sum(full)
         if self.max_steps is None or self.max_steps >= total:

@@ -7,20 +7,31 @@ The agent starts a trainer with the variable `WORK_VARIABLE`, which names a fold
     ask               created by the agent: write a checkpoint at an agreed step and exit; SIGTERM asks the same
     nccl.log          NCCL's own log
 
-Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt and in the end result.json. A trainer's
-exit code is 0 after the result, `EXIT_SAVED` after a requested save, and another one after a failure.
+`TOKEN_VARIABLE` is the secret that the ranks of an attempt share (train/distributed/rendezvous.py).
+
+Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt and in the end result.json. On its own
+disk each machine has folders whose files only grow (`LOG_FOLDERS`); the agent copies them to the shared folder. A
+trainer's exit code is 0 after the result, `EXIT_SAVED` after a requested save, and another one after a failure.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 WORK_VARIABLE = "IMGNET_WORK"
+TOKEN_VARIABLE = "IMGNET_TOKEN"
 EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 PROGRESS_FILE = "progress.json"
 FAILURE_FILE_PATTERN = "failed-*.json"
 STOP_REQUEST_FILE = "ask"
 NCCL_LOG_FILE = "nccl.log"
+
+CHECKPOINTS_FOLDER = "checkpoints"
+EVENTS_FOLDER = "events"  # of TensorBoard
+METRICS_FOLDER = "metrics"
+LOGS_FOLDER = "logs"
+USAGE_FOLDER = "ids"  # which images each step used
+LOG_FOLDERS = (EVENTS_FOLDER, METRICS_FOLDER, LOGS_FOLDER, USAGE_FOLDER)
 
 RESULT_FILE = "result.json"
 CHECKPOINT_PATTERN = "step-*.pt"
@@ -47,7 +58,12 @@ def attempt_name(number: int) -> str:
 
 def checkpoint_folder(shared: Path, attempt: int) -> Path:
     """Return the folder of the checkpoints of an attempt, given the folder that all machines share."""
-    return shared / "checkpoints" / attempt_name(attempt)
+    return shared / CHECKPOINTS_FOLDER / attempt_name(attempt)
+
+
+def checkpoint_folders(shared: Path) -> list[Path]:
+    """Return the existing folders of checkpoints, that of the oldest attempt first."""
+    return sorted((shared / CHECKPOINTS_FOLDER).glob("[0-9]*"))
 
 
 def checkpoint_file(step: int) -> str:
@@ -57,4 +73,14 @@ def checkpoint_file(step: int) -> str:
 
 def metrics_file(folder: Path, attempt: int) -> Path:
     """Return the file of an attempt's metrics, in the folder of one machine's logs."""
-    return folder / "metrics" / f"{attempt_name(attempt)}.jsonl"
+    return folder / METRICS_FOLDER / f"{attempt_name(attempt)}.jsonl"
+
+
+def metrics_files(folder: Path) -> list[Path]:
+    """Return the existing files of metrics, that of the first attempt first."""
+    return sorted((folder / METRICS_FOLDER).glob("*.jsonl"))
+
+
+def rank_log_file(folder: Path, attempt: int, rank: int) -> Path:
+    """Return the file of what a rank prints in an attempt, in the folder of one machine's logs."""
+    return folder / LOGS_FOLDER / attempt_name(attempt) / f"rank-{rank}.log"

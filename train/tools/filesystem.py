@@ -98,10 +98,11 @@ def create_once(path: Path, content: bytes) -> bool:
 def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
     """Hold an exclusive lock on a file while the `with` block runs. The kernel releases the lock of a dead process.
 
-    Waits for the present holder, at most `timeout_seconds`; raises `BlockingIOError` when the lock is then still held.
+    While it is held, the file contains the ID of this process. Waits for the present holder, at most `timeout_seconds`;
+    raises `BlockingIOError` when the lock is then still held.
     """
     deadline = time.monotonic() + timeout_seconds
-    with open(path, "w", opener=_open_regular) as lock:
+    with open(path, "a", opener=_open_regular) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,6 +111,9 @@ def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(LOCK_POLL_SECONDS)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
 
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
-from cluster.state import attempts, cloud_activity
+from cluster.state import attempts, supervisor_records
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
@@ -69,7 +69,7 @@ class AwsController:
 
     def set_activity(self, activity: str) -> None:
         """Write the current activity to the run folder, where `status` reads it."""
-        cloud_activity.write_activity(self.run_folder.path, activity)
+        supervisor_records.write_activity(self.run_folder.path, activity)
 
     def get_stop_reason(self) -> str:
         """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""

@@ -104,6 +104,7 @@ class SlurmBackend(SharedFolderBackend):
     name = "slurm"
     description = "nodes of a Slurm cluster, which share the run folder"
     options = SlurmOptions
+    detach_keys = "Ctrl-C"  # ends `tail`
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.known import known
 
 from cluster.agent.watchdog import SAVE_GRACE_SECONDS
 from cluster.state.heartbeats import MachineStatus
@@ -203,7 +204,7 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
     assert run.job.wait(5) == "done" and run.job.result.attempts == 2
     assert [row.reason for row in run.job.result.timeline] == reasons
-    final_status = read_record(run.run_folder.status_path(), MachineStatus)
+    final_status = known(read_record(run.run_folder.status_path(), MachineStatus))
     assert final_status.pid == agents.started[0].pid and final_status.members == ("0",)
     assert final_status.step == 8 and final_status.reason == "", "the reason of the crash belongs to the crash"
 

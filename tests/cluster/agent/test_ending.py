@@ -19,8 +19,8 @@ class Conditions:
     def __init__(self, run: Any) -> None:
         self.now = 1000.0
         self.shared: Path = run.run_folder.shared
-        self.watchdog = SimpleNamespace(limit_reason="", leave_reason="", seconds_left=lambda: self.seconds_left)
         self.seconds_left = 60.0
+        self.watchdog = SimpleNamespace(limit_reason="", leave_reason="", seconds_left=lambda: self.seconds_left)
         self.conditions = EndConditions(run.spec, self.shared, self.watchdog, lambda: self.now)  # type: ignore[arg-type]
 
     def check(self, phase: AgentPhase = AgentPhase.RUNNING, has_made_steps: bool = True) -> bool:

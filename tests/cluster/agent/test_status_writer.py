@@ -11,10 +11,12 @@ import pytest
 
 from cluster.agent.status_writer import StatusWriter
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
+from cluster.state.states import AgentPhase, MachineState
 from train.tools.records import decode
 
 Fixture = Any
-STATUS = MachineStatus(id="1.b", phase="running", state="training", attempt=2, last_step=8)
+SETUP, TRAINING, FAILED = MachineState.SETUP, MachineState.TRAINING, MachineState.FAILED
+STATUS = MachineStatus(id="1.b", phase=AgentPhase.RUNNING, state=TRAINING, attempt=2, last_step=8)
 LOAD = MachineLoad(cpu=7)
 
 
@@ -80,13 +82,18 @@ def test_write_numbers_wait_for_heartbeat(
     writer.write(replace(STATUS, step=9))
     assert read_status(tmp_path)["step"] == 8
     writer.heartbeat_seconds = 0.05
-    sandbox.wait_for(lambda: writer.write(replace(STATUS, step=10)) or read_status(tmp_path)["step"] == 10, 5)
+
+    def write_step_10() -> bool:
+        writer.write(replace(STATUS, step=10))
+        return bool(read_status(tmp_path)["step"] == 10)
+
+    sandbox.wait_for(write_step_10, 5)
 
 
 def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     writer = make_writer(heartbeat_seconds=0.0)
-    for state, reason in (("setup", ""), ("training", ""), ("training", ""), ("failed", "why")):
-        status = STATUS if state != "setup" else MachineStatus(id="1.b")
+    for state, reason in ((SETUP, ""), (TRAINING, ""), (TRAINING, ""), (FAILED, "why")):
+        status = STATUS if state != SETUP else MachineStatus(id="1.b")
         writer.write(replace(status, state=state, reason=reason))
     lines = read_log(tmp_path)
     assert [entry["state"] for entry in lines] == ["setup", "training", "failed"]
@@ -109,15 +116,15 @@ def test_status_writer_logs_killed_predecessor_as_gone(
 def test_status_writer_ended_predecessor_is_not_logged(
     tmp_path: Path, make_writer: Callable[..., StatusWriter]
 ) -> None:
-    make_writer().write(replace(STATUS, state="done", ended=True))
+    make_writer().write(replace(STATUS, state=MachineState.DONE, ended=True))
     make_writer()
     assert [entry["state"] for entry in read_log(tmp_path)] == ["done"]
 
 
 def test_write_shorter_status_replaces_longer_one(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     writer = make_writer(heartbeat_seconds=0.0)
-    writer.write(replace(STATUS, state="failed", reason="x" * 2000))
-    writer.write(replace(STATUS, state="starting"))
+    writer.write(replace(STATUS, state=FAILED, reason="x" * 2000))
+    writer.write(replace(STATUS, state=MachineState.STARTING))
     assert read_status(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
 
 

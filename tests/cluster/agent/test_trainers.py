@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.agent import trainers as trainers_module
 from cluster.agent.trainers import TrainerExit, Trainers
 from cluster.state.attempts import Attempt
-from train.tools import process
-from train.tools.host import Memory
+from cluster.state.states import AgentPhase
+from train.tools import host, process
+from train.tools.trainer_reports import Fault
 
 Fixture = Any
 
@@ -167,7 +168,7 @@ def test_ensure_standby_replaces_dead_process(make_trainers: Fixture) -> None:
 
 
 def test_ensure_standby_low_memory_starts_none(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers_module.host, "read_memory", lambda: Memory(total_gb=8.0, available_gb=1.5))
+    monkeypatch.setattr(host, "read_memory", lambda: host.Memory(total_gb=8.0, available_gb=1.5))
     trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
     assert trainers.ensure_standby() and trainers.standby_processes == []
 
@@ -195,7 +196,7 @@ def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
     trainers.start(attempt(), 0)
     assert trainers.collect_exit(trainers.exit_codes()) is None
     trainers.request_save_and_exit()
-    assert wait_for_exit(trainers) == TrainerExit("saved")
+    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.SAVED)
     trainers.stop()
     trainers.start(attempt(2), 0)
     assert not (trainers.attempt_folder / "ask").exists() and trainers.exit_codes() == [None, None]
@@ -204,20 +205,20 @@ def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
 @pytest.mark.parametrize(
     "text, reason, fault",
     [
-        ("if rank == 3: os.kill(os.getpid(), 9)", "the trainer of rank 3 was killed by SIGKILL", "own"),
-        ("if rank == 2: os.abort()", "the trainer of rank 2 was killed by SIGABRT", ""),
-        ("if rank == 3: sys.exit(5)", "the trainer of rank 3 ended with code 5 and no result", "own"),
-        ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", "own"),
-        ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", "own"),
-        ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", "final"),
-        ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", ""),
+        ("if rank == 3: os.kill(os.getpid(), 9)", "the trainer of rank 3 was killed by SIGKILL", Fault.OWN),
+        ("if rank == 2: os.abort()", "the trainer of rank 2 was killed by SIGABRT", Fault.NONE),
+        ("if rank == 3: sys.exit(5)", "the trainer of rank 3 ended with code 5 and no result", Fault.OWN),
+        ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", Fault.OWN),
+        ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", Fault.OWN),
+        ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", Fault.FINAL),
+        ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
     ],
     ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
 )
-def test_collect_exit_tells_reason_and_fault(make_trainers: Fixture, text: str, reason: str, fault: str) -> None:
+def test_collect_exit_tells_reason_and_fault(make_trainers: Fixture, text: str, reason: str, fault: Fault) -> None:
     trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
     trainers.start(attempt(), 1)
-    assert wait_for_exit(trainers) == TrainerExit("failed", reason, fault)
+    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.FAILED, reason, fault)
 
 
 def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture) -> None:
@@ -226,7 +227,7 @@ def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture
         f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2
     )
     trainers.start(attempt(), 0)
-    assert wait_for_exit(trainers) == TrainerExit("failed", "the reason", "own")
+    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.FAILED, "the reason", Fault.OWN)
 
 
 def test_collect_exit_kill_wins_over_reported_failures(make_trainers: Fixture) -> None:

@@ -12,6 +12,7 @@ from cluster.backends import base, catalog, registry
 from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
 from cluster.errors import BadInput
+from cluster.planning.launch_options import choose_backend, make_launch_options
 from cluster.state.run_folder import Run
 
 Fixture = Any
@@ -50,6 +51,16 @@ class ProcessBackend(LocalBackend):
     "Processes."
     name = "process"
     description = "processes"
+
+@dataclass(frozen=True, kw_only=True)
+class PodOptions(BackendOptions):
+    image: str | None = option_field(None, "--pod", metavar="IMAGE", group="Machines", help="Train in pods.")
+
+class PodBackend(LocalBackend):
+    "A backend that is chosen by a value."
+    name = "pod"
+    description = "pods"
+    options = PodOptions
 
 class HalfBackend(Backend):
     "A backend without methods."
@@ -141,6 +152,14 @@ def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reaso
     register("other", value)
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
     assert printed.exit_code == 2 and reason in printed.output.splitlines()[-1]
+
+
+def test_python_and_command_line_choose_a_registered_backend_alike(register: Any) -> None:
+    register("pod", "plug_in_package:PodBackend")
+    assert make_launch_options(image="debian").backend == choose_backend({"image": "debian"}, "aws") == "pod"
+    assert make_launch_options(on_aws=True).backend == "aws" and make_launch_options(on_aws=False).backend == "local"
+    with pytest.raises(BadInput, match=r"^--slurm and --pod are mutually exclusive; give one, or none to train on"):
+        make_launch_options(image="debian", on_slurm=True)
 
 
 def test_unusable_backend_names_the_job(register: Any, hand_made: Fixture) -> None:

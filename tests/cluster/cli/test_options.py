@@ -34,7 +34,7 @@ def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) ->
 
 
 def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> None:
-    groups = launch.launch.options_by_group(click.Context(launch.launch))  # type: ignore[attr-defined]
+    groups = launch.launch.options_by_group(click.Context(launch.launch))
     assert list(groups) == ["Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Output"]
     first_options = {group: options[0].opts[0] for group, options in groups.items()}
     assert first_options == {

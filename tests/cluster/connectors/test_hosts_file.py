@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,8 @@ def parse_text(tmp_path: Path, text: str) -> Hosts:
 
 
 def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
-    inherited = {"key": "~/.ssh/id_ed25519", "jump": "me@gate.example.com:22", "python": "python3.11"}
-    own_values = {
+    inherited: dict[str, Any] = {"key": "~/.ssh/id_ed25519", "jump": "me@gate.example.com:22", "python": "python3.11"}
+    own_values: dict[str, Any] = {
         "port": 2222,
         "user": "ubuntu",
         "folder": "~/work",
@@ -47,8 +48,8 @@ def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
     assert parse_text(tmp_path, COMPLETE_FILE) == Hosts(
         "/mnt/shared/imgnet",
         (
-            Host(host="gpu1", **inherited, **own_values),  # type: ignore[arg-type]
-            Host(host="gpu2", **inherited, port=22, user="other", folder="/scratch/imgnet"),  # type: ignore[arg-type]
+            Host(host="gpu1", **inherited, **own_values),
+            Host(host="gpu2", **inherited, port=22, user="other", folder="/scratch/imgnet"),
         ),
     )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed, testbed
+from support.waiting import wait_for
 
 from cluster.connectors import ssh as ssh
 from cluster.connectors import ssh_scripts as sh
@@ -257,9 +257,12 @@ def test_run_login_without_commands_raises_one_line(own: tuple[Any, SSHConnector
 
 def test_run_ctrl_c_kills_remote_command(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
-    thread = threading.Thread(
-        target=lambda: (wait_for(lambda: (server.home / "ran").exists()), os.kill(os.getpid(), signal.SIGINT))
-    )
+
+    def interrupt_when_running() -> None:
+        wait_for(lambda: (server.home / "ran").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_running)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         connector.run(["sh", "-c", "touch ran; sleep 4327 & wait"], timeout=300)

@@ -28,6 +28,7 @@ from cluster.display.top import (
     show_top,
 )
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
+from cluster.state.states import JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow
 
 LOAD = MachineLoad(
@@ -48,25 +49,31 @@ EARLY_JOB = JobStatus(
     machines=3,
     procs=2,
     created=0.0,
-    state="setup",
+    state=JobState.SETUP,
     doing="drawing",
     run="/r",
 )
 JOB = replace(
-    EARLY_JOB, state="running", doing="training", step=120, steps=4500, epoch=2, epochs=16,
+    EARLY_JOB, state=JobState.RUNNING, doing="training", step=120, steps=4500, epoch=2, epochs=16,
     images_per_second=330123.4, top1=63.456, seconds=613.2,
 )  # fmt: skip
 
 
 def machine(**more: Any) -> MachineRow:
     """A machine with a status as its agent writes it; without `more`, one without a status."""
-    values = {"state": "training", "attempt": 2, "step": 120, "steps": 4500, "images_per_second": 21000.4}
+    values: dict[str, Any] = {
+        "state": MachineState.TRAINING,
+        "attempt": 2,
+        "step": 120,
+        "steps": 4500,
+        "images_per_second": 21000.4,
+    }
     values |= {"loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more}
     status = MachineStatus(id="0.a", **values)
     return MachineRow(host="", state=status.state, reason=status.reason, status=status, notes=(), seconds={})
 
 
-NEW_MACHINE = MachineRow(host="", state="", reason="", status=None, notes=(), seconds={})
+NEW_MACHINE = MachineRow(host="", state=SetupStep.NONE, reason="", status=None, notes=(), seconds={})
 UNKNOWN = dict.fromkeys(("attempt", "step", "steps", "images_per_second", "loss", "use", "busy"))
 
 

@@ -2,14 +2,14 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support import aws_journal
 from support.train_records import epoch_line, step_line
 
 from cluster.cli import cloud
-from cluster.errors import ClusterError
+from cluster.display import cloud as display_cloud
 from cluster.jobs import billing, store
 from infra.aws.journal_events import InstanceEnded, JournalEvent
 from infra.aws.launch_request import Place
@@ -62,7 +62,7 @@ def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
     write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 500.0, 1000.0))
     report = billing.cost_report(run.job).to_json()
-    first, second = report.pop("machines")  # type: ignore[misc]
+    first, second = cast("list[dict[str, object]]", report.pop("machines"))
     assert first == {
         "id": "i-1", "name": "0", "type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a",
         "launched": 0.0, "ended": 1000.0, "price": DOLLAR_PER_SECOND, "seconds": 1000.0, "dollars": 1000.0,
@@ -70,11 +70,22 @@ def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
     }  # fmt: skip
     assert (second["id"], second["all"]) == ("i-2", 500.0)
     assert report == {
-        "job": "job-1", "dollars": 1500.0, "machine_dollars": 1500.0, "disk_dollars": 0.0, "address_dollars": 0.0,
-        "hours": 1500 / 3600, "unknown": [], "running": 0, "per_epoch": None, "to_target": None, "wasted": None,
-        "wasted_seconds": 0,
+        "job": "job-1", "is_billed": True, "dollars": 1500.0, "machine_dollars": 1500.0, "disk_dollars": 0.0,
+        "address_dollars": 0.0, "hours": 1500 / 3600, "unknown": [], "running": 0, "per_epoch": None,
+        "to_target": None, "wasted": None, "wasted_seconds": 0,
     }  # fmt: skip
     assert list(first)[-1] == "all" and json.loads(json.dumps(first)) == first
+
+
+def test_cost_command_of_a_local_job_says_that_nothing_is_rented(hand_made: Fixture, sandbox: Any) -> None:
+    run = hand_made()
+    run.write_status("done", ended=True)
+    text = sandbox.cli("cost", "job-1")
+    assert (text.code, text.err) == (0, "")
+    assert text.out == "job-1 runs on this computer: nothing is rented, so it costs nothing\n"
+    answer = sandbox.cli("cost", "job-1", "-o", "json")
+    report = json.loads(answer.out)
+    assert (answer.code, report["is_billed"], report["dollars"], report["machines"]) == (0, False, 0.0, [])
 
 
 def test_machines_without_price_are_listed(hand_made: Fixture) -> None:
@@ -88,13 +99,9 @@ def test_machines_without_price_are_listed(hand_made: Fixture) -> None:
 def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise machines that were terminated while nothing here was watching would be billed for ever."""
     calls: list[str] = []
-    job = SimpleNamespace(
-        spec=SimpleNamespace(backend="local"),
-        refresh=lambda: calls.append("refresh"),
-        name="job-1",
-        backend=SimpleNamespace(description="this computer"),
-    )
+    job = SimpleNamespace(spec=SimpleNamespace(backend="aws"), refresh=lambda: calls.append("refresh"), name="job-1")
     monkeypatch.setattr(store, "find", lambda name: job)
-    with pytest.raises(ClusterError, match="job-1 did not run on rented machines but on this computer"):
-        cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
-    assert calls == ["refresh"]
+    monkeypatch.setattr(billing, "cost_report", lambda *_: calls.append("cost_report"))
+    monkeypatch.setattr(display_cloud, "show_cost", lambda _: calls.append("show_cost"))
+    cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
+    assert calls == ["refresh", "cost_report", "show_cost"]

@@ -5,9 +5,10 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Generator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -73,13 +74,14 @@ def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_
     connector = SlowConnector()
     progress: list[tuple[int, int]] = []
     local_shared = tmp_path / "home"
+    checkpoint = local_shared / "checkpoints/000002/step-00000008.pt"
     for _ in range(2):
         path = checkpoint_files.download_checkpoint(
             connector, str(remote_shared), local_shared, lambda done, total: progress.append((done, total))
         )
-        assert path == local_shared / "checkpoints/000002/step-00000008.pt"
+        assert path == checkpoint
         assert path.read_bytes() == (remote_shared / "checkpoints/000002/step-00000008.pt").read_bytes()
-    size = path.stat().st_size
+    size = checkpoint.stat().st_size
     assert (size, size) in progress and connector.reads.count(("step-00000008.pt", 40)) == 1
     assert [path.name for path in local_shared.rglob("*.pt")] == ["step-00000008.pt"]
 
@@ -131,7 +133,7 @@ def test_run_evaluation_yields_messages_and_raises_errors(sandbox: Fixture) -> N
     row = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
     messages = evaluation.run_evaluation(python(f"{row}; import time; time.sleep(60)"))
     assert next(messages) == {"kind": "row", "n": 1}
-    messages.close()  # kills the process; the fixture checks that
+    cast("Generator[object]", messages).close()  # kills the process; the fixture checks that
     error = 'print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'
     with pytest.raises(ClusterError, match=r"^too small$"):
         list(evaluation.run_evaluation(python(error)))
@@ -293,7 +295,7 @@ def test_eval_bad_input_is_refused_in_one_line(
 def test_dim_outside_boxes_keeps_the_inside() -> None:
     image = crops.dim_outside_boxes(Image.new("RGB", (100, 50), "#204060"), [[0.2, 0.1, 0.6, 0.5]])
     assert image.getpixel((30, 25)) == (0x20, 0x40, 0x60)
-    assert min(image.getpixel((80, 25))) > 0x20 + 100  # type: ignore[type-var]
+    assert min(cast("tuple[int, ...]", image.getpixel((80, 25)))) > 0x20 + 100
     assert image.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == image.getpixel((59, 39))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.known import known
 from support.specs import changed_spec
 
 from cluster.backends.local import LocalBackend
@@ -70,7 +71,11 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert state_and_activity(last) == ("waiting", "waiting for job-1, job-2, job-3")
 
     unwanted.stop()
-    assert unwanted.has_ended and unwanted.state == "stopped" and unwanted.result.reason == "stopped while it waited"
+    assert (
+        unwanted.has_ended
+        and unwanted.state == "stopped"
+        and known(unwanted.result).reason == "stopped while it waited"
+    )
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
@@ -92,8 +97,8 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     sandbox.wait_for_step(long)
     assert long.run_folder.launch_id == launch_id and last.is_waiting
     long.stop()
-    assert last.wait(120) == "done" and last.result.attempts == 1
-    assert gone.state == "failed" and f"{shifting}: there is no such data folder" in gone.result.reason
+    assert last.wait(120) == "done" and known(last.result).attempts == 1
+    assert gone.state == "failed" and f"{shifting}: there is no such data folder" in known(gone.result).reason
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
@@ -273,7 +278,7 @@ def test_refresh_concurrent_calls_start_one_queue_process(
         with calls.open("a") as file:
             file.write(f"{name} {run_folder} {' '.join(argv[-4:])}\n")
 
-    monkeypatch.setattr(queue_state.tmux, "start_session", start_session)
+    monkeypatch.setattr("cluster.connectors.tmux.start_session", start_session)
     run_in_processes(4, lambda number: jobs[number].refresh())
     jobs[0].refresh()
     assert calls.read_text() == f"queue-q {runs_folder} -m cluster.jobs.queue {runs_folder} q\n"
@@ -326,8 +331,8 @@ def test_queue_gives_each_job_machines_of_its_own(
 ) -> None:
     monkeypatch.setattr(SshBackend, "launch", lambda ssh_backend: None)
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    options = {"hosts": hosts_file(sandbox, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
-    plans = [submit.plan(replace(recipe, name=f"r{number}"), make_launch_options(**options)) for number in range(4)]
+    options = make_launch_options(hosts=hosts_file(sandbox, 7), machines=2, spares=1, data="/data", procs=1)
+    plans = [submit.plan(replace(recipe, name=f"r{number}"), options) for number in range(4)]
     runs_folder = sandbox.path / "runs"
     assert queue.resolve_parallel(plans) == 2
     for parallel in (3, 0):

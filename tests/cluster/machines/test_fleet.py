@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed, command_line
+from support.waiting import wait_for
 
 from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts
@@ -294,7 +294,7 @@ def test_terminate_returns_silent_machines(job: RunningJob) -> None:
 def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., Any]) -> None:
     run = hand_made("job-1", hosts={"shared": "/nowhere", "machines": [{"host": "127.1.0.9", "port": 1}]}, uid="x")
     fleet = Fleet(run.spec, run.run_folder, reconnect_seconds=0.1)
-    fleet.setup_progress.rows["0"] = SimpleNamespace().__dict__
+    fleet.setup_progress.start_launch("now", {"0": "127.1.0.9"})
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
         fleet.pull_files()
     fleet.close()

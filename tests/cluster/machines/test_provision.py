@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
 from support.ssh_machines import Testbed
+from support.waiting import wait_for
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
@@ -24,7 +24,7 @@ from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
 from cluster.machines.fleet import Fleet
-from infra.aws.instances.request import Place
+from infra.aws.launch_request import Place
 
 NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.errors import ClusterError
 from cluster.machines import python_env
@@ -263,7 +264,7 @@ def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.Monke
     assert python_env.venv_key(["b", "a"], "") == keys[0]
     monkeypatch.setattr(sys, "prefix", "/opt/other")
     keys.append(python_env.venv_key(["a", "b"], ""))
-    monkeypatch.setattr(python_env.platform, "python_version", lambda: "3.99.0")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
     keys.append(python_env.venv_key(["a", "b"], ""))
     assert len(set(keys)) == 5
 

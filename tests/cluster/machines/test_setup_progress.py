@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from support.waiting import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
-from cluster.state.machine_setup import MachineSetup, SetupRecord
+from cluster.state.states import SetupStep
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
+from train.tools.filesystem import write_atomic
 from train.tools.records import decode
 
 
@@ -26,7 +28,7 @@ def progress(tmp_path: Path) -> SetupProgress:
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The contents that are written from now on."""
     contents: list[bytes] = []
-    real_write = module.write_atomic
+    real_write = write_atomic
 
     def record_write(path: Path, content: bytes, durable: bool = True) -> None:
         contents.append(content)
@@ -65,15 +67,15 @@ def test_setup_progress_ignores_damaged_file(tmp_path: Path, text: str) -> None:
 
 def test_timed_step_repeated_adds_seconds(progress: SetupProgress) -> None:
     for _ in range(2):
-        with timed_step(progress, "0", "code"):
+        with timed_step(progress, "0", SetupStep.CODE):
             assert progress.rows["0"].step == "code"
-    seconds = progress.rows["0"].seconds["code"]
-    progress.set_step("0", "code", 1.5)
-    assert progress.rows["0"].seconds["code"] == pytest.approx(seconds + 1.5)
+    seconds = progress.rows["0"].seconds[SetupStep.CODE]
+    progress.set_step("0", SetupStep.CODE, 1.5)
+    assert progress.rows["0"].seconds[SetupStep.CODE] == pytest.approx(seconds + 1.5)
 
 
 def test_timed_step_failed_records_no_seconds(progress: SetupProgress) -> None:
-    with pytest.raises(OSError), timed_step(progress, "0", "code"):
+    with pytest.raises(OSError), timed_step(progress, "0", SetupStep.CODE):
         raise OSError
     assert progress.rows["0"].step == "code" and progress.rows["0"].seconds == {}
 
@@ -85,9 +87,9 @@ def test_update_writes_reason_at_once(progress: SetupProgress) -> None:
 
 
 def test_set_step_is_written_after_delay(progress: SetupProgress) -> None:
-    progress.set_step("0", "environment")
+    progress.set_step("0", SetupStep.ENVIRONMENT)
     wait_for(lambda: written_data(progress)["machines"]["0"]["step"] == "environment")
-    progress.set_step("0", "checks")
+    progress.set_step("0", SetupStep.CHECKS)
     wait_for(lambda: written_data(progress)["machines"]["0"]["step"] == "checks")
 
 
@@ -97,7 +99,7 @@ def test_set_step_many_changes_are_written_once(
     monkeypatch.setattr(module, "WRITE_DELAY_SECONDS", 60.0)
     timers = set()
     for number in range(500):
-        progress.set_step("0", "code", number)
+        progress.set_step("0", SetupStep.CODE, number)
         timers.add(progress.pending_write)
     progress.mark_ready()
     assert len(timers) == 1 and len(writes) == 1 and progress.pending_write is None
@@ -111,7 +113,7 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
 
     def set_up(name: str) -> None:
         for _ in range(30):
-            progress.set_step(name, "checks", 1.0)
+            progress.set_step(name, SetupStep.CHECKS, 1.0)
             progress.update(name, lambda row: replace(row, notes=(*row.notes, str(len(row.notes)))))
         progress.set_failure_reason(name, f"reason {name}")
 
@@ -124,4 +126,4 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     assert decode(SetupRecord, written_data(progress)).machines == progress.rows and progress.failure_reasons == {
         name: f"reason {name}" for name in names
     }
-    assert all(row.seconds["checks"] == 30 and row.notes[29] == "29" for row in progress.rows.values())
+    assert all(row.seconds[SetupStep.CHECKS] == 30 and row.notes[29] == "29" for row in progress.rows.values())

@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -110,7 +110,7 @@ def test_truncate_recipe_takes_the_machine_counts_table() -> None:
 def test_candidate_of_unknown_price_has_no_dollars() -> None:
     (row,) = make_rows(8, types=("p5e.48xlarge",))
     assert row.minutes and row.dollars(row.minutes) is None
-    json_forecast = row.to_json()["forecast"]
+    json_forecast = cast("dict[str, Any]", row.to_json()["forecast"])
     assert json_forecast["dollars"] == {"on_demand": None, "spot": None} and json_forecast["target"]["dollars"] is None
 
 

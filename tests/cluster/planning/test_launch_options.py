@@ -1,7 +1,7 @@
 """The options of a launch from Python: the same names, checks and messages as on the command line."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +13,7 @@ from cluster.cli.options import given_options
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.state.spec import RecoveryOptions
+from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
 
 
@@ -58,12 +58,13 @@ def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], mes
 @pytest.mark.parametrize("name", ["zzz", "gpus", "data_source"])
 def test_make_launch_options_lists_the_options_when_none_is_similar(name: str) -> None:
     with pytest.raises(BadInput, match=f"^a launch has no option '{name}'; the options are machines, procs, data, "):
-        make_launch_options(**{name: 1})
+        make_launch_options(**cast(Any, {name: 1}))
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("max_hours", "1e9"), ("procs", "99999999"),
         ("scale", "1.5"), ("scale", "nan"), ("procs", "0"), ("max_steps", "many"), ("workers", "-1"),
         ("max_hours", "0.0"), ("seed", "9223372036854775808"), ("save_seconds", "-1.0"), ("lost_seconds", "0.5"),
         ("stall_seconds", "4.0"), ("spares", "-1"), ("min_machines", "0"), ("machines", "1.5"), ("target", "top7=1"),

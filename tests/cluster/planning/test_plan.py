@@ -40,6 +40,14 @@ def test_plan_local_has_one_process_and_scales_the_rate() -> None:
     assert "stated for 8 GPUs" in note and "linear rule" in note and "0.125" in note
 
 
+@pytest.mark.parametrize(("machines", "spares"), [(99_999_999, 0), (1, 99_999_999), (10_000, 1)])
+def test_plan_refuses_more_machines_than_a_job_can_have(machines: int, spares: int) -> None:
+    for backend in ("local", "plan"):
+        options = make_launch_options(backend, machines=machines, spares=spares)
+        with pytest.raises(BadInput, match=rf"^{machines + spares} machines \(--machines plus --spares\) are too many"):
+            plan(RECIPE, options)
+
+
 def test_plan_on_the_nominal_machines_has_no_notes() -> None:
     planned = plan(RECIPE, make_launch_options(backend="plan"))
     assert (planned.spec.machines, planned.spec.procs, planned.spec.schedule_gpus, planned.notes) == (2, 4, 8, ())

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import aws_journal
-from support.aws_journal import launch_request, request_granted
-from support.train_records import make_result
+from support.recorded_run import (
+    IMAGES,
+    LOADING_BEGAN,
+    LOST_STEP,
+    PAUSE_SECONDS,
+    PRICE,
+    RECIPE,
+    SAVED_STEP,
+    STEP_SECONDS,
+    VAL_IMAGES,
+    make_job,
+)
 
 from cluster.cli import record
 from cluster.errors import BadInput, ClusterError
@@ -19,193 +28,10 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts
-from cluster.state import result as state_result
-from infra.aws.journal_events import InstanceEnded
-from infra.aws.launch_request import Place
-from train.metrics.records import RunClock, StepRow
-from train.recipe import Data, Model, Phase, Recipe
-from train.recipe.history import EpochResult
-from train.recipe.schedule import Epoch, Schedule
-from train.recipe.target import Target, target_outcome
+from train.metrics.records import StepRow
 from train.tools import filesystem
-from train.tools.records import decode, encode
 
 Fixture = Any
-LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
-IMAGES, VAL_IMAGES = 1000, 50
-STEP_SECONDS = 2.0
-SAVED_STEP = 68  # the step of the checkpoint from which the second attempt resumes
-LOST_STEP = 72  # the last step before the machine is lost
-PAUSE_SECONDS = 15.0  # from the loss to the start of the second attempt
-RECIPE = Recipe(
-    name="paper",
-    data=Data(name="drawn", root="nowhere", train=IMAGES, val=VAL_IMAGES),
-    model=Model(name="resnet18"),
-    gpus=1,
-    phases=[
-        Phase(epochs=(0, 2), size=64, batch=16, lr=(0.1, 0.4)),
-        Phase(epochs=(2, 4), size=96, batch=32, lr=(0.2, 0.02), rect_val=True, validate="last"),
-    ],
-)
-SCHEDULE = Schedule(RECIPE, IMAGES, 2)
-ACCURACIES = {1: (20.0, 50.0), 2: (40.0, 72.0), 4: (60.0, 94.0)}
-PLACE = Place(region="r", zone="r-1a", type="p4d.24xlarge", market="spot", price=PRICE)
-
-
-class SimulatedTrainer:
-    """Writes the metrics and the history of a run, on a clock that advances only with the work."""
-
-    def __init__(self) -> None:
-        self.now = LOADING_BEGAN
-        self.lines: dict[int, list[dict[str, Any]]] = {}
-        self.history: list[dict[str, Any]] = []
-
-    def start(self, attempt: int, step: int, seconds: float) -> None:
-        self.now += seconds
-        self.lines[attempt] = []
-        values = {
-            "begun": LOADING_BEGAN,
-            "train_images": IMAGES,
-            "val_images": VAL_IMAGES,
-            "world": 2,
-            "gpus": 2,
-            "device": "cuda",
-            "processor": "NVIDIA A100",
-            "precision": "bfloat16",
-            "versions": {"torch": "2", "imgnet-cluster": "1"},
-        }
-        self.add_line(attempt, "start", step, **values)
-
-    def add_line(self, attempt: int, kind: str, step: int, **values: Any) -> None:
-        line = {"kind": kind, "attempt": attempt, "time": self.now, "step": step, "images": step, **values}
-        self.lines[attempt].append(line)
-
-    def train(self, attempt: int, epoch: Epoch, first: int, last: int) -> None:
-        """Train the steps `first` to `last` of an epoch; a line after the first, each tenth, and the last of them."""
-        for step in range(first, last):
-            self.now += STEP_SECONDS
-            if step in (first, last - 1) or step % 10 == 0:
-                scalars = {
-                    "sizes/lr": epoch.lr_at(step),
-                    "times/images_per_second": epoch.scheduled_phase.global_batch / STEP_SECONDS,
-                }
-                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, scalars=scalars)
-
-    def end_epoch(self, attempt: int, epoch: Epoch) -> None:
-        """Validate where the recipe says so, and write the row of the epoch."""
-        number = epoch.number + 1
-        top1, top5 = ACCURACIES.get(number, (None, None))
-        val_seconds = 0.5 if top1 is None else 5.0
-        self.now += val_seconds
-        seconds = epoch.steps * STEP_SECONDS
-        row = {
-            "epoch": number,
-            "size": epoch.scheduled_phase.phase.size,
-            "global_batch": epoch.scheduled_phase.global_batch,
-            "steps": epoch.steps,
-            "lr": epoch.lr_at(epoch.steps - 1),
-            "train_seconds": seconds,
-            "val_seconds": val_seconds,
-            "train_images": IMAGES,
-            "images_per_second": IMAGES / seconds,
-            "train_loss": 1.0,
-            "train_top1": 10.0,
-            "train_top5": 50.0,
-            "top1": top1,
-            "top5": top5,
-            "top1_square": top1,
-            "top5_square": top5,
-            "val_loss": top1 and 2.0,
-            "view": None if top1 is None else "rect" if epoch.scheduled_phase.phase.rect_val else "square",
-            "val_images": None if top1 is None else VAL_IMAGES,
-            "seconds": seconds + val_seconds,
-            "at": self.now,
-            "clock": self.now - LOADING_BEGAN,
-        }
-        self.history.append(row)
-        self.add_line(attempt, "epoch", epoch.first_step + epoch.steps, **row)
-        self.now += 0.2  # the checkpoint
-
-    def run(self) -> "SimulatedTrainer":
-        """Train four epochs. In the third a machine is lost, and the steps after the checkpoint are repeated."""
-        first, second, third, fourth = SCHEDULE.epochs
-        self.start(1, 0, 20.0)
-        for epoch in (first, second):
-            self.train(1, epoch, 0, epoch.steps)
-            self.end_epoch(1, epoch)
-        saved_step = SAVED_STEP - third.first_step
-        self.train(1, third, 0, saved_step)
-        self.train(1, third, saved_step, LOST_STEP - third.first_step)
-        self.start(2, SAVED_STEP, PAUSE_SECONDS)
-        self.train(2, third, saved_step, third.steps)
-        self.end_epoch(2, third)
-        self.train(2, fourth, 0, fourth.steps)
-        self.end_epoch(2, fourth)
-        return self
-
-    def result(self, target: str) -> dict[str, Any]:
-        """Return the trainers' result.json."""
-        epochs = decode(list[EpochResult], self.history)
-        result = make_result(
-            *epochs,
-            recipe="paper",
-            images_per_second=1.0,
-            steps=SCHEDULE.steps,
-            seconds={"training": 1.0},
-            clock=RunClock(begun=LOADING_BEGAN, seconds=epochs[-1].clock),
-            schedule=tuple(SCHEDULE.table()),
-            train_images=IMAGES,
-            target=target_outcome(Target.parse(target), epochs),
-        )
-        return dict(encode(result))
-
-
-def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, target: str = "top5=93") -> Any:
-    """Return an ended job of a backend, with its run folder; `done` or failed."""
-    cloud = {"places": [PLACE]} if backend == "aws" else None
-    run = hand_made(
-        recipe=RECIPE,
-        procs=2,
-        gpus=2,
-        machines=2,
-        uid="job-1-abc",
-        created=LOADING_BEGAN - 100.0,
-        backend=backend,
-        cloud=cloud,
-        target=target,
-    )
-    trainer = SimulatedTrainer().run()
-    run.write_attempt(1, "0.a", "1.b", time=LOADING_BEGAN)
-    run.write_attempt(
-        2, "0.a", "1.c", time=LOADING_BEGAN, resume=f"checkpoints/000002/resume-{SAVED_STEP:08d}-abcd.pt", reason="lost"
-    )
-    for folder in (run.run_folder.path, run.run_folder.shared):
-        (folder / "metrics").mkdir(exist_ok=True)
-        for number, rows in trainer.lines.items():
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            (folder / f"metrics/{number:06d}.jsonl").write_text(text)
-    if backend == "aws":
-        write_journal(run.run_folder.path)
-    run.write_status("done" if done else "failed", ended=True)
-    if done:
-        run.write_shared("result.json", json.dumps(trainer.result(target)))
-    state_result.write_result(run.run_folder, run.spec, run.job.backend)
-    return run.job
-
-
-def write_journal(run_folder: Path) -> None:
-    """Write the journal of two instances, of which the second was replaced after the loss."""
-    first_launched = LOADING_BEGAN - 90
-    aws_journal.write_journal(
-        run_folder / "cloud.jsonl",
-        launch_request(1, PLACE, ["0", "1"], LOADING_BEGAN - 95),
-        request_granted(1, ("i-0", "0", first_launched), ("i-1", "1", first_launched)),
-        InstanceEnded(id="i-1", name="1", ended=LOADING_BEGAN + 170, reason="taken"),
-        launch_request(2, PLACE, ["1"]),
-        request_granted(2, ("i-2", "1", LOADING_BEGAN + 175)),
-        InstanceEnded(id="i-0", name="0", ended=LOADING_BEGAN + 300, reason="done"),
-        InstanceEnded(id="i-2", name="1", ended=LOADING_BEGAN + 300, reason="done"),
-    )
 
 
 @pytest.fixture
@@ -311,12 +137,17 @@ def test_dawnbench_entry_unknown_machine_price_makes_price_null(hand_made: Fixtu
 def test_render_mlperf_log_has_mlperf_keys_and_run_times(facts: Any) -> None:
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in writers.render_mlperf_log(facts).splitlines()]
     keys = [event["key"] for event in events]
-    assert keys[0] == "run_start" and keys[-1] == "run_stop" and events[-1]["metadata"] == {"status": "success"}
-    assert (events[0]["time_ms"], events[-1]["time_ms"]) == (
+    assert keys[-1] == "run_stop" and events[-1]["metadata"] == {"status": "success"}
+    time_by_key = {event["key"]: event["time_ms"] for event in events}
+    assert (time_by_key["run_start"], time_by_key["run_stop"]) == (
         1000 * LOADING_BEGAN,
         round(1000 * facts["epochs"][-1]["at"]),
     )
-    settings = {event["key"]: event["value"] for event in events if event["time_ms"] == events[0]["time_ms"]}
+    assert time_by_key["init_start"] == 1000 * (LOADING_BEGAN - 8.0)
+    settings = {event["key"]: event["value"] for event in events if event["time_ms"] <= time_by_key["run_start"]}
+    assert (settings["submission_benchmark"], settings["model_name"]) == ("resnet", "resnet18")
+    assert (settings["submission_division"], settings["submission_status"]) == ("open", "cloud")
+    assert settings["submission_platform"] == writers.describe_hardware(facts) and settings["submission_org"] is None
     assert (settings["global_batch_size"], settings["opt_name"], settings["seed"]) == (32, "sgd", 0)
     assert settings["sgd_opt_base_learning_rate"] == pytest.approx(0.8) and settings["sgd_opt_momentum"] == 0.9
     assert settings["train_samples"] == IMAGES and settings["eval_samples"] == VAL_IMAGES
@@ -358,10 +189,13 @@ def test_collect_run_data_lost_line_comes_from_result(hand_made: Fixture) -> Non
     "name, settings",
     [
         ("sgd", ("momentum", "nesterov", "norm_decay", "bias_decay")),
-        ("lars", ("momentum", "nesterov", "trust")),
+        ("lars", ("momentum", "nesterov", "trust", "lars_form")),
         ("lamb", ("betas", "eps")),
         ("adamw", ("betas", "eps", "norm_decay", "bias_decay")),
-        ("theirs.optim:build", ("momentum", "nesterov", "betas", "eps", "trust", "norm_decay", "bias_decay")),
+        (
+            "theirs.optim:build",
+            ("momentum", "nesterov", "betas", "eps", "trust", "lars_form", "norm_decay", "bias_decay"),
+        ),
     ],
 )
 def test_dawnbench_entry_has_only_used_optimizer_settings(facts: Any, name: str, settings: tuple[str, ...]) -> None:
@@ -472,7 +306,7 @@ def without_line(index: int) -> Callable[[str], str]:
         (with_cell(1, 1, "nan"), "row 1 (epoch 1)"),
         (with_cell(3, 2, "94.5"), "row 3 (epoch 4): top1 94.5 and top5 94.0"),
         (with_cell(3, 3, "104"), "row 3 (epoch 4): top1"),
-        (with_cell(2, 3, ""), "row 2: .* is not four numbers"),
+        (with_cell(2, 3, ""), "row 2: .* is not 4 numbers"),
         (lambda table: table.splitlines()[0], "there are no rows"),
     ],
 )
@@ -617,9 +451,12 @@ def test_check_log_against_run_changed_line_is_found(facts: Any, change: Any, me
 def test_check_log_form_finds_wrong_order_and_open_intervals(facts: Any) -> None:
     lines = writers.render_mlperf_log(facts).splitlines()
     assert problems(log="\n".join(lines)) == []
-    assert problems(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("is earlier than the line above it")
+    run_start = next(number for number, line in enumerate(lines) if '"run_start"' in line)
+    moved_end = [*lines[: run_start + 1], lines[-1], *lines[run_start + 1 : -1]]
+    assert problems(log="\n".join(moved_end))[0].endswith("is earlier than the line above it")
     assert "run has a beginning and no end" in problems(log="\n".join(lines[:-1]))[0]
-    assert "ends an interval that has no beginning" in problems(log="\n".join(lines[1:]))[0]
+    without_start = [*lines[:run_start], *lines[run_start + 1 :]]
+    assert "ends an interval that has no beginning" in problems(log="\n".join(without_start))[0]
 
 
 def with_line(key: str, old: str, new: str) -> Callable[[str], str]:
@@ -885,9 +722,9 @@ def test_write_atomic_impossible_name_leaves_no_file(tmp_path: Path) -> None:
         filesystem.write_atomic(tmp_path / "folder", b"x")
     assert caught.value.filename == str(tmp_path / "folder") and [*tmp_path.iterdir()] == [tmp_path / "folder"]
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError) as caught:
+    with pytest.raises(NotADirectoryError) as caught_in_file:
         filesystem.write_atomic(tmp_path / "file/name", b"x")
-    assert caught.value.filename == str(tmp_path / "file/name")
+    assert caught_in_file.value.filename == str(tmp_path / "file/name")
 
 
 def test_record_command_changed_files_are_one_line_errors(hand_made: Fixture, sandbox: Any) -> None:

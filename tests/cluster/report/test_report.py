@@ -23,6 +23,7 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 from cluster import report as reports
 from cluster.errors import ClusterError
 from cluster.plots import curves, figures
+from cluster.plots.job_facts import Activity
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
 from cluster.report.page import environment
@@ -96,7 +97,7 @@ def test_collect_facts_repeated_steps_appear_once(run: Any) -> None:
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
     clock = activity.WorkClock(
-        {"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]}
+        {"0": [(Activity.TRAINING, 100.0, 160.0), (Activity.LOST, 160.0, 900.0), (Activity.TRAINING, 1000.0, 1030.0)]}
     )
     moments = (50, 100, 130, 160, 500, 1000, 1010, 2000)
     assert [clock.seconds_at(moment) for moment in moments] == [0, 0, 30, 60, 60, 60, 70, 90]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.state import attempts
+from cluster.state.states import MachineState
+from train.tools import filesystem
 from train.tools.filesystem import read_with_checksum
 
 Fixture = Any
@@ -141,7 +143,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture)
     run = hand_made()
     propose(run.run_folder.shared)
     run.write_checkpoint(1, 8)
-    end = attempts.Attempt(launch_id="now", end_state="stopped")
+    end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
     attempts.propose(run.run_folder.shared, attempts.newest_attempt(run.run_folder.shared), end)
     new = attempts.propose(run.run_folder.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
     assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
@@ -153,7 +155,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture)
 def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    run, newest_intact_file = hand_made(), attempts.newest_intact_file
+    run = hand_made()
     shared = run.run_folder.shared
     first = propose(shared)
     for step in (8, 16):
@@ -161,8 +163,8 @@ def test_propose_checkpoint_vanishes_chooses_again(
     faster: list[attempts.Attempt] = []
 
     def choose_then_delete(folder: Path, pattern: str) -> Path | None:
-        path = newest_intact_file(folder, pattern)
-        monkeypatch.setattr(attempts, "newest_intact_file", newest_intact_file)
+        path = filesystem.newest_intact_file(folder, pattern)
+        monkeypatch.setattr(attempts, "newest_intact_file", filesystem.newest_intact_file)
         if cause.startswith("pruned"):
             assert path
             path.unlink()

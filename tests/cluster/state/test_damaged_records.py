@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
-from cluster.state import attempts, cloud_activity, heartbeats, status, timeline
+from cluster.state import attempts, heartbeats, status, supervisor_records, timeline
 from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder
 from infra.aws.journal import Journal
@@ -45,7 +45,11 @@ READERS: dict[str, tuple[str, dict[str, Any], Callable[[RunFolder], Any]]] = {
     "attempt": ("machine/shared/attempts/000001.json", ATTEMPT, read_history),
     "status": ("machine/shared/status/0.json", STATUS, lambda folder: heartbeats.read_status(folder.status_path())),
     "setup": ("machines.json", SETUP, status.read_setup_record),
-    "activity": ("cloud.json", {"doing": "x", "time": 5.0}, lambda folder: cloud_activity.read_activity(folder.path)),
+    "activity": (
+        "cloud.json",
+        {"doing": "x", "time": 5.0},
+        lambda folder: supervisor_records.read_activity(folder.path),
+    ),
     "journal": ("cloud.jsonl", EVENT, lambda folder: Journal(folder.path / "cloud.jsonl").events(JournalEvent)),
     "state log": ("logs/agent-0.jsonl", STATE_CHANGE, lambda folder: timeline.startup_seconds(folder.path, "0")),
 }

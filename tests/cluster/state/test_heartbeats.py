@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses, parse_status
+from cluster.state.states import AgentPhase, MachineState
 from train.tools.records import encode
-from train.tools.trainer_reports import TrainingNumbers
+from train.tools.trainer_reports import Fault, TrainingNumbers
 
 
 class Folder:
@@ -52,11 +53,11 @@ def test_refresh_reads_machine_status_fields(folder: Folder, peers: PeerStatuses
     (status,) = peers.statuses.values()
     assert status == MachineStatus(
         id="1.b",
-        phase="running",
+        phase=AgentPhase.RUNNING,
         attempt=3,
         last_step=17,
         leave_reason="a notice",
-        fault="own",
+        fault=Fault.OWN,
         address="10.0.0.7",
         port=9,
         launch="now",
@@ -147,7 +148,7 @@ def test_discount_pause_shortens_ages(folder: Folder, peers: PeerStatuses) -> No
 def test_from_json_unknown_key_is_ignored(folder: Folder, peers: PeerStatuses) -> None:
     folder.write_text("1", json.dumps({"id": "1.b", "launch": "now", "phase": "spare", "mood": "good"}))
     peers.refresh(0.0)
-    assert peers.statuses["1.b"] == MachineStatus(id="1.b", phase="spare", launch="now")
+    assert peers.statuses["1.b"] == MachineStatus(id="1.b", phase=AgentPhase.SPARE, launch="now")
 
 
 def test_with_numbers_unknown_numbers_keep_the_earlier_ones() -> None:
@@ -158,4 +159,4 @@ def test_with_numbers_unknown_numbers_keep_the_earlier_ones() -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"{}", b'{"id": "1.b", "state": "asleep"}', b"\xff"])
 def test_parse_status_damaged_text_is_none(text: bytes) -> None:
     assert parse_status(text) is None
-    assert parse_status(b'{"id": "1.b", "state": "training"}') == MachineStatus(id="1.b", state="training")
+    assert parse_status(b'{"id": "1.b", "state": "training"}') == MachineStatus(id="1.b", state=MachineState.TRAINING)

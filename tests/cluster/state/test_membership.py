@@ -7,7 +7,8 @@ import pytest
 
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
-from cluster.state.membership import Action, ClusterView, MembershipRules, decide
+from cluster.state.membership import Action, ActionKind, ClusterView, MembershipRules, decide
+from cluster.state.states import AgentPhase, MachineState
 
 NAMES = ("0", "1", "2")
 RULES = MembershipRules(
@@ -26,7 +27,7 @@ SILENT = 3.0
 
 def status(machine_id: str, phase: str = "running", attempt: int = 1, last_step: int = 8, **more: Any) -> MachineStatus:
     """Return the status of a machine that trains in attempt 1 and has made step 8, unless told otherwise."""
-    return MachineStatus(id=machine_id, phase=phase, attempt=attempt, last_step=last_step, **more)
+    return MachineStatus(id=machine_id, phase=AgentPhase(phase), attempt=attempt, last_step=last_step, **more)
 
 
 def view(
@@ -169,7 +170,7 @@ def test_decide_member_without_status_counts_as_silent() -> None:
 @pytest.mark.parametrize("phase", ["failed", "ended"])
 def test_decide_failed_member_fails_attempt_at_once(phase: str) -> None:
     statuses = [*all_of()[:2], status("2.c", phase)]
-    assert decide(view(statuses), RULES) == Action(kind="fail", reason="machine 2 failed")
+    assert decide(view(statuses), RULES) == Action(kind=ActionKind.FAIL, reason="machine 2 failed")
 
 
 def test_decide_failure_of_older_attempt_is_ignored() -> None:
@@ -179,7 +180,7 @@ def test_decide_failure_of_older_attempt_is_ignored() -> None:
 
 def test_decide_restarted_member_fails_attempt_at_once() -> None:
     statuses = [*all_of()[:2], status("2.new", "warming", attempt=0, last_step=-1)]
-    assert decide(view(statuses), RULES) == Action(kind="fail", reason="machine 2 restarted")
+    assert decide(view(statuses), RULES) == Action(kind=ActionKind.FAIL, reason="machine 2 restarted")
 
 
 def test_decide_missed_save_fails_after_loss_timeout() -> None:
@@ -193,7 +194,7 @@ def test_decide_missed_save_fails_after_loss_timeout() -> None:
 
 def test_decide_leaving_machine_asks_for_save_when_ready_or_urgent() -> None:
     calm = [status("0.a", leave_reason="a notice"), *all_of()[1:]]
-    assert decide(view(calm), RULES) == Action(kind="ask", reason="machine 0 leaving")
+    assert decide(view(calm), RULES) == Action(kind=ActionKind.ASK, reason="machine 0 leaving")
     busy = [*calm[:2], status("2.c", is_standby_ready=False)]
     assert decide(view(busy), RULES).kind == "nothing"
     assert decide(view(busy, is_deadline_near=True), RULES).kind == "ask"
@@ -209,7 +210,7 @@ def test_decide_leaving_machine_asks_for_save_when_ready_or_urgent() -> None:
 def test_decide_spare_joins_only_with_standbys_and_room() -> None:
     pair = Attempt(number=2, members=("0.a", "1.b"))
     statuses = [status("0.a", attempt=2), status("1.b", attempt=2), status("2.new", "spare", attempt=2)]
-    assert decide(view(statuses, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
+    assert decide(view(statuses, attempt=pair), RULES) == Action(kind=ActionKind.ASK, reason="machine 2 joins")
     cold = [statuses[0], replace(statuses[1], is_standby_ready=False), statuses[2]]
     assert decide(view(cold, attempt=pair), RULES).kind == "nothing"
     assert decide(view([replace(status, last_step=-1) for status in statuses], attempt=pair), RULES).kind == "nothing"
@@ -339,7 +340,7 @@ def test_decide_spare_takes_over_only_if_ready_and_enough() -> None:
 
 
 def test_decide_after_job_end_does_nothing() -> None:
-    over = Attempt(number=4, end_state="failed", reason="why")
+    over = Attempt(number=4, end_state=MachineState.FAILED, reason="why")
     assert decide(view(ready("0.a", "1.b", "2.c"), attempt=over), RULES).kind == "nothing"
 
 

@@ -15,7 +15,9 @@ import pytest
 from cluster.state import heartbeats
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
-from cluster.state.membership import Action, ClusterView, MembershipRules, decide
+from cluster.state.membership import Action, ActionKind, ClusterView, MembershipRules, decide
+from cluster.state.states import AgentPhase
+from train.tools.trainer_reports import Fault
 
 TICK_SECONDS = 0.25
 HEARTBEAT_SECONDS = 0.5
@@ -64,12 +66,12 @@ class Agent:
     id: str
     peers: PeerStatuses
     reader: Reader
-    phase: str = "warming"
+    phase: AgentPhase = AgentPhase.WARMING
     phase_since: float = 0.0
     attempt: Attempt | None = None
     last_step: int = -1
     is_standby_ready: bool = False
-    fault: str = ""
+    fault: Fault = Fault.NONE
     reason: str = ""
     leave_reason: str = ""
     notice_time: float = 0.0
@@ -196,7 +198,7 @@ class Simulation:
 
     # --- an agent ------------------------------------------------------------------------------------------------
 
-    def enter_phase(self, agent: Agent, phase: str, fault: str = "", reason: str = "") -> None:
+    def enter_phase(self, agent: Agent, phase: AgentPhase, fault: Fault = Fault.NONE, reason: str = "") -> None:
         agent.phase = phase
         agent.fault = fault
         agent.reason = reason
@@ -295,7 +297,7 @@ class Simulation:
             standstill = self.now - self.last_step_times.get(agent.attempt.number, 0.0)
             was_told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
             assert was_told or standstill >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
-            self.enter_phase(agent, "failed", "", action.reason)
+            self.enter_phase(agent, AgentPhase.FAILED, Fault.NONE, action.reason)
         elif action.kind == "propose" and action.attempt and not agent.proposal:
             agent.proposal = (
                 self.now + self.rng.choice([0.0, 0.0, TICK_SECONDS, 2 * TICK_SECONDS]),
@@ -319,20 +321,20 @@ class Simulation:
             self.end(agent)
         elif agent.id in newest.members:
             agent.last_progress_time = self.now
-            self.enter_phase(agent, "running")
+            self.enter_phase(agent, AgentPhase.RUNNING)
         elif agent.leave_reason:
             self.end(agent)
         else:
-            self.enter_phase(agent, "warming")
+            self.enter_phase(agent, AgentPhase.WARMING)
 
     def end(self, agent: Agent) -> None:
-        self.enter_phase(agent, "ended")
+        self.enter_phase(agent, AgentPhase.ENDED)
         self.write_status(agent)
         agent.is_alive = False
 
     def check_trainers(self, agent: Agent) -> None:
         if agent.phase == "warming" and self.now - agent.phase_since >= START_SECONDS:
-            self.enter_phase(agent, "spare")
+            self.enter_phase(agent, AgentPhase.SPARE)
         if agent.phase != "running":
             return
         if agent.last_step_time > agent.last_progress_time:
@@ -347,8 +349,8 @@ class Simulation:
         if agent.trainer_exit:
             self.enter_phase(
                 agent,
-                "saved" if agent.trainer_exit == "saved" else "failed",
-                agent.trainer_exit if agent.trainer_exit == "own" else "",
+                AgentPhase.SAVED if agent.trainer_exit == "saved" else AgentPhase.FAILED,
+                Fault.OWN if agent.trainer_exit == "own" else Fault.NONE,
                 agent.trainer_exit,
             )
 
@@ -452,7 +454,7 @@ def test_simulation_detects_broken_rules(broken: str, monkeypatch: pytest.Monkey
             return action
         members = view.attempt.members if view.attempt else ()
         silent = [member for member in members if view.status_ages.get(member, 9) > 1.0]
-        return Action(kind="fail") if silent and view.phase == "running" else right(view, rules)
+        return Action(kind=ActionKind.FAIL) if silent and view.phase == "running" else right(view, rules)
 
     monkeypatch.setitem(globals(), "decide", wrong)
     with pytest.raises(AssertionError):

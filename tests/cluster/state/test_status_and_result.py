@@ -399,7 +399,7 @@ def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture)
     run = hand_made()
     run.write_shared("result.json", trained())
     job_result.write_result(
-        run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
+        run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state=JobState.STOPPED
     )
     assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
 

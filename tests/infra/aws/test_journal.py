@@ -65,11 +65,8 @@ def test_events_are_in_order_and_selected_by_type(journal: Journal) -> None:
     journal.write(LaunchStarted(launch_id="grün\u2028\n\x85 'x'"))
     journal.write(AddressRequested(id="i-1"))
     journal.write(LaunchStarted(launch_id="b"))
-    assert [type(event) for event in all_events(Journal(journal.path))] == [
-        LaunchStarted,
-        AddressRequested,
-        LaunchStarted,
-    ]
+    expected_types: list[type[JournalEvent]] = [LaunchStarted, AddressRequested, LaunchStarted]
+    assert [type(event) for event in all_events(Journal(journal.path))] == expected_types
     assert [event.launch_id for event in journal.events(LaunchStarted)] == ["grün\u2028\n\x85 'x'", "b"]
     assert len(journal.events(LaunchStarted, AddressRequested)) == 3 and all_events(journal)[0].time > 0
 

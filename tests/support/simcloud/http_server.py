@@ -16,7 +16,7 @@ from support.simcloud.cloud import SimulatedAws
 from support.simcloud.control import CONTROL_COMMANDS
 from support.simcloud.peer import kill, peer_pids
 from support.simcloud.prices import TARGETS, ServiceError
-from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.serving import ThreadedWSGIServer
 
 Response = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, body
 
@@ -186,16 +186,20 @@ class _QuietRequestHandler(MotoRequestHandler):
         """Log nothing."""
 
 
-def serve(port: int = 0, sim: SimulatedAws | None = None) -> tuple[BaseWSGIServer, str]:
-    """Serve a cloud on loopback, in a thread. Returns the server and its address.
+class SimulatorServer(ThreadedWSGIServer):
+    """The server of a simulated cloud on loopback. `shutdown()` ends it."""
 
-    `server.front` is its AwsFrontend; `server.shutdown()` ends it.
-    """
+    daemon_threads = True
+
+    def __init__(self, port: int, front: AwsFrontend) -> None:
+        super().__init__("127.0.0.1", port, front, _QuietRequestHandler)
+        self.front = front
+
+
+def serve(port: int = 0, sim: SimulatedAws | None = None) -> tuple[SimulatorServer, str]:
+    """Serve a cloud on loopback, in a thread. Returns the server and its address."""
     sim = sim or SimulatedAws()
-    front = AwsFrontend(sim)
-    server = make_server("127.0.0.1", port, front, threaded=True, request_handler=_QuietRequestHandler)
-    server.daemon_threads = True  # type: ignore[attr-defined]
-    server.front = front  # type: ignore[attr-defined]
+    server = SimulatorServer(port, AwsFrontend(sim))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     if not getattr(sim, "ticking", False):
         sim.ticking = True  # type: ignore[attr-defined]

@@ -177,8 +177,8 @@ def test_buckets_are_summed_during_or_after_the_backward_pass(
         forward_backward(wrapped, group.rank)
         forward_backward(wrapped, group.rank)  # DDP has fixed its buckets now
         events = record_events(monkeypatch)
-        net[6].weight.register_hook(lambda _: events.append("last"))  # type: ignore[operator, union-attr]
-        net[0].weight.register_hook(lambda _: events.append("first"))  # type: ignore[operator, union-attr]
+        net.get_parameter("6.weight").register_hook(lambda _: events.append("last"))
+        net.get_parameter("0.weight").register_hook(lambda _: events.append("first"))
         forward_backward(wrapped, group.rank)
         return events
 
@@ -210,7 +210,7 @@ def summed_gradients(
     group: ProcessGroup, rows: Any, hook: str = "fp16", has_loss_scale: bool = False, torch_hook: Any = None
 ) -> list[float]:
     """Return the summed gradients when each rank has one row of them; `torch_hook` replaces our hook."""
-    process_group.compute_dtype = lambda _: torch.float16 if has_loss_scale else torch.float32
+    process_group.compute_dtype = lambda device: torch.float16 if has_loss_scale else torch.float32
     net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="none" if torch_hook else hook))
     if torch_hook:
         net.register_comm_hook(None, torch_hook)
@@ -255,14 +255,14 @@ def test_bf16_neither_underflows_nor_overflows(in_group: Any) -> None:
 
 def count_steps_taken(group: ProcessGroup, scaler: torch.amp.GradScaler, rows: list[list[float]]) -> int:
     """Return how many steps the scaler does not skip when these are the gradients, step by step."""
-    process_group.compute_dtype = lambda _: torch.float16
+    process_group.compute_dtype = lambda device: torch.float16
     net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="fp16"))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     steps_taken = 0
     for row in rows:
         optimizer.zero_grad(set_to_none=False)
         weights_before = net.module.weight.detach().clone()
-        scaler.scale(net(torch.tensor(row))).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(net(torch.tensor(row))).backward()
         scaler.step(optimizer)
         scaler.update()
         steps_taken += not torch.equal(weights_before, net.module.weight)
@@ -372,6 +372,8 @@ def test_machine_groups_are_created_once_and_get_tight_timeouts(in_group: Any) -
         net: Any = convnet()
         for _ in range(3):
             net = ddp.wrap_ddp(net, Comm(hook="hierarchical"))
+        # torch 2.15 deprecates this function: a call of it fails there, and here.
+        dist.distributed_c10d._set_pg_timeout = None  # type: ignore[assignment]
         groups = list(dist.distributed_c10d._world.pg_map)
         timeouts = [item._get_backend(CPU).options._timeout for item in groups]
         process_group.tighten_timeouts(group, 4.0)

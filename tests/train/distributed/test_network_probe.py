@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from train.distributed import network, network_probe
 from train.distributed.process_group import ProcessGroup
@@ -127,7 +129,7 @@ def test_measure_links_same_result_on_all_ranks(world: int, in_group: Callable[[
         deadline = network_probe.Deadline(60, group.rank)
         try:
             if world == 1:
-                torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+                torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             return network_probe.measure_links(deadline, group.device, 100_000, 2), deadline.current_step
         finally:
             deadline.timer.cancel()
@@ -242,9 +244,9 @@ def test_detect_transport_gloo_interface(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ens5")
     assert network.detect_transport("gloo") == "gloo on ens5"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(network.socket, "gethostbyname", lambda _: "127.0.0.1")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
     assert network.detect_transport("gloo") == "gloo on lo"
-    monkeypatch.setattr(network.socket, "gethostbyname", lambda _: "127.0.1.1")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     assert network.detect_transport("gloo") == "gloo on lo"
 
 

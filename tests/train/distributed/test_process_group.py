@@ -60,7 +60,7 @@ def test_average_running_statistics(world: int, in_group: Any) -> None:
     def work(group: ProcessGroup) -> Any:
         model = net_with_norms(group.rank)
         batchnorm.average_running_statistics(group, model)
-        return flat_statistics(model).tolist(), model[1].num_batches_tracked.item()  # type: ignore[index, union-attr]
+        return flat_statistics(model).tolist(), model.get_buffer("1.num_batches_tracked").item()
 
     mean = torch.stack([flat_statistics(net_with_norms(rank)) for rank in range(world)]).mean(0)
     for statistics, tracked in in_group(world, work):

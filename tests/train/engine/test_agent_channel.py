@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.known import known
 
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
 from train.tools.records import read_record
-from train.tools.trainer_reports import TrainerProgress
+from train.tools.trainer_reports import TrainerProgress, TrainerState
 
 
 @pytest.fixture
@@ -30,9 +31,9 @@ def read_progress(work_dir: Path) -> TrainerProgress | None:
 
 def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> None:
     channel = AgentChannel()
-    channel.report_state("warming", steps=10, step=0)
-    channel.report_state("training", step=3, top1=float("nan"))
-    assert read_progress(work_dir) == TrainerProgress(state="training", steps=10, step=3, top1=None)
+    channel.report_state(TrainerState.WARMING, steps=10, step=0)
+    channel.report_state(TrainerState.TRAINING, step=3, top1=float("nan"))
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.TRAINING, steps=10, step=3, top1=None)
     assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 
@@ -42,20 +43,20 @@ def test_report_state_throttled_numbers_come_with_the_next_report(
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
     channel = AgentChannel()
-    channel.report_state("training", step=1)
+    channel.report_state(TrainerState.TRAINING, step=1)
     now += 0.1
-    channel.report_state("training", throttled=True, step=2, lr=0.1)
-    assert read_progress(work_dir).step == 1
-    channel.report_state("validating")
-    assert read_progress(work_dir) == TrainerProgress(state="validating", step=2, lr=0.1)
+    channel.report_state(TrainerState.TRAINING, throttled=True, step=2, lr=0.1)
+    assert known(read_progress(work_dir)).step == 1
+    channel.report_state(TrainerState.VALIDATING)
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1)
     now += 1
-    channel.report_state("training", throttled=True, step=3)
-    assert read_progress(work_dir).step == 3
+    channel.report_state(TrainerState.TRAINING, throttled=True, step=3)
+    assert known(read_progress(work_dir)).step == 3
 
 
 def test_report_state_only_local_rank_0_writes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    AgentChannel().report_state("training")
+    AgentChannel().report_state(TrainerState.TRAINING)
     assert list(work_dir.iterdir()) == []
 
 
@@ -70,7 +71,7 @@ def test_report_failure_is_written_by_any_rank(work_dir: Path, monkeypatch: pyte
 def test_agent_channel_without_agent_writes_nothing(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IMGNET_WORK")
     channel = AgentChannel()
-    channel.report_state("training")
+    channel.report_state(TrainerState.TRAINING)
     channel.report_failure("why")
     assert not channel.stop_requested() and list(work_dir.iterdir()) == []
 
@@ -169,14 +170,14 @@ def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: py
     channel = AgentChannel()
     channel.tick()
     assert list(work_dir.iterdir()) == [], "before the first report there is nothing to repeat"
-    channel.report_state("validating", step=3)
+    channel.report_state(TrainerState.VALIDATING, step=3)
     before = (work_dir / "progress.json").read_text()
     for _ in range(9):
         channel.tick()
     assert (work_dir / "progress.json").read_text() == before, "not every tick writes the file"
     now += 0.6
     channel.tick()
-    assert read_progress(work_dir) == TrainerProgress(state="validating", step=3, ticks=11)
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=3, ticks=11)
     now += 0.6
     channel.tick()
-    assert read_progress(work_dir).ticks == 12
+    assert known(read_progress(work_dir)).ticks == 12

@@ -13,7 +13,8 @@ from torch import nn
 from train.data import decode
 from train.data.index.open import DataError, load_index
 from train.data.loading.loader import BatchDecoder, stream_batches
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
+from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
+from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
 from train.evaluation.crops import (
     MULTI_CROP_MIRRORED,
@@ -36,10 +37,11 @@ def decoder(tiny_data: Path) -> MultiCropDecoder:
 
 def squares_by_pil(data: bytes, size: int) -> list[Any]:
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    factor = round(size * RESIZE_TO_CROP_RATIO) / min(image.size)
-    image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BILINEAR)
+    short = int(1.14 * size)
+    width, height = (short * side // min(image.size) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
     right, bottom = image.width - size, image.height - size
-    corners = [(0, 0), (right, 0), (0, bottom), (right, bottom), (right // 2, bottom // 2)]
+    corners = [(0, 0), (right, 0), (0, bottom), (right, bottom), (round(right / 2), round(bottom / 2))]
     return [np.asarray(image.crop((left, top, left + size, top + size)), int) for left, top in corners]
 
 

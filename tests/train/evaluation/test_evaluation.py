@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from train.data.index.open import DataError, load_index
+from train.data.loading.dataset import open_val_indexes
+from train.distributed import batchnorm
+from train.distributed.process_group import ProcessGroup
 from train.evaluation import __main__, protocol, ratio_buckets, runner
 from train.evaluation.protocol import CROPS, parse_crops, parse_sizes
 from train.recipe import Model, Phase
 from train.tools import checkpoint_io
+from train.tools.errors import TrainingError
 
 PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
 
@@ -209,7 +213,7 @@ def test_load_network_averages_the_ranks_statistics(finished_run: Path, tmp_path
     path = save_changed(finished_run, tmp_path, statistics=torch.stack([statistics, statistics + 2]))
     state, recipe = runner.open_checkpoint(path)
     model = runner.load_network(path, state, recipe, 10, Path("some"))
-    loaded = torch.cat([tensor.flatten() for tensor in runner.batchnorm.running_statistics(model)])
+    loaded = torch.cat([tensor.flatten() for tensor in batchnorm.running_statistics(model)])
     torch.testing.assert_close(loaded, statistics + 1)
 
 
@@ -232,7 +236,7 @@ def test_evaluation_nan_weights_are_an_error(
     path = save_changed(
         finished_run, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)}
     )
-    with pytest.raises(runner.TrainingError, match="center at 32 pixels: the loss is nan"):
+    with pytest.raises(TrainingError, match="center at 32 pixels: the loss is nan"):
         evaluate(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
 
 
@@ -260,7 +264,7 @@ def test_open_checkpoint_names_an_unusable_file(finished_run: Path, tiny_data: P
     for name in ("old", "other"):
         (tmp_path / name).mkdir()
     for reason, path in bad_checkpoints(finished_run, tmp_path).items():
-        with pytest.raises(runner.TrainingError, match=reason) as caught:
+        with pytest.raises(TrainingError, match=reason) as caught:
             state, recipe = runner.open_checkpoint(path)
             runner.load_network(path, state, recipe, 10, tiny_data)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
@@ -303,9 +307,9 @@ class FixedSizeNet(torch.nn.Module):
 def test_evaluation_size_that_the_network_rejects_is_one_line(tiny: Any, tiny_data: Path) -> None:
     options = __main__.parse_eval_options(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
     recipe = tiny(phases=PHASES, model=Model(name="resnet10_tiny"))
-    indexes = runner.open_val_indexes(recipe, tiny_data, tiny_data)
-    group = runner.ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-    with pytest.raises(runner.TrainingError, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
+    indexes = open_val_indexes(recipe, tiny_data, tiny_data)
+    group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+    with pytest.raises(TrainingError, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
         runner.Evaluation(options, recipe, group, FixedSizeNet(), indexes, 0).run()
     assert "\n" not in str(caught.value)
 
@@ -313,13 +317,13 @@ def test_evaluation_size_that_the_network_rejects_is_one_line(tiny: Any, tiny_da
 def test_copy_for_uses_the_runs_copy_if_large_enough(tiny: Any, tiny_data: Path) -> None:
     options = __main__.parse_eval_options(["x.pt"])
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, copy=80)])
-    indexes = runner.open_val_indexes(recipe, tiny_data, tiny_data.parent)  # its folder 80 is the data set itself
+    indexes = open_val_indexes(recipe, tiny_data, tiny_data.parent)  # its folder 80 is the data set itself
     assert set(indexes) == {("val", None), ("val", 80)}
-    group = runner.ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+    group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
     evaluation = runner.Evaluation(options, recipe, group, FixedSizeNet(), indexes, 0)
     assert [evaluation.copy_for(size) for size in (32, 64, 70, 71, 128)] == [80, 80, 80, None, None]
-    assert set(runner.open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
-    assert len(runner.open_val_indexes(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
+    assert set(open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
+    assert len(open_val_indexes(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
 
 
 def test_reserve_stdout_redirects_other_output_to_stderr(capsys: Any) -> None:

@@ -362,6 +362,7 @@ def test_source_target_epoch_of_the_18_minute_tables() -> None:
     assert replace(resnet50, tables={}, phases=[shortened]).source_target_epoch is None
     restored = Recipe.from_json(resnet50.for_machines(8).to_json())
     assert restored.source_target_epoch == 30 and cifar10.source_target_epoch is None
-    for wrong in (0, -1, 1.5, True, "30"):
+    wrong_epochs: tuple[Any, ...] = (0, -1, 1.5, True, "30")
+    for wrong in wrong_epochs:
         with pytest.raises(ValueError, match="reached"):
             replace(phase, reached=wrong)

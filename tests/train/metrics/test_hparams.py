@@ -10,7 +10,7 @@ from train.metrics import hparams
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import Schedule
 
-SETTINGS = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
+SETTINGS: dict[str, int | float | str] = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
 
 
 def make_phase(start: int, end: int, lr: Any, batch: int = 64, size: int = 32, shape: str = "linear") -> Phase:

@@ -245,10 +245,10 @@ def test_init_classifier_uses_fc_std_or_keeps_own_weights(mine: Any, std: float 
     mine.net = lambda classes: LibraryNet(classes)
     net = build_model(Model(name="mine:net", fc_std=std), 500, 0)
     if std is None:
-        assert net.head.weight.abs().max() <= 0.5 and net.head.bias.any()  # type: ignore[union-attr]
+        assert net.get_parameter("head.weight").abs().max() <= 0.5 and net.get_parameter("head.bias").any()
     else:
-        assert net.head.weight.std().item() == pytest.approx(std, rel=0.1)  # type: ignore[union-attr, operator]
-        assert not net.head.bias.any()  # type: ignore[union-attr, operator]
+        assert net.get_parameter("head.weight").std().item() == pytest.approx(std, rel=0.1)
+        assert not net.get_parameter("head.bias").any()
 
 
 def test_init_classifier_without_classifier_is_refused(mine: Any) -> None:
@@ -271,7 +271,9 @@ def test_find_classifier_is_last_trainable_layer_with_the_classes(mine: Any) -> 
     mine.net = ClassifierFirst
     net = build_and_log("mine:net")[0]
     assert find_classifier(net) is net.fc  # the body's last has as many outputs, and another layer was called later
-    assert net.fc.weight.std() < 0.02 < net.spare.weight.std()  # fc_std applies to the classifier only
+    assert (
+        net.get_parameter("fc.weight").std() < 0.02 < net.get_parameter("spare.weight").std()
+    )  # fc_std applies to the classifier only
     copied = copy.deepcopy(net)
     freezing.Freezer(copied).set_frozen(True)
     assert find_classifier(copied) is copied.fc
@@ -436,7 +438,9 @@ def test_build_external_model_logs_how_it_accepts_sizes(mine: Any) -> None:
 def test_build_real_timm_models(name: str) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed here")
     net, log = build_and_log(f"timm:{name}")
-    assert find_classifier(net).weight.shape[0] == 6 and not find_classifier(net).bias.any()
+    classifier = find_classifier(net)
+    assert classifier and classifier.bias is not None
+    assert classifier.weight.shape[0] == 6 and not classifier.bias.any()
     assert ("only its native input size" in log[-1]) is (name == "vit_tiny_patch16_224")
     if name == "resnet18":
         assert isinstance(net, timm.models.ResNet) and net.layer1[0].bn2.weight.eq(0).all()

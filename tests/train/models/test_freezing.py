@@ -3,6 +3,7 @@
 On any number of processes, and after a kill in the middle.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from train.data.loading.dataset import open_dataset
-from train.data.loading.loader import BatchDecoder
+from train.data.loading.loader import Batch, BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
@@ -22,7 +23,7 @@ from train.models import external, freezing
 from train.models.registry import build_model
 from train.optim import factory
 from train.recipe import Model, Optim, Phase
-from train.recipe.schedule import Schedule
+from train.recipe.schedule import Epoch, Schedule
 from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")
@@ -88,8 +89,8 @@ def test_frozen_phase_moves_only_the_classifier(
         snapshots = [snapshot(trainer)]
         run_epoch = type(trainer).run_epoch
 
-        def run_epoch_and_snapshot(self: engine_trainer.Trainer, *arguments: Any) -> None:
-            run_epoch(self, *arguments)
+        def run_epoch_and_snapshot(self: engine_trainer.Trainer, epoch: Epoch, batches: Iterator[Batch]) -> None:
+            run_epoch(self, epoch, batches)
             snapshots.append(snapshot(self))
 
         type(trainer).run_epoch = run_epoch_and_snapshot  # type: ignore[method-assign]
@@ -98,7 +99,7 @@ def test_frozen_phase_moves_only_the_classifier(
         finally:
             type(trainer).run_epoch = run_epoch  # type: ignore[method-assign]
         all_require_grad = all(parameter.requires_grad for parameter in trainer.model.parameters())
-        head = trainer.model.fc.weight.tolist()
+        head = trainer.model.get_parameter("fc.weight").tolist()
         return (
             [sorted(changed_names(*pair)) for pair in pairwise(snapshots)],
             len(snapshots[-1]),
@@ -133,12 +134,12 @@ def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
     freezer.set_train_mode()
     assert [item.training for item in net] == [False] * 5 + [True]
     assert all(item.grad is None for item in net.parameters())
-    statistics = net[1].state_dict()["running_mean"].clone()  # type: ignore[union-attr]
+    statistics = net[1].state_dict()["running_mean"].clone()
     features = net[:5](torch.ones(2, 3, 4, 4))
     assert not features.requires_grad  # the graph begins at the classifier
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     assert [item.grad is not None for item in net.parameters()] == [False] * 4 + [True] * 2
-    assert torch.equal(net[1].state_dict()["running_mean"], statistics)  # type: ignore[union-attr]
+    assert torch.equal(net[1].state_dict()["running_mean"], statistics)
     freezer.set_frozen(False)
     freezer.set_train_mode()
     assert all(item.training for item in net)
@@ -157,8 +158,8 @@ def test_frozen_epoch_equals_training_a_linear_on_features(tiny: Any, tiny_data:
     """A frozen epoch equals a Linear trained on the pooled features of the network in eval mode."""
     recipe = tiny(phases=make_phases(True), optim=Optim(momentum=0.9, weight_decay=0.01))
     trainer, decoder = make_trainer(recipe, tiny_data, tmp_path / "one")
-    net = build_model(recipe.model, trainer.model.fc.out_features, 0).eval()  # type: ignore[operator, union-attr]
-    optimizer = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)  # type: ignore[union-attr]
+    net: Any = build_model(recipe.model, len(trainer.model.get_parameter("fc.bias")), 0).eval()
+    optimizer = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     prepared: list[Any] = []
     prepare = trainer.preprocessor.prepare
     trainer.preprocessor.prepare = lambda batch: prepared.append((batch.request, result := prepare(batch))) or result  # type: ignore
@@ -171,11 +172,11 @@ def test_frozen_epoch_equals_training_a_linear_on_features(tiny: Any, tiny_data:
         count = sum(len(labels) for _, _, labels in step_chunks)
         for _, pixels, labels in step_chunks:
             with torch.no_grad():
-                features = net.pool(net.stages(net.stem(pixels))).flatten(1)  # type: ignore[operator]
-            loss = nn.functional.cross_entropy(net.fc(features), labels, reduction="sum")  # type: ignore[operator]
+                features = net.pool(net.stages(net.stem(pixels))).flatten(1)
+            loss = nn.functional.cross_entropy(net.fc(features), labels, reduction="sum")
             (loss / count).backward()
         optimizer.step()
-    torch.testing.assert_close(trainer.model.fc.weight, net.fc.weight)  # type: ignore[union-attr]
+    torch.testing.assert_close(trainer.model.get_parameter("fc.weight"), net.fc.weight)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

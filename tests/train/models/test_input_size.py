@@ -177,7 +177,7 @@ def test_accept_any_size_refuses_fixed_size_networks_unchanged(builder: Any, mes
 def test_find_native_size_keeps_modes() -> None:
     net = seeded_net(Vgg)
     net.train()
-    net.features[1].eval()  # type: ignore[index]
+    net.get_submodule("features.1").eval()
     modes = [module.training for module in net.modules()]
     assert input_size.find_native_size(net, "mine:vgg") == NATIVE_SIZE
     assert [module.training for module in net.modules()] == modes

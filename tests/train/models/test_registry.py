@@ -1,5 +1,7 @@
 """Our networks: parameter counts, image shapes, initial weights, strides, and their costs in the forecast."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,8 +23,10 @@ PARAMETERS = {  # with 1000 classes, as in torchvision and the papers
 }
 
 
-def build(name: str, classes: int = 10, seed: int = 0, **settings: float) -> ResNet:
-    return build_model(Model(name=name, **settings), classes, seed)  # type: ignore[arg-type]
+def build(name: str, classes: int = 10, seed: int = 0, **settings: Any) -> ResNet:
+    net = build_model(Model(name=name, **settings), classes, seed)
+    assert isinstance(net, ResNet)
+    return net
 
 
 def test_model_builders_match_the_recipes_models() -> None:
@@ -52,14 +56,14 @@ def test_resnet50_squares_and_rectangles_in_train_mode() -> None:
 
 
 def test_resnet_stride_is_32() -> None:
-    net = MODEL_BUILDERS["resnet18"](10).eval()
+    net = build("resnet18").eval()
     assert net.stages(net.stem(torch.zeros(1, 3, 64, 96))).shape[2:] == (2, 3)
 
 
 def test_bottleneck_stride_is_in_the_3x3_convolution() -> None:
     strides = [
         (block.conv1.stride, block.conv2.stride, block.conv3.stride, block.conv2.kernel_size)
-        for block in MODEL_BUILDERS["resnet50"](10).stages
+        for block in build("resnet50").stages
         if isinstance(block, Bottleneck)
     ]
     assert len(strides) == 16
@@ -125,6 +129,7 @@ def test_alexnet_pool5_is_6_by_6_at_224_and_227(size: int) -> None:
 
 def test_alexnet_adaptive_pool_is_identity_at_224() -> None:
     net = build_model(Model(name="alexnet_bn"), 7, 0).eval()
+    assert isinstance(net, AlexNet)
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(net(x), net.fc(net.hidden(net.features(x).flatten(1))))

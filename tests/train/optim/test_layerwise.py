@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -173,7 +174,7 @@ def test_step_is_independent_of_the_gradient_scale(name: str) -> None:
         optimizer = factory.build_optimizer(model, Optim(**{**SETTINGS[name], "weight_decay": 0.0, "eps": 1e-30}))
         set_gradients(model, 0)
         for parameter in model.parameters():
-            parameter.grad = parameter.grad * factor  # type: ignore[operator]
+            parameter.grad = known(parameter.grad) * factor
         factory.set_lr(optimizer, 0.1)
         optimizer.step()
         weights.append(model.first.weight.detach())
@@ -258,7 +259,7 @@ def test_grad_scaler_unscales_and_skips_steps_with_infinities(name: str, overflo
     plain, scaled = (factory.build_optimizer(model, optim) for model in models)
     set_gradients(models[0], 0)
     for parameter, scaled_parameter in zip(*(model.parameters() for model in models), strict=True):
-        scaled_parameter.grad = parameter.grad * 1024  # type: ignore[operator]
+        scaled_parameter.grad = known(parameter.grad) * 1024
     if overflow:
         models[1].norm.bias.grad[0] = torch.inf  # type: ignore[index]
     scaler.scale(torch.ones(()))

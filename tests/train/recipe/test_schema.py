@@ -107,6 +107,7 @@ def test_phase_turns_lists_into_tuples() -> None:
     (Optim, "trust", [*NOT_NUMBERS, 0, 0.0]),
     (Optim, "eps", [*NOT_NUMBERS, 0, 0.0]),
     (Optim, "eps", NOT_NUMBERS),
+    (Optim, "lars_form", ["Google", "", None]),
     (Optim, "bias_decay", ["no", None]),
     (make_data, "name", ["", None, 3]),
     (make_data, "root", ["", None, 3]),

@@ -4,6 +4,7 @@ A norm sees the n images of one worker, whatever the number k of workers is (Goy
 running statistics are averaged over all ranks before each validation.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from support.trainer_in_process import (
     SINGLE_PROCESS,
     SIZE,
@@ -26,7 +28,10 @@ from support.trainer_in_process import (
 )
 from torch import nn
 
+from train.data.loading.loader import Batch
 from train.distributed.process_group import ProcessGroup
+from train.metrics.accuracy import Accuracy
+from train.recipe.schedule import Epoch
 
 N = 8
 
@@ -91,12 +96,13 @@ def test_run_epoch_averages_statistics_over_ranks_before_validation(world: int, 
     recipe = make_recipe(make_phase((0, 1), N, 0.01), gpus=world)
 
     def work(group: ProcessGroup) -> list[Array]:
-        trainer, statistics = make_trainer(tmp_path, recipe, dataset, net := net_with_norm(), group), []
+        trainer = make_trainer(tmp_path, recipe, dataset, net := net_with_norm(), group)
+        statistics: list[Array] = []
         silent_progress = SimpleNamespace(report_interval=lambda *_: None, report_epoch=lambda *_: None)
         trainer.progress, trainer.save = silent_progress, lambda wait=False: None  # type: ignore[assignment, method-assign]
 
-        def validate(*_: Any) -> dict[str, Any]:
-            statistics.extend([net[0].running_mean.numpy().copy(), net[0].running_var.numpy().copy()])
+        def validate(epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
+            statistics.extend(net.get_buffer(f"0.running_{name}").numpy().copy() for name in ("mean", "var"))
             return {}
 
         trainer.validate = validate  # type: ignore[method-assign]
@@ -126,4 +132,6 @@ def test_batchnorm_running_statistics_move_by_a_tenth() -> None:
     with torch.no_grad():
         x = torch.randn(4, norms[0].num_features, 3, 3)
         norms[0](x)
-    np.testing.assert_allclose(norms[0].running_mean.numpy(), 0.1 * x.mean((0, 2, 3)).numpy(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        known(norms[0].running_mean).numpy(), 0.1 * x.mean((0, 2, 3)).numpy(), rtol=1e-5, atol=1e-7
+    )

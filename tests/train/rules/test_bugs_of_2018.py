@@ -10,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from support.trainer_in_process import (
     Array,
     RandomImages,
@@ -28,7 +29,6 @@ from support.trainer_in_process import (
 from torch import nn
 
 from cluster.agent import watchdog
-from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from train.distributed import process_group
@@ -74,7 +74,7 @@ def test_bug_1_single_precision_trains_every_tensor_on_float32_inputs(precision:
         list(run_steps(trainer, dataset))
     else:  # a CPU computes what a float16 GPU would, in float32
         trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        trainer.preprocessor.autocast = contextlib.nullcontext  # type: ignore[method-assign]
+        trainer.preprocessor.autocast = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         list(run_steps(trainer, dataset))
     unmoved = [name for name, parameter in trainer.model.named_parameters() if torch.equal(parameter, before[name])]
     assert unmoved == [] and len(before) > 20
@@ -89,7 +89,7 @@ def test_bug_2_resumed_run_continues_with_saved_weights_mid_phase(precision: tor
         trainer = make_trainer(tmp_path / name, recipe, dataset, plain=False)
         if precision == torch.float16:
             trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-            trainer.preprocessor.autocast = contextlib.nullcontext  # type: ignore[method-assign]
+            trainer.preprocessor.autocast = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         return trainer
 
     def weights(trainer: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ def test_bug_3_rank_0_saves_every_epoch_into_the_run_folder(tmp_path: Path, in_g
         trainer = make_trainer(tmp_path / f"of-rank-{group.rank}", recipe, dataset, group=group, plain=False)
         trainer.train(dataset, 0)  # type: ignore[arg-type]
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")), [
-            epoch.top5 for epoch in trainer.history
+            known(epoch.top5) for epoch in trainer.history
         ]
 
     (files, accuracies), (_, accuracies_of_rank_1) = in_group(2, work)
@@ -193,7 +193,7 @@ def test_bug_5_machine_that_powers_off_is_terminated(monkeypatch: pytest.MonkeyP
     (recipe,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
     plan = submit.plan(recipe, make_launch_options(backend="aws"), offline=True)
     assert plan.rental_plan
-    request = dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
+    request = cast("dict[str, Any]", dict(plan.rental_plan.preview_requests(plan.spec))["ec2:RunInstances"])
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert all(disk["Ebs"]["DeleteOnTermination"] for disk in request["BlockDeviceMappings"])
     assert all(card["DeleteOnTermination"] for card in request["NetworkInterfaces"])

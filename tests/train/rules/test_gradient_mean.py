@@ -39,7 +39,7 @@ def numpy_parameters(dataset: RandomImages, batch: int, epochs: int = 1, rate: f
         shuffle = epoch_permutation(0, epoch, dataset.train)
         for begin in range(0, dataset.train, batch):
             ids = shuffle[begin : begin + batch]
-            g = cross_entropy_gradient(*w, dataset.inputs(ids), dataset.labels[ids])
+            g = cross_entropy_gradient(w, dataset.inputs(ids), dataset.labels[ids])
             u = [MOMENTUM * velocity + slope + DECAY * weight for velocity, slope, weight in zip(u, g, w, strict=True)]
             w = [weight - rate * velocity for weight, velocity in zip(w, u, strict=True)]
     return w
@@ -87,10 +87,10 @@ def test_mean_of_uneven_workers_means_differs_from_the_mean() -> None:
     """Otherwise the test above would prove little."""
     dataset, (weight, bias) = RandomImages(11), parameter_values(linear_classifier())
     parts = [
-        cross_entropy_gradient(weight, bias, dataset.inputs(ids), dataset.labels[ids])[0]
+        cross_entropy_gradient((weight, bias), dataset.inputs(ids), dataset.labels[ids])[0]
         for ids in (range(5), range(5, 11))
     ]
-    whole = cross_entropy_gradient(weight, bias, dataset.inputs(range(11)), dataset.labels)[0]
+    whole = cross_entropy_gradient((weight, bias), dataset.inputs(range(11)), dataset.labels)[0]
     np.testing.assert_allclose((5 * parts[0] + 6 * parts[1]) / 11, whole, rtol=1e-12)
     assert np.abs((parts[0] + parts[1]) / 2 - whole).max() > 1e-3
 
@@ -113,7 +113,7 @@ def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(k: int, tmp_
     dataset = RandomImages(8 * k)
     recipe = make_recipe(make_phase((0, 1), 8, LR), gpus=1, momentum=MOMENTUM, weight_decay=DECAY)
     w = parameter_values(linear_classifier())
-    g = cross_entropy_gradient(*w, dataset.inputs(range(8 * k)), dataset.labels)
+    g = cross_entropy_gradient(w, dataset.inputs(range(8 * k)), dataset.labels)
     trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier(), gpus=k)
     assert len(list(run_steps(trainer, dataset))) == 1
     for actual, weight, slope in zip(parameter_values(net), w, g, strict=True):

@@ -77,10 +77,10 @@ def test_convolutions_start_with_he_standard_deviation(name: str) -> None:
 def test_classifier_starts_at_std_0_01_and_other_norms_at_one(name: str) -> None:
     """fc: N(0, 0.01^2), bias 0; gamma 1 and beta 0 but in the last norm of a block (Goyal et al. 2017, section 5.1)."""
     net = registry.build_model(Model(name=name), 1000, seed=0)
-    weights = net.fc.weight.detach().double().numpy()
+    weights = net.get_parameter("fc.weight").detach().double().numpy()
     assert weights.std() == pytest.approx(0.01, rel=0.01) and abs(weights.mean()) < 1e-4
     assert (weights**4).mean() / (weights**2).mean() ** 2 == pytest.approx(3, rel=0.05)
-    assert not net.fc.bias.any()
+    assert not net.get_parameter("fc.bias").any()
     last_norms = {
         [module for module in block.children() if isinstance(module, nn.BatchNorm2d)][-1]
         for block in residual_blocks(net)

@@ -101,7 +101,7 @@ def test_trainer_follows_equation_9_through_lr_jumps(nesterov: bool, tmp_path: P
     for number, (epoch, step) in enumerate(run_steps(trainer, dataset)):
         batch = epoch.scheduled_phase.phase.batch
         ids = epoch_permutation(0, epoch.number, 60)[step * batch : (step + 1) * batch]
-        slopes = cross_entropy_gradient(*weights, dataset.inputs(ids), dataset.labels[ids])
+        slopes = cross_entropy_gradient(weights, dataset.inputs(ids), dataset.labels[ids])
         slopes = [slope + decay * weight for slope, weight in zip(slopes, weights, strict=True)]
         velocities = [MOMENTUM * velocity + slope for velocity, slope in zip(velocities, slopes, strict=True)]
         updates = (

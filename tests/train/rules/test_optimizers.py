@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from support.trainer_in_process import Array
 from torch import nn
 
@@ -72,6 +73,21 @@ def lars(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
     state.w = state.w - lr * (step + MOMENTUM * state.u if nesterov else state.u)
 
 
+def lars_of_google(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
+    """TensorFlow 1's LARSOptimizer, whose ApplyMomentum is u = m u + g; w = w - (l lr) u, or w - (l lr) (g + m u).
+
+    Weight decay is in l only. l is 1 for skipped parameters.
+    """
+    weight_norm, gradient_norm = np.sqrt((state.w**2).sum()), np.sqrt((g**2).sum())
+    ratio = (
+        1.0
+        if state.skipped or weight_norm == 0 or gradient_norm == 0
+        else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
+    )
+    state.u = MOMENTUM * state.u + g
+    state.w = state.w - ratio * lr * (g + MOMENTUM * state.u if nesterov else state.u)
+
+
 def adam_step(state: Reference, g: Array) -> Array:
     """Return Adam's bias-corrected step, of values about 1 (Kingma and Ba 2014, algorithm 1)."""
     state.t += 1
@@ -132,6 +148,28 @@ def test_lars_matches_formula_and_skips_norms_and_biases(nesterov: bool) -> None
     assert_paths_equal(optimizer_path(net, name="lars", momentum=MOMENTUM, trust=TRUST, nesterov=nesterov), expected)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_in_googles_form_matches_tensorflow(nesterov: bool) -> None:
+    net = network()
+    expected = reference_path(net, lars_of_google, SKIPPED, nesterov=nesterov)
+    options = {"name": "lars", "lars_form": "google", "momentum": MOMENTUM, "trust": TRUST, "nesterov": nesterov}
+    path = optimizer_path(net, **options)
+    assert_paths_equal(path, expected)
+    paper = optimizer_path(network(), **{**options, "lars_form": "paper"})
+    assert np.abs(path[-1]["4.weight"] - paper[-1]["4.weight"]).max() > 1e-3
+
+
+def test_lars_leaves_the_gradients_as_they_are() -> None:
+    for form in ("paper", "google"):
+        net = network()
+        optimizer = factory.build_optimizer(net, Optim(name="lars", lars_form=form, nesterov=True))
+        factory.set_lr(optimizer, 1.0)
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert all(torch.equal(known(parameter.grad), torch.ones_like(parameter)) for parameter in net.parameters())
+
+
 def test_lamb_matches_formula_and_skips_norms_and_biases() -> None:
     net = network()
     expected = reference_path(net, lamb, SKIPPED)
@@ -148,8 +186,8 @@ def test_adamw_matches_formula() -> None:
 def test_layerwise_zero_layer_moves_by_the_unscaled_step(name: str) -> None:
     """The ratio is 1 where |w| is 0 (as in apex and MLPerf); a ratio of 0 would keep the layer at 0 forever."""
     net = network()
-    nn.init.zeros_(net[4].weight)
-    nn.init.zeros_(net[0].weight)
+    nn.init.zeros_(net.get_parameter("4.weight"))
+    nn.init.zeros_(net.get_parameter("0.weight"))
     expected = reference_path(net, {"lars": lars, "lamb": lamb}[name], SKIPPED)
     path = optimizer_path(net, name=name, momentum=MOMENTUM, trust=TRUST, betas=(B1, B2), eps=EPS)
     assert_paths_equal(path, expected)
@@ -160,12 +198,13 @@ def test_lars_step_length_is_independent_of_the_gradient() -> None:
     """|step| = lr trust |w| without decay. It keeps the update in proportion where linear scaling breaks."""
     for scale in (1e-8, 1.0, 1e8):
         net = network()
-        before = net[4].weight.detach().clone()
+        weight = net.get_parameter("4.weight")
+        before = weight.detach().clone()
         optimizer = factory.build_optimizer(net, Optim(name="lars", trust=TRUST, weight_decay=0.0))
         factory.set_lr(optimizer, 2.0)
-        net[4].weight.grad = scale * torch.ones_like(before)
+        weight.grad = scale * torch.ones_like(before)
         optimizer.step()
-        step_length = (net[4].weight.detach() - before).norm().item()
+        step_length = (weight.detach() - before).norm().item()
         assert step_length == pytest.approx(2.0 * TRUST * before.norm().item(), rel=1e-12)
 
 

@@ -65,12 +65,12 @@ def convolutional(make_norm: Callable[[int], nn.Module] | None = None, bias: boo
 
 
 def synchronized_norm() -> nn.Module:
-    return nn.SyncBatchNorm.convert_sync_batchnorm(convolutional(nn.BatchNorm2d))  # type: ignore[no-any-return]
+    return nn.SyncBatchNorm.convert_sync_batchnorm(convolutional(nn.BatchNorm2d))
 
 
 def vision_transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    own = {"cls_token": (1, 1, 8), "pos_embed": (1, 5, 8)}
+    own: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, 8), "pos_embed": (1, 5, 8)}
     return WithOwnParameters(own, patch=nn.Conv2d(3, 8, 4), block=layer, norm=nn.LayerNorm(8), head=nn.Linear(8, 3))
 
 

@@ -16,7 +16,8 @@ from support.trainer_in_process import (
     softmax,
 )
 
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, SIDE_MULTIPLE, plan_rect_validation, rect_crop_shape
+from train.data.order.center_crop import RESIZE_TO_CROP_RATIO, resized_size
+from train.data.order.rect_val import SIDE_MULTIPLE, plan_rect_validation, rect_crop_shape
 from train.distributed.process_group import ProcessGroup
 from train.engine.validation import run_validation
 from train.metrics.accuracy import Accuracy
@@ -89,9 +90,10 @@ def test_rect_crop_shape_is_multiple_of_32_inside_resized_image(size: int) -> No
     sides = np.random.default_rng(size).integers(30, 2000, (500, 2))
     for width, height in [*sides.tolist(), (500, 375), (375, 500), (333, 333), (3000, 40), (40, 3000)]:
         crop_height, crop_width = rect_crop_shape(width, height, size)
-        resized = [round(1.14 * size) * side / min(width, height) for side in (height, width)]
+        resized = resized_size((height, width), (crop_height, crop_width))
+        assert resized == tuple(int(1.14 * size) * side // min(width, height) for side in (height, width))
         assert crop_height % 32 == 0 and crop_width % 32 == 0 and min(crop_height, crop_width) == size
-        assert crop_height <= resized[0] + 0.5 and crop_width <= resized[1] + 0.5
+        assert crop_height <= resized[0] and crop_width <= resized[1]
         aspect = min(max(width, height) / min(width, height), 1.5)
         assert max(crop_height, crop_width) / size <= aspect + 1e-9 < (max(crop_height, crop_width) + 32) / size + 1e-6
         assert (crop_width >= crop_height) if width >= height else (crop_height >= crop_width)

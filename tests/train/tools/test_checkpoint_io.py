@@ -186,7 +186,7 @@ def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
 ) -> None:
     from train.engine import trainer as engine_trainer
 
-    monkeypatch.setattr(engine_trainer.batchnorm, "average_running_statistics", lambda *_: None)
+    monkeypatch.setattr("train.distributed.batchnorm.average_running_statistics", lambda *_: None)
     monkeypatch.setattr(engine_trainer, "epoch_result", lambda *_: make_epoch())
     monkeypatch.setattr(engine_trainer, "should_validate", lambda *_: True)
     waits: list[bool] = []

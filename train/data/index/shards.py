@@ -62,7 +62,7 @@ class ShardReader:
         if file.size != self.sizes[shard]:
             raise ShardError(describe_size_mismatch(file.size, self.sizes[shard]))
         if len(self._open_files) >= MAX_OPEN_SHARDS:
-            self._open_files.popitem()  # reads come in random order, so no choice is better than another
+            self._open_files.popitem()  # any of them: images are read in random order
         self._open_files[shard] = file
         return file
 

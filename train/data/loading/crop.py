@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from train.data.decode import Box, ImageSize, Pixels, decode_region
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO
+from train.data.order.center_crop import center_corner, resized_size
 
 # A very long and thin image is enlarged only in its middle, which is this many times as long as the image is thin.
 MAX_STRIP_RATIO = 64
@@ -35,37 +35,37 @@ def crop_and_resize(data: bytes, size: ImageSize, box: Box, mirror: bool, out: t
 
 
 def center_crop(data: bytes, size: ImageSize, out: torch.Tensor) -> None:
-    """Fill `out` [1, 3, h, w] with the center crop of the image, resized to `enlarged_size`.
+    """Fill `out` [1, 3, h, w] with the center crop of the image, resized to `resized_size`.
 
     What lies below and right of the crop is neither resized nor, where possible, decoded. What lies above and left of
     it is, because the kernel can only start at an image's corner. Raises `BadImage`.
     """
     crop_shape = (out.shape[2], out.shape[3])
-    strip_top, strip_left, *strip = _middle_of_long_strip(size, enlarged_size(size, crop_shape))
+    strip_top, strip_left, *strip = _middle_of_long_strip(size, resized_size(size, crop_shape))
     source_size = (strip[0], strip[1])
-    resized_size = enlarged_size(source_size, crop_shape)
-    top, left = ((full - cut) // 2 for full, cut in zip(resized_size, crop_shape, strict=True))
-    if resized_size == source_size:
+    whole_size = resized_size(source_size, crop_shape)
+    top, left = center_corner(whole_size, crop_shape)
+    if whole_size == source_size:
         box = (strip_top + top, strip_left + left, *crop_shape)
         out.copy_(_as_image_tensor(decode_region(data, size, box)))
         return
     # The image is resized only up to the end of the crop, from as many source pixels as that takes.
     bottom, right = top + crop_shape[0], left + crop_shape[1]
-    height, rows_needed = _resize_extent(bottom, resized_size[0], source_size[0])
-    width, columns_needed = _resize_extent(right, resized_size[1], source_size[1])
+    height, rows_needed = _resize_extent(bottom, whole_size[0], source_size[0])
+    width, columns_needed = _resize_extent(right, whole_size[1], source_size[1])
     source = _as_image_tensor(decode_region(data, size, (strip_top, strip_left, rows_needed, columns_needed)))
     resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    scales = (full / length for full, length in zip(resized_size, source_size, strict=True))
+    scales = (full / length for full, length in zip(whole_size, source_size, strict=True))
     _resize_antialiased(source, (height, width), False, *scales, out=resized)
     out.copy_(resized[:, :, top:bottom, left:right])
 
 
-def _middle_of_long_strip(size: ImageSize, resized_size: ImageSize) -> Box:
+def _middle_of_long_strip(size: ImageSize, whole_size: ImageSize) -> Box:
     """Return the box of the whole image, or of the middle of a long strip.
 
     A strip of one pixel by thousands, enlarged as a whole, would take gigabytes. The crop fits into its middle.
     """
-    if math.prod(resized_size) < MAX_ENLARGED_PIXELS:
+    if math.prod(whole_size) < MAX_ENLARGED_PIXELS:
         return 0, 0, *size
     height, width = (min(side, MAX_STRIP_RATIO * min(size)) for side in size)
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
@@ -74,29 +74,20 @@ def _middle_of_long_strip(size: ImageSize, resized_size: ImageSize) -> Box:
 def five_crop(data: bytes, size: ImageSize, outs: Sequence[torch.Tensor]) -> None:
     """Fill five tensors with the corners and the center of an image resized as in `center_crop`. Raises `BadImage`."""
     crop_shape = (outs[0].shape[2], outs[0].shape[3])
-    box = _middle_of_long_strip(size, enlarged_size(size, crop_shape))
+    box = _middle_of_long_strip(size, resized_size(size, crop_shape))
     image = _as_image_tensor(decode_region(data, size, box))
-    resized_size = enlarged_size((box[2], box[3]), crop_shape)
-    if resized_size != (box[2], box[3]):
-        resized = torch.empty((1, *resized_size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        image = _resize_antialiased(image, resized_size, False, None, None, out=resized)
-    for out, (top, left) in zip(outs, five_crop_corners(resized_size, crop_shape), strict=True):
+    whole_size = resized_size((box[2], box[3]), crop_shape)
+    if whole_size != (box[2], box[3]):
+        resized = torch.empty((1, *whole_size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        image = _resize_antialiased(image, whole_size, False, None, None, out=resized)
+    for out, (top, left) in zip(outs, five_crop_corners(whole_size, crop_shape), strict=True):
         out.copy_(image[:, :, top : top + crop_shape[0], left : left + crop_shape[1]])
 
 
 def five_crop_corners(image_size: ImageSize, shape: ImageSize) -> list[tuple[int, int]]:
     """Return (top, left) of crops of a shape at the four corners and at the center of an image."""
     bottom, right = (full - cut for full, cut in zip(image_size, shape, strict=True))
-    return [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-
-
-def enlarged_size(size: ImageSize, shape: ImageSize) -> ImageSize:
-    """Return the size to resize an image to before a crop of this shape is cut from it.
-
-    The short side becomes RESIZE_TO_CROP_RATIO times that of the crop; no side is shorter than that of the crop.
-    """
-    factor = max(round(min(shape) * RESIZE_TO_CROP_RATIO) / min(size), shape[0] / size[0], shape[1] / size[1])
-    return max(shape[0], round(size[0] * factor)), max(shape[1], round(size[1] * factor))
+    return [(0, 0), (0, right), (bottom, 0), (bottom, right), center_corner(image_size, shape)]
 
 
 def _resize_extent(end: int, resized_length: int, source_length: int) -> tuple[int, int]:

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 SIDE_MULTIPLE = 32  # pixels: the total stride of ResNets, so that no border is cut off inside the network
 MAX_ASPECT_RATIO = 1.5  # long side / short side: longer images are few, and each further shape costs a kernel search
-RESIZE_TO_CROP_RATIO = 1.14  # short side before the crop / that of the crop (256 / 224; 1.10 to 1.14 measured best)
 
 CropShape = tuple[int, int]  # height, width
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .rect_val import RESIZE_TO_CROP_RATIO
+from .center_crop import RESIZE_TO_CROP_RATIO
 
 ImageIds = NDArray[np.int64]
 Boxes = NDArray[np.int64]  # [n, 4]: top, left, height, width
@@ -72,9 +72,9 @@ def random_boxes(
     any_fit = fits.any(axis=1, keepdims=True)
     w = np.where(any_fit, w, np.minimum(width, np.rint(height * 4 / 3 * aspect)))
     h = np.where(any_fit, h, np.minimum(height, np.rint(width * 4 / 3 / aspect)))
-    position = np.where(any_fit, u[:, 2 * MAX_CROP_TRIES : 2 * MAX_CROP_TRIES + 2], 0.5)
-    top = np.floor(position[:, :1] * (height - h + 1)).clip(0, height - h)
-    left = np.floor(position[:, 1:] * (width - w + 1)).clip(0, width - w)
+    position = u[:, 2 * MAX_CROP_TRIES : 2 * MAX_CROP_TRIES + 2]
+    top = np.where(any_fit, np.floor(position[:, :1] * (height - h + 1)).clip(0, height - h), (height - h) // 2)
+    left = np.where(any_fit, np.floor(position[:, 1:] * (width - w + 1)).clip(0, width - w), (width - w) // 2)
     return np.hstack([top, left, h, w]).astype(np.int64), u[:, -1] < 0.5
 
 

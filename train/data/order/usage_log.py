@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from train.tools.agent_protocol import USAGE_FOLDER, attempt_name
 from train.tools.filesystem import read_json_lines
 
-USAGE_FOLDER = "ids"
 _NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
 
 
@@ -22,7 +22,7 @@ class UsageLog:
 
     def __init__(self, log_dir: Path, attempt: int, rank: int) -> None:
         (log_dir / USAGE_FOLDER).mkdir(parents=True, exist_ok=True)
-        self.file = (log_dir / USAGE_FOLDER / f"{attempt:06d}-rank-{rank}.jsonl").open("a", buffering=1)
+        self.file = (log_dir / USAGE_FOLDER / f"{attempt_name(attempt)}-rank-{rank}.jsonl").open("a", buffering=1)
 
     def record_step(self, step: int, epoch: int, ids: Iterable[int]) -> None:
         """Append the image IDs of a step. Steps and epochs count from 0."""

@@ -134,7 +134,7 @@ def _pack_split(
     result: PackResult,
     report_progress: Callable[[int], None],
 ) -> None:
-    """Pack one split with all its writers, and add to `result`."""
+    """Pack one split: full size and resized copies, a writer for each. Count the images in `result`."""
     result.messages += [writer.message for writer in writers if writer.message]
     result.kept += sum(writer.kept_images for writer in writers)
     bad_images = {number: reason for writer in writers for number, reason in writer.skipped_images}

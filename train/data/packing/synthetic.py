@@ -245,9 +245,9 @@ def _place_object(rng: Rng, image: Image.Image, class_name: str, colors: list[Fl
 
 
 def _shape_depths(class_name: str, x: FloatArray, y: FloatArray, detail: float) -> list[FloatArray]:
-    """Return the depth of each point inside the body and, for some classes, inside its ink; in radii, outside negative.
+    """Return how deep each point lies inside the shape and, for some classes, inside the pattern on the shape.
 
-    `detail` from 0 to 1 varies the shape within its class.
+    Depths are in radii, and negative outside. `detail` from 0 to 1 varies the shape within its class.
     """
     disc: FloatArray = 1 - np.hypot(x, y)
     polygons = {"triangle": (3, 0), "square": (4, 0), "star": (5, 1)}
@@ -270,9 +270,9 @@ def _shape_depths(class_name: str, x: FloatArray, y: FloatArray, detail: float) 
 
 
 def _polygon_depth(x: FloatArray, y: FloatArray, sides: int, ignored_sides: int) -> FloatArray:
-    """Return the depth of each point in a regular polygon, where a point may lie outside `ignored_sides` of the sides.
+    """Return how deep each point lies inside a regular polygon, in radii; negative outside.
 
-    Five sides of which one is ignored are a star.
+    A point that lies beyond at most `ignored_sides` of the sides is inside: with one of five, the polygon is a star.
     """
     angles = np.arange(sides) * (2 * math.pi / sides)
     reach = math.cos(math.pi * (1 + ignored_sides) / sides)

@@ -12,7 +12,7 @@ from cluster.backends.aws.controller import AwsController
 from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import checkpoint_files
-from cluster.state import cloud_activity
+from cluster.state import supervisor_records
 
 Fixture = Any
 
@@ -61,7 +61,7 @@ def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixture) -> None:
     """Nobody asks for lost machines of a finished job any more, so nobody collects the finished rental."""
     run, controller = supervised
-    controller.rental_futures["1"] = rental = Future()
+    controller.rental_futures["1"] = rental = Future[Any]()
     assert controller.poll() is True and controller.get_stop_reason() == ""
     run.write_shared("result.json", "{}")
     assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
@@ -80,7 +80,7 @@ def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: F
     assert controller.poll() is False
     assert checkpoint_files.newest_local_checkpoint(run.run_folder.shared) == checkpoint
     assert controller.events == [(["i-0"], "the job is done")]
-    activity = cloud_activity.read_activity(run.run_folder.path)
+    activity = supervisor_records.read_activity(run.run_folder.path)
     assert activity and "downloading the network: 0 of 0 MB" in activity.doing
 
 
@@ -98,7 +98,7 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
 def test_poll_after_a_stop_connects_to_instances_that_are_still_there(
     supervised: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that they save a checkpoint, also when no supervisor was running for a while."""
+    """The instances must save a checkpoint, also when no supervisor ran while the job was stopped."""
     run, controller = supervised
     run.write_shared("stop", "{}")
     controller.fleet = None

@@ -15,8 +15,10 @@ from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.spec import RentalFacts
+from infra.aws.instances import preflight
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.stack import stack
 from train.recipe import SAMPLE, Model, Phase, Recipe
 from train.tools.records import DamagedRecord
 
@@ -91,8 +93,8 @@ def test_network_card_warning_names_the_types_that_several_machines_need_to_avoi
 
 def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "Account", lambda region: None)
-    monkeypatch.setattr(admin.stack, "missing_parts", lambda account: [])
-    monkeypatch.setattr(admin.preflight, "run_preflight", lambda account, **arguments: [])
+    monkeypatch.setattr(stack, "missing_parts", lambda account: [])
+    monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
     (finding,) = admin.check_launch(None, ["p4d.24xlarge"], 2, "spot")
     assert finding.level == "warning" and "p4d.24xlarge" in finding.message
     assert admin.check_launch(None, ["p4d.24xlarge"], 1, "spot") == []

@@ -28,7 +28,7 @@ SET_URL = "s3://imgnet-sets/data/set"
 def served() -> Iterator[tuple[AwsFrontend, str]]:
     """A simulated cloud, and its URL."""
     server, url = serve(sim=SimulatedAws())
-    yield server.front, url  # type: ignore[attr-defined]
+    yield server.front, url
     server.shutdown()
     server.server_close()
 

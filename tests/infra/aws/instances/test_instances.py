@@ -1,6 +1,7 @@
 """EC2 instances: parsed, found, terminated, and their leftovers removed."""
 
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def parse(**changes: Any) -> Instance:
         "InstanceType": "g5.xlarge",
         "State": {"Name": "running"},
         "AmiLaunchIndex": 2,
-        "LaunchTime": instances.datetime.fromtimestamp(START, instances.UTC),
+        "LaunchTime": datetime.fromtimestamp(START, UTC),
         "Placement": {"AvailabilityZone": A},
         "Tags": tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.MACHINE: "4-7", tags.JOB: "job-3"}),
     }
@@ -77,7 +78,7 @@ def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
 def test_live_by_name_takes_the_later_of_two(bed: GangTestbed) -> None:
     early, late = (
         parse(),
-        parse(InstanceId="i-2", LaunchTime=instances.datetime.fromtimestamp(START + 9, instances.UTC)),
+        parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC)),
     )
     over = parse(InstanceId="i-3", State={"Name": "terminated"})
     assert instances.live_by_name([early, late, over]) == {"6": late}

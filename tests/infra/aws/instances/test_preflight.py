@@ -1,6 +1,7 @@
 """Checks before a launch."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ CHANGING_ACTIONS = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "Create
 
 def check(account: Account | None = None, **changes: Any) -> list[Finding]:
     """Run the checks for 16 machines, with these changes of arguments."""
-    params = {"types": ("p4d.24xlarge", "p5.48xlarge"), "machines": 16, "market": "spot", "stack_missing": []} | changes
+    params: dict[str, Any] = {
+        "types": ("p4d.24xlarge", "p5.48xlarge"),
+        "machines": 16,
+        "market": "spot",
+        "stack_missing": [],
+    }
+    params |= changes
     return preflight.run_preflight(account or Account(), **params)
 
 
@@ -113,12 +120,12 @@ def test_run_preflight_sends_changing_calls_as_dry_runs(front: AwsFrontend, tool
 
 
 def test_dry_run_request_satisfies_the_least_policy(front: AwsFrontend, tools: Path) -> None:
-    spot = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
+    spot: Mapping[str, Any] = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
     assert spot["InstanceMarketOptions"] == {"MarketType": "spot"} and spot["SubnetId"] == "subnet-1"
     assert spot["MetadataOptions"] == {"HttpTokens": "required"}
     resource_types = [specification["ResourceType"] for specification in spot["TagSpecifications"]]
     assert resource_types == ["instance", "volume", "network-interface", "spot-instances-request"]
-    plain = preflight._dry_run_request("g5.xlarge", "ami-1", None, spot=False)
+    plain: Mapping[str, Any] = preflight._dry_run_request("g5.xlarge", "ami-1", None, spot=False)
     assert "InstanceMarketOptions" not in plain and "SubnetId" not in plain and len(plain["TagSpecifications"]) == 3
 
 

@@ -59,9 +59,9 @@ INSTANCE_REQUEST = InstanceRequest(
 
 def build(type: str = "g5.xlarge", market: str = "spot", n: int = 2, number: int = 1, **changes: Any) -> dict[str, Any]:
     place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0)
-    return build_run_instances(
-        replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, [str(index) for index in range(n)], number
-    )
+    names = [str(index) for index in range(n)]
+    request = build_run_instances(replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number)
+    return dict(request)
 
 
 CASES = {"g5": ("g5.xlarge", "spot", 2), "p4d": ("p4d.24xlarge", "on-demand", 16), "p5": ("p5.48xlarge", "spot", 16)}

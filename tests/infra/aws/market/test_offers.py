@@ -120,7 +120,7 @@ def test_list_zones_by_type(front: AwsFrontend) -> None:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def asked_prices(names: list[str], region: str = "us-east-1") -> dict[tuple[str, str, str], float]:
+def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
     account = Account(region)
     return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
 
@@ -315,8 +315,8 @@ def test_choose_types_reports_a_denied_lookup(front: AwsFrontend) -> None:
 
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
-    for options in ({}, {"offline": True}):
-        types, lines = offers.choose_types(None, PREFERRED, **options)
+    for offline in (False, True):
+        types, lines = offers.choose_types(None, PREFERRED, offline=offline)
         assert (types, lines) == (list(PREFERRED[1:]), [f"{P3_IS_GONE}: p4d.24xlarge is used instead"])
     assert refusal(None, PREFERRED, "p3.16xlarge") == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
     assert "q9.large is not in the built-in table" in refusal(None, ("p5.48xlarge",), "q9.large")

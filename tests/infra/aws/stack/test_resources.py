@@ -1,5 +1,6 @@
 """Idempotent create and delete helpers."""
 
+import time
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def ensure_single_id(
     work: StackContext, existing: list[dict[str, Any]], later: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """Return the ID that `ensure_single` takes when `later` appear during its wait."""
-    monkeypatch.setattr(resources.time, "sleep", lambda _: existing.extend(later))
+    monkeypatch.setattr(time, "sleep", lambda _: existing.extend(later))
     taken_resource = work.ensure_single(
         "thing",
         lambda: list(existing),

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import pytest
 from support.packed_sets import content, make_set, make_split
 
 from train.data.fetch import download
-from train.data.fetch import fetch as fetching
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
+from train.data.fetch.resume import PartialSplit
 from train.data.fetch.sources import FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
@@ -138,13 +139,13 @@ def test_fetch_sets_keeps_max_parallel_files_in_flight(tmp_path: Path, source: F
 
 def test_fetch_sets_writes_manifest_last(tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch) -> None:
     contents_before = []
-    write_manifest = download.PartialSplit.write_manifest
+    write_manifest = PartialSplit.write_manifest
 
-    def recording_write_manifest(partial: download.PartialSplit) -> None:
+    def recording_write_manifest(partial: PartialSplit) -> None:
         contents_before.append(content(tmp_path / "t"))
         write_manifest(partial)
 
-    monkeypatch.setattr(download.PartialSplit, "write_manifest", recording_write_manifest)
+    monkeypatch.setattr(PartialSplit, "write_manifest", recording_write_manifest)
     fetch_one(source, tmp_path / "t")
     before_train, before_val = contents_before
     assert "train/names.txt" in before_train and "train/manifest.json" not in before_train
@@ -383,8 +384,8 @@ def test_fetch_sets_from_dead_source_names_the_file(tmp_path: Path, source: Faul
 def test_fetch_sets_without_disk_space_raises_before_fetching(
     tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = fetching.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage._replace(free=5000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5000))
     with pytest.raises(FetchError, match=r"t: its disk has 5\.0 kB free, but 1\d\.\d kB are still to be fetched"):
         fetch_one(source, tmp_path / "t")
     assert source.reads == []

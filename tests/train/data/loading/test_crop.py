@@ -16,7 +16,8 @@ from torch.nn.functional import interpolate
 
 from train.data import decode
 from train.data.loading import crop
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
+from train.data.order.center_crop import center_corner, resized_size
+from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes
 from train.data.packing.synthetic import draw_image
 
@@ -60,6 +61,12 @@ def kind(request: Any) -> str:
     return str(request.param)
 
 
+def torchvision_size(size: tuple[int, int], crop_side: int) -> tuple[int, int]:
+    """Return the size after torchvision's Resize(int(1.14 * crop_side)): the long side is truncated."""
+    short = int(1.14 * crop_side)
+    return tuple(short if side == min(size) else int(short * max(size) / min(size)) for side in size)  # type: ignore[return-value]
+
+
 def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
@@ -101,9 +108,8 @@ def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[
 @cache
 def center_crop_by_pil(data: bytes, shape: tuple[int, int]) -> Any:
     image = open_image(data)
-    factor = round(min(shape) * RESIZE_TO_CROP_RATIO) / min(image.size)
-    image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BILINEAR)
-    left, top = (image.width - shape[1]) // 2, (image.height - shape[0]) // 2
+    image = image.resize(torchvision_size(image.size, min(shape)), Image.Resampling.BILINEAR)
+    left, top = (round((full - cut) / 2) for full, cut in zip(image.size, shape[::-1], strict=True))
     return np.asarray(image.crop((left, top, left + shape[1], top + shape[0])))
 
 
@@ -192,12 +198,11 @@ def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.Monk
         monkeypatch.setattr(crop, "decode_region", lambda data, size, box: slice_box(data, box))
         target = torch.empty((1, *shape, 3), dtype=torch.uint8)
         crop.center_crop(pixels, (height, width), crop.image_views(target)[0])  # type: ignore[arg-type]
-        factor = max(round(min(shape) * RESIZE_TO_CROP_RATIO) / min(height, width), shape[0] / height, shape[1] / width)
-        size = max(shape[0], round(height * factor)), max(shape[1], round(width * factor))
+        size = resized_size((height, width), shape)
         whole = torch.from_numpy(pixels).permute(2, 0, 1)[None]
         if size != (height, width):
             whole = interpolate(whole, size, mode="bilinear", antialias=True)
-        top, left = (size[0] - shape[0]) // 2, (size[1] - shape[1]) // 2
+        top, left = center_corner(size, shape)
         expected = whole[0, :, top : top + shape[0], left : left + shape[1]].permute(1, 2, 0)
         assert torch.equal(target[0], expected), (height, width, shape)
 
@@ -218,7 +223,7 @@ def test_center_crop_decodes_no_pixels_beyond_the_crop(monkeypatch: pytest.Monke
     for size in ((352, 470), (470, 352)):
         crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
     # Of 352 and 470 pixels; the crop itself comes from 309 of them in the middle.
-    assert boxes == [(0, 0, 333, 393), (0, 0, 393, 333)]
+    assert boxes == [(0, 0, 334, 393), (0, 0, 393, 334)]
 
 
 def test_crops_with_wrong_size_raise(route: str) -> None:

@@ -23,7 +23,7 @@ from train.data.index.open import DataError, Index, load_index
 from train.data.loading import loader
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
-from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
+from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.recipe import Phase
@@ -117,9 +117,8 @@ def test_decode_batch_of_val_is_center_crop(size: int, rect: bool, decoder: Batc
         shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
         (pixels,) = decoder.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
         image = open_image(index, number)
-        factor = round(size * RESIZE_TO_CROP_RATIO) / min(image.size)
-        width, height = (round(side * factor) for side in image.size)
-        left, top = (width - shape[1]) // 2, (height - shape[0]) // 2
+        width, height = (int(1.14 * min(shape)) * side // min(image.size) for side in image.size)
+        left, top = round((width - shape[1]) / 2), round((height - shape[0]) / 2)
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
         assert pixels.shape == (*shape, 3)
         assert_close(pixels, resized.crop((left, top, left + shape[1], top + shape[0])))
@@ -133,7 +132,7 @@ def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
 
 
 def test_decode_batch_without_resize_is_exact(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (73, 101, 3), np.uint8)  # 73 = round(64 x 1.14)
+    pixels = np.random.default_rng(0).integers(0, 255, (72, 101, 3), np.uint8)  # 72 = int(64 x 1.14)
     request = BatchRequest("val", None, np.array([0]), (64, 64))
     (decoded,) = single_image_decoder(tmp_path, pixels).decode_batch(request).images
     assert (decoded.numpy() == pixels[4:68, 18:82]).all()
@@ -323,8 +322,8 @@ def test_stream_batches_names_broken_file_in_one_line(
     """In its own process: the error keeps its frames alive, these keep the stream, and this keeps the workers."""
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")
-    (tmp_path / "train" / str(index.paths[2])).write_bytes(b"no image")
-    (tmp_path / "train" / str(index.paths[3])).unlink()
+    (tmp_path / "train" / index.name(2)).write_bytes(b"no image")
+    (tmp_path / "train" / index.name(3)).unlink()
     broken = BatchDecoder({("train", None): index}, 0)
 
     def collect_errors(_: object) -> list[str]:
@@ -337,7 +336,7 @@ def test_stream_batches_names_broken_file_in_one_line(
 
     (messages,) = in_group(1, collect_errors)
     for number, message in zip((2, 3), messages, strict=True):
-        assert message.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in message
+        assert message.startswith(f"{tmp_path}/train/{index.name(number)}: ") and "\n" not in message
 
 
 def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from train.data.index.base import Index
 from train.data.index.folder import FolderIndex
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
@@ -54,7 +55,10 @@ def make_index(images: int) -> FolderIndex:
 
 def make_samplers(schedule: Schedule, world: int, seed: int = 3) -> list[DistributedBatchSampler]:
     """Return the sampler of each rank."""
-    indexes = {("train", None): make_index(schedule.images), ("val", None): make_index(23)}
+    indexes: dict[tuple[str, int | None], Index] = {
+        ("train", None): make_index(schedule.images),
+        ("val", None): make_index(23),
+    }
     return [DistributedBatchSampler(schedule, indexes, seed, rank, world) for rank in range(world)]
 
 

@@ -108,6 +108,7 @@ def test_random_boxes_are_uniform_and_half_mirrored() -> None:
 @pytest.mark.parametrize(("width", "height", "box"), [
     (3000, 30, [0, 1480, 30, 40]),
     (30, 3000, [1480, 0, 40, 30]),
+    (3001, 30, [0, 1480, 30, 40]),  # of the two middles, torchvision takes the first
     (1, 1, [0, 0, 1, 1]),
 ])  # fmt: skip
 def test_random_boxes_without_fit_is_largest_centered(width: int, height: int, box: list[int]) -> None:
@@ -160,3 +161,27 @@ def test_random_position_boxes_are_independent_of_batch() -> None:
     assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
     assert (all_flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
     assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != all_boxes).any(axis=1).mean() > 0.99
+
+
+def fallback_by_torchvision(width: int, height: int) -> list[int]:
+    """Return the box that torchvision's RandomResizedCrop takes when no random box fits."""
+    in_ratio, lowest, highest = width / height, 3 / 4, 4 / 3
+    w, h = width, height
+    if in_ratio < lowest:
+        h = int(round(w / lowest))  # noqa: RUF046
+    elif in_ratio > highest:
+        w = int(round(h * highest))  # noqa: RUF046
+    return [(height - h) // 2, (width - w) // 2, h, w]
+
+
+def test_random_boxes_without_fit_are_torchvisions() -> None:
+    """A box of the whole area fits into no image whose sides differ by more than a third."""
+    rng = np.random.default_rng(0)
+    short_sides = rng.integers(30, 400, 2000)
+    long_sides = (short_sides * rng.uniform(1.4, 30, 2000)).astype(int)
+    is_wide = rng.random(2000) < 0.5
+    widths, heights = np.where(is_wide, (long_sides, short_sides), (short_sides, long_sides))
+    boxes, _ = random_boxes(0, 0, np.arange(2000), widths, heights, 1.0)
+    assert boxes.tolist() == [
+        fallback_by_torchvision(*size) for size in zip(widths.tolist(), heights.tolist(), strict=True)
+    ]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from train.data.order.usage_log import USAGE_FOLDER, UsageLog, find_usage_errors
+from train.data.order.usage_log import UsageLog, find_usage_errors
+from train.tools.agent_protocol import USAGE_FOLDER
 
 EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images in steps of 4, on two ranks
 

@@ -1,9 +1,17 @@
-"""The record of the set-up of a job's machines, machines.json in the run folder. The supervisor writes it."""
+"""What the supervisor writes to the run folder about its work: the set-up of the machines, and its present activity."""
 
+import contextlib
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import encode, read_record
+
 from .states import SetupStep
+
+CLOUD_ACTIVITY_FILE = "cloud.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,7 @@ class MachineSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class SetupRecord:
-    """The set-up of all machines for one launch.
+    """The set-up of all machines for one launch, machines.json in the run folder.
 
     `is_adopted`: another computer launched the job, so its agents run already. `finished` and `time` (of writing) are
     in seconds since 1970.
@@ -42,3 +50,23 @@ class SetupRecord:
     time: float = 0.0
     network: dict[str, Any] | None = None  # Any: the report of train.distributed.network_probe, kept for people
     machines: dict[str, MachineSetup] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudActivity:
+    """A step of the supervisor that takes long, such as renting machines: cloud.json in the run folder."""
+
+    doing: str  # "" when nothing takes long
+    time: float  # when it was written, in seconds since 1970
+
+
+def write_activity(run_path: Path, doing: str) -> None:
+    """Write the present activity. A full disk must not end the job, so errors are ignored."""
+    activity = CloudActivity(doing=doing, time=time.time())
+    with contextlib.suppress(OSError):
+        write_atomic(run_path / CLOUD_ACTIVITY_FILE, to_json_bytes(encode(activity)), durable=False)
+
+
+def read_activity(run_path: Path) -> CloudActivity | None:
+    """Return the last activity, None before the first. Raises `DamagedRecord`."""
+    return read_record(run_path / CLOUD_ACTIVITY_FILE, CloudActivity)

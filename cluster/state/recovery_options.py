@@ -1,0 +1,53 @@
+"""How a job recovers when it loses machines: options of a launch. Light: `launch --help` imports this."""
+
+from dataclasses import dataclass
+
+from train.tools.option_fields import OptionSet, option_field
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryOptions(OptionSet):
+    """How a job recovers when it loses machines."""
+
+    spares: int = option_field(
+        0,
+        metavar="N",
+        group="Recovery",
+        minimum=0,
+        help="Number of standby machines. They take over when a machine is lost.",
+    )
+    min_machines: int = option_field(
+        1,
+        metavar="N",
+        group="Recovery",
+        minimum=1,
+        help="Keep training with at least this many machines; pause with fewer.",
+    )
+    standby: bool | None = option_field(
+        None,
+        "--standby/--no-standby",
+        group="Recovery",
+        help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.  "
+        "[default: on with several machines]",
+    )
+    lost_seconds: float = option_field(
+        5.0,
+        metavar="SECONDS",
+        group="Recovery",
+        minimum=1,
+        help="Give up a machine that sends no heartbeat when no step has completed for this long.",
+    )
+    stall_seconds: float = option_field(
+        120.0,
+        metavar="SECONDS",
+        group="Recovery",
+        minimum=5,
+        help="If no step completes for this long while all machines respond, dump stack traces into the logs and "
+        "restart from the last checkpoint.",
+    )
+    probe: bool = option_field(
+        True,
+        "--probe/--no-probe",
+        group="Recovery",
+        help="Measure the network between the machines before training.  [default: on]",
+    )

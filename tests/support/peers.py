@@ -1,0 +1,40 @@
+"""Programs of others that some tests compare with: in this environment, or in the one that `make peers` makes."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PEERS_FOLDER = REPOSITORY / "benchmarks" / ".venv"
+SCRIPTS = REPOSITORY / "tests" / "peers" / "scripts"
+
+
+@functools.cache
+def find_python(*modules: str) -> Path | None:
+    """Return the Python that can import these modules, None where neither environment can."""
+    for python in (Path(sys.executable), PEERS_FOLDER / "bin" / "python"):
+        imports = [str(python), "-c", f"import {', '.join(modules)}"]
+        if python.exists() and subprocess.run(imports, capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def peer_python(*modules: str) -> Path:
+    """Return the Python that can import these modules, or skip the test."""
+    python = find_python(*modules)
+    if python is None:
+        pytest.skip(f"{', '.join(modules)} cannot be imported here; make peers installs what is compared with")
+    return python
+
+
+def run_script(name: str, *arguments: object, modules: tuple[str, ...]) -> Any:
+    """Run a script of tests/peers/scripts where these modules are installed, and return the JSON that it prints."""
+    command = [peer_python(*modules), SCRIPTS / name, *arguments]
+    completed = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    return json.loads(completed.stdout or "null")

@@ -1,0 +1,199 @@
+"""A run of four epochs with a loss in the third, as a simulated trainer writes it, for tests of benchmark records."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from support import aws_journal
+from support.aws_journal import launch_request, request_granted
+from support.train_records import make_result
+
+from cluster.state import result as state_result
+from infra.aws.journal_events import InstanceEnded
+from infra.aws.launch_request import Place
+from train.metrics.records import RunClock
+from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.history import EpochResult
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.target import Target, target_outcome
+from train.tools.records import decode, encode
+
+Fixture = Any
+LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
+IMAGES, VAL_IMAGES = 1000, 50
+STEP_SECONDS = 2.0
+SAVED_STEP = 68  # the step of the checkpoint from which the second attempt resumes
+LOST_STEP = 72  # the last step before the machine is lost
+PAUSE_SECONDS = 15.0  # from the loss to the start of the second attempt
+RECIPE = Recipe(
+    name="paper",
+    data=Data(name="drawn", root="nowhere", train=IMAGES, val=VAL_IMAGES),
+    model=Model(name="resnet18"),
+    gpus=1,
+    phases=[
+        Phase(epochs=(0, 2), size=64, batch=16, lr=(0.1, 0.4)),
+        Phase(epochs=(2, 4), size=96, batch=32, lr=(0.2, 0.02), rect_val=True, validate="last"),
+    ],
+)
+SCHEDULE = Schedule(RECIPE, IMAGES, 2)
+ACCURACIES = {1: (20.0, 50.0), 2: (40.0, 72.0), 4: (60.0, 94.0)}
+PLACE = Place(region="r", zone="r-1a", type="p4d.24xlarge", market="spot", price=PRICE)
+
+
+class SimulatedTrainer:
+    """Writes the metrics and the history of a run, on a clock that advances only with the work."""
+
+    def __init__(self) -> None:
+        self.now = LOADING_BEGAN
+        self.lines: dict[int, list[dict[str, Any]]] = {}
+        self.history: list[dict[str, Any]] = []
+
+    def start(self, attempt: int, step: int, seconds: float) -> None:
+        self.now += seconds
+        self.lines[attempt] = []
+        values = {
+            "begun": LOADING_BEGAN,
+            "train_images": IMAGES,
+            "val_images": VAL_IMAGES,
+            "world": 2,
+            "gpus": 2,
+            "device": "cuda",
+            "processor": "NVIDIA A100",
+            "precision": "bfloat16",
+            "versions": {"torch": "2", "imgnet-cluster": "1"},
+        }
+        self.add_line(attempt, "start", step, **values)
+
+    def add_line(self, attempt: int, kind: str, step: int, **values: Any) -> None:
+        line = {"kind": kind, "attempt": attempt, "time": self.now, "step": step, "images": step, **values}
+        self.lines[attempt].append(line)
+
+    def train(self, attempt: int, epoch: Epoch, first: int, last: int) -> None:
+        """Train the steps `first` to `last` of an epoch; a line after the first, each tenth, and the last of them."""
+        for step in range(first, last):
+            self.now += STEP_SECONDS
+            if step in (first, last - 1) or step % 10 == 0:
+                scalars = {
+                    "sizes/lr": epoch.lr_at(step),
+                    "times/images_per_second": epoch.scheduled_phase.global_batch / STEP_SECONDS,
+                }
+                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, scalars=scalars)
+
+    def end_epoch(self, attempt: int, epoch: Epoch) -> None:
+        """Validate where the recipe says so, and write the row of the epoch."""
+        number = epoch.number + 1
+        top1, top5 = ACCURACIES.get(number, (None, None))
+        val_seconds = 0.5 if top1 is None else 5.0
+        self.now += val_seconds
+        seconds = epoch.steps * STEP_SECONDS
+        row = {
+            "epoch": number,
+            "size": epoch.scheduled_phase.phase.size,
+            "global_batch": epoch.scheduled_phase.global_batch,
+            "steps": epoch.steps,
+            "lr": epoch.lr_at(epoch.steps - 1),
+            "train_seconds": seconds,
+            "val_seconds": val_seconds,
+            "train_images": IMAGES,
+            "images_per_second": IMAGES / seconds,
+            "train_loss": 1.0,
+            "train_top1": 10.0,
+            "train_top5": 50.0,
+            "top1": top1,
+            "top5": top5,
+            "top1_square": top1,
+            "top5_square": top5,
+            "val_loss": top1 and 2.0,
+            "view": None if top1 is None else "rect" if epoch.scheduled_phase.phase.rect_val else "square",
+            "val_images": None if top1 is None else VAL_IMAGES,
+            "seconds": seconds + val_seconds,
+            "at": self.now,
+            "clock": self.now - LOADING_BEGAN,
+        }
+        self.history.append(row)
+        self.add_line(attempt, "epoch", epoch.first_step + epoch.steps, **row)
+        self.now += 0.2  # the checkpoint
+
+    def run(self) -> "SimulatedTrainer":
+        """Train four epochs. In the third a machine is lost, and the steps after the checkpoint are repeated."""
+        first, second, third, fourth = SCHEDULE.epochs
+        self.start(1, 0, 20.0)
+        for epoch in (first, second):
+            self.train(1, epoch, 0, epoch.steps)
+            self.end_epoch(1, epoch)
+        saved_step = SAVED_STEP - third.first_step
+        self.train(1, third, 0, saved_step)
+        self.train(1, third, saved_step, LOST_STEP - third.first_step)
+        self.start(2, SAVED_STEP, PAUSE_SECONDS)
+        self.train(2, third, saved_step, third.steps)
+        self.end_epoch(2, third)
+        self.train(2, fourth, 0, fourth.steps)
+        self.end_epoch(2, fourth)
+        return self
+
+    def result(self, target: str) -> dict[str, Any]:
+        """Return the trainers' result.json."""
+        epochs = decode(list[EpochResult], self.history)
+        result = make_result(
+            *epochs,
+            recipe="paper",
+            images_per_second=1.0,
+            steps=SCHEDULE.steps,
+            seconds={"training": 1.0},
+            clock=RunClock(begun=LOADING_BEGAN, seconds=epochs[-1].clock),
+            schedule=tuple(SCHEDULE.table()),
+            train_images=IMAGES,
+            target=target_outcome(Target.parse(target), epochs),
+        )
+        return dict(encode(result))
+
+
+def make_job(
+    hand_made: Fixture, backend: str = "local", done: bool = True, target: str = "top5=93", data: str = "drawn"
+) -> Any:
+    """Return an ended job of a backend, with its run folder; `done` or failed. `data` is the name of its data set."""
+    cloud = {"places": [PLACE]} if backend == "aws" else None
+    run = hand_made(
+        recipe=replace(RECIPE, data=replace(RECIPE.data, name=data)),
+        procs=2,
+        gpus=2,
+        machines=2,
+        uid="job-1-abc",
+        created=LOADING_BEGAN - 100.0,
+        backend=backend,
+        cloud=cloud,
+        target=target,
+    )
+    trainer = SimulatedTrainer().run()
+    run.write_attempt(1, "0.a", "1.b", time=LOADING_BEGAN - 8.0)
+    run.write_attempt(
+        2, "0.a", "1.c", time=LOADING_BEGAN, resume=f"checkpoints/000002/resume-{SAVED_STEP:08d}-abcd.pt", reason="lost"
+    )
+    for folder in (run.run_folder.path, run.run_folder.shared):
+        (folder / "metrics").mkdir(exist_ok=True)
+        for number, rows in trainer.lines.items():
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / f"metrics/{number:06d}.jsonl").write_text(text)
+    if backend == "aws":
+        write_journal(run.run_folder.path)
+    run.write_status("done" if done else "failed", ended=True)
+    if done:
+        run.write_shared("result.json", json.dumps(trainer.result(target)))
+    state_result.write_result(run.run_folder, run.spec, run.job.backend)
+    return run.job
+
+
+def write_journal(run_folder: Path) -> None:
+    """Write the journal of two instances, of which the second was replaced after the loss."""
+    first_launched = LOADING_BEGAN - 90
+    aws_journal.write_journal(
+        run_folder / "cloud.jsonl",
+        launch_request(1, PLACE, ["0", "1"], LOADING_BEGAN - 95),
+        request_granted(1, ("i-0", "0", first_launched), ("i-1", "1", first_launched)),
+        InstanceEnded(id="i-1", name="1", ended=LOADING_BEGAN + 170, reason="taken"),
+        launch_request(2, PLACE, ["1"]),
+        request_granted(2, ("i-2", "1", LOADING_BEGAN + 175)),
+        InstanceEnded(id="i-0", name="0", ended=LOADING_BEGAN + 300, reason="done"),
+        InstanceEnded(id="i-2", name="1", ended=LOADING_BEGAN + 300, reason="done"),
+    )

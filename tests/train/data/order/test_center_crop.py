@@ -1,0 +1,59 @@
+"""The geometry of the center crop, against a restatement of torchvision's Resize and CenterCrop."""
+
+import numpy as np
+import pytest
+
+from train.data.order.center_crop import center_corner, resized_short_side, resized_size
+from train.data.order.rect_val import rect_crop_shape
+
+
+def resized_by_torchvision(height: int, width: int, short_side: int) -> tuple[int, int]:
+    """Return what torchvision's Resize(short_side) makes of an image: its long side is truncated."""
+    long_side = int(short_side * max(height, width) / min(height, width))
+    return (short_side, long_side) if height <= width else (long_side, short_side)
+
+
+def corner_by_torchvision(size: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
+    """Return where torchvision's CenterCrop(shape) begins in an image that holds the crop."""
+    return int(round((size[0] - shape[0]) / 2.0)), int(round((size[1] - shape[1]) / 2.0))  # noqa: RUF046
+
+
+@pytest.mark.parametrize(
+    ("crop", "resized", "corner"),
+    [(128, (145, 193), (8, 32)), (224, (255, 340), (16, 58)), (288, (328, 437), (20, 74))],
+)
+def test_photograph_of_500_by_375_has_the_geometry_of_2018(
+    crop: int, resized: tuple[int, int], corner: tuple[int, int]
+) -> None:
+    """Of Resize(int(size * 1.14)) and CenterCrop(size), in training/dataloader.py of cybertronai/imagenet18."""
+    assert resized_size((375, 500), (crop, crop)) == resized
+    assert center_corner(resized, (crop, crop)) == corner
+    assert resized_size((500, 375), (crop, crop)) == resized[::-1]
+
+
+@pytest.mark.parametrize("rect", [False, True])
+def test_geometry_is_torchvisions_wherever_the_crop_fits(rect: bool) -> None:
+    rng = np.random.default_rng(0)
+    padded_images = 0
+    for height, width, crop in np.vstack(
+        [rng.integers(30, 900, 4000), rng.integers(30, 900, 4000), rng.integers(1, 12, 4000)]
+    ).T.tolist():
+        side = 32 * crop
+        shape = rect_crop_shape(width, height, side) if rect else (side, side)
+        resized = resized_by_torchvision(height, width, int(side * 1.14))
+        if resized[0] < shape[0] or resized[1] < shape[1]:
+            padded_images += 1
+            continue
+        assert resized_size((height, width), shape) == resized
+        assert center_corner(resized, shape) == corner_by_torchvision(resized, shape)
+    assert padded_images == 0  # every shape of validation fits into the image, so that none of them is an exception
+
+
+def test_image_that_would_not_hold_the_crop_is_enlarged_until_it_does() -> None:
+    assert resized_size((100, 100), (64, 96)) == (96, 96)
+    assert resized_size((90, 100), (96, 64)) == (96, 106)
+    rng = np.random.default_rng(1)
+    for height, width, *shape in rng.integers(1, 400, (2000, 4)).tolist():
+        size = resized_size((height, width), (shape[0], shape[1]))
+        assert size[0] >= shape[0] and size[1] >= shape[1] and min(size) >= resized_short_side(min(shape))
+        assert abs(size[0] * width - size[1] * height) <= max(height, width)  # less than a pixel off the aspect ratio

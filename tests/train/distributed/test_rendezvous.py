@@ -1,0 +1,75 @@
+"""The store at which ranks meet: which address it listens on, and what somebody without the token can see."""
+
+import contextlib
+import datetime
+import socket
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from train.distributed import rendezvous
+from train.tools.agent_protocol import TOKEN_VARIABLE
+from train.tools.process import free_port
+
+TIMEOUT = datetime.timedelta(seconds=10)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    return port
+
+
+def can_connect(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
+
+
+def test_store_of_a_local_run_listens_on_the_loopback_address_only(port: int) -> None:
+    store = rendezvous.open_store(0, 2, TIMEOUT)
+    assert store
+    assert can_connect("127.0.0.1", port)
+    assert not can_connect("127.0.0.2", port)
+
+
+def test_store_at_a_host_name_listens_on_all_interfaces(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    store = rendezvous.open_store(0, 2, TIMEOUT)
+    assert store
+    assert can_connect("127.0.0.1", port) and can_connect("127.0.0.2", port)
+
+
+def test_store_at_an_address_of_another_machine_listens_on_all_interfaces() -> None:
+    port = free_port()
+    with rendezvous._listen("192.0.2.1", port):  # an address for documentation, which no machine has
+        assert can_connect("127.0.0.1", port)
+
+
+def test_keys_are_hidden_from_a_client_without_the_token(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_rank = rendezvous.open_store(0, 2, TIMEOUT)
+    second_rank = rendezvous.open_store(1, 2, TIMEOUT)
+    assert first_rank and second_rank
+    first_rank.set("address", "of rank 0")
+    assert second_rank.get("address") == b"of rank 0"
+    stranger = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
+    assert not stranger.check(["address"])
+    stranger.set("address", "of the stranger")
+    assert second_rank.get("address") == b"of rank 0"
+    monkeypatch.setenv(TOKEN_VARIABLE, "a guess")
+    guesser = rendezvous.open_store(1, 2, TIMEOUT)
+    assert guesser and not guesser.check(["address"])
+
+
+def test_port_in_use_is_an_error(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(dist.DistNetworkError, match="in use"):
+        rendezvous.open_store(0, 2, TIMEOUT)
+
+
+def test_run_without_a_token_has_no_store_of_its_own(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    assert rendezvous.open_store(0, 2, TIMEOUT) is None
