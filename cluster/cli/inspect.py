@@ -11,9 +11,10 @@ import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
-from .options import output_option, print_json, warn
+from .options import cloud_option, open_cloud, output_option, print_json, warn
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -48,15 +49,16 @@ def refresh(job: "Job") -> None:
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
 )
+@cloud_option
 @output_option
-def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
+def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
     from cluster.jobs import store
     from train.tools.records import encode
 
     if cloud:
-        return _ls_cloud(regions, output)
+        return _ls_cloud(open_cloud(backend), regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     statuses: dict[str, JobStatus | None] = {}
@@ -75,14 +77,11 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     display_status.show_jobs(statuses)
 
 
-def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
-    from cluster.backends.aws import admin
+def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
     from train.tools.records import encode
 
-    rows = [
-        row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
-    ]
+    rows = [row for region in cloud.resolve_regions(regions) for row in cloud.rented_jobs(region)]
     if output == "json":
         print_json([encode(row) for row in rows])
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, NoCloudAccess
 
 from .options import (
     FiniteFloatRange,
@@ -111,8 +111,8 @@ def launch(
             make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
             for selected_recipe in select_recipes(recipe, only)
         ]
-    except AwsNotConfigured as error:
-        raise AwsNotConfigured(
+    except NoCloudAccess as error:
+        raise NoCloudAccess(
             f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
         ) from error
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1

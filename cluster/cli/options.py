@@ -13,6 +13,7 @@ from cluster.display.terminal import clean_output, cut_text, discard
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]
@@ -252,3 +253,17 @@ dry_run_option = grouped_option(
 only_option = grouped_option(
     "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
+
+
+cloud_option = grouped_option(
+    "Machines", "--backend", metavar="NAME", help="Backend that rents from the cloud.  [default: aws]"
+)
+
+
+def open_cloud(backend: str | None) -> "CloudAdministration":
+    """Return the cloud of a backend, and show on stderr what it does. Raises `BadInput`."""
+    from cluster.backends import registry
+    from train.tools import process_log
+
+    process_log.log_to_user()
+    return registry.open_cloud(backend)

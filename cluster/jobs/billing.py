@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 
 from cluster.backends.base import BilledBackend
-from cluster.backends.rentals import JobCost
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
+from infra.costs import JobCost
 from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 

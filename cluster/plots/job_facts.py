@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cluster.backends.rentals import MachineCost
 from cluster.state.job_result import JobResult
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
+from infra.costs import MachineCost
 from train.forecast import ForecastRecord, TermComparison
 from train.recipe.schedule import PhaseRow
 

@@ -52,7 +52,7 @@ class JobSpec:
     is_one_computer: bool = True  # all machines of the job are one computer and share its processors
     uid: str = ""
     hosts: dict[str, Any] | None = None
-    cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
+    cloud: dict[str, Any] | None = None  # the rented machines, as their backend describes them
     backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
     machines: int = 1
     procs: int = 1

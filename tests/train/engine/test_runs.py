@@ -9,10 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from train.metrics import thumbnails
+from train.metrics.records import EpochRow, StepRow, read_metrics_file, val_scalars
 from train.recipe import Phase
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
@@ -357,6 +359,23 @@ def test_tensorboard_events_use_images_seen_as_step(alone: Path) -> None:
     lr_by_image = {event.step: event.value for event in events.Scalars("sizes/lr")}
     assert lr_by_image[16] == pytest.approx(0.01) and lr_by_image[200] == pytest.approx(0.0)
     assert {"sizes/batch_total", "times/images_per_second", "times/step_ms"} <= set(events.Tags()["scalars"])
+
+
+def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for row in read_metrics_file(alone / "metrics" / "000001.jsonl", StepRow):
+        for name, value in row.scalars.items():
+            expected.setdefault(name, []).append((row.images, np.float32(value).item()))
+    for epoch in read_metrics_file(alone / "metrics" / "000001.jsonl", EpochRow):
+        for name, value in val_scalars(epoch).items():
+            expected.setdefault(name, []).append((epoch.images, np.float32(value).item()))
+    events = EventAccumulator(str(alone / "events"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= expected.keys() and len(expected) > 15
+    for name, points in expected.items():
+        assert [(point.step, point.value) for point in events.Scalars(name)] == points, name
 
 
 def test_metrics_are_json_lines(alone: Path) -> None:
