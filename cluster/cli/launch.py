@@ -1,7 +1,7 @@
 """The commands that start, stop and change a job: launch, stop, resume, lose, adopt."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -89,7 +89,7 @@ def launch(
     dry_run: bool,
     yes: bool,
     only: tuple[str, ...],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Train RECIPE and follow the job.
 

@@ -3,16 +3,15 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from train.metrics.records import StepRow, read_metrics_file
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
-from train.tools.records import DamagedRecord, decode, read_record
+from train.tools.records import DamagedRecord, decode
 
 from . import attempts
-from .heartbeats import MachineStatus
+from .heartbeats import read_status
 from .run_folder import RunFolder, agent_log_path
 from .states import AttemptReason, MachineState, SetupStep
 
@@ -60,16 +59,16 @@ class AttemptRow:
     steps_lost: int | None = None
 
 
-def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
+def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     """Return a row for each attempt."""
     rows: list[AttemptRow] = []
-    moved_launches = moved_launch_ids(run_path)
+    moved_launches = moved_launch_ids(run_folder)
     previous_launch = ""
     last_trained_launch = ""
     last_step_time: float | None = None  # of the last step so far, made in that launch
     position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
-    for attempt in attempts.history(shared):
-        step_times = _read_step_times(run_path, attempt.number)
+    for attempt in attempts.history(run_folder.shared):
+        step_times = _read_step_times(run_folder, attempt.number)
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
@@ -99,13 +98,13 @@ def _with_jump(reason: str) -> str:
     return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
 
 
-def moved_launch_ids(run_path: Path) -> list[str]:
+def moved_launch_ids(run_folder: RunFolder) -> list[str]:
     """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
-    rows = read_json_lines(run_path / "cloud.jsonl", "what", "launch_id")
+    rows = read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id")
     return [str(row["launch_id"]) for row in rows if row["what"] == "move"]
 
 
-def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
+def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     """Return begin and end (seconds since 1970) of each time that a change of attempt cost.
 
     Such a time holds the steps that were done again and, within a launch, the pause before them. The trainers do not
@@ -114,9 +113,9 @@ def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
     intervals: list[tuple[float, float]] = []
     previous_steps: list[tuple[int, float]] = []
     last_trained_launch = ""
-    moved_launches = moved_launch_ids(run_path)
-    for attempt in attempts.history(shared):
-        step_times = _read_step_times(run_path, attempt.number) if attempt.members else []
+    moved_launches = moved_launch_ids(run_folder)
+    for attempt in attempts.history(run_folder.shared):
+        step_times = _read_step_times(run_folder, attempt.number) if attempt.members else []
         if previous_steps and step_times:
             times_before_save = [time for step, time in previous_steps if step <= attempt.first_step]
             begin = max(times_before_save, default=previous_steps[0][1])
@@ -130,19 +129,19 @@ def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
     return intervals
 
 
-def lost_seconds(run_path: Path, shared: Path) -> float:
+def lost_seconds(run_folder: RunFolder) -> float:
     """Return the seconds that changes of attempt cost."""
-    return sum(end - begin for begin, end in lost_intervals(run_path, shared))
+    return sum(end - begin for begin, end in lost_intervals(run_folder))
 
 
-def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
+def _read_step_times(run_folder: RunFolder, attempt: int) -> list[tuple[int, float]]:
     """Return (step, time) as rank 0 of an attempt logged them: its first step, then about one step per second."""
-    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_path, attempt), StepRow)]
+    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_folder.path, attempt), StepRow)]
 
 
-def _read_state_log(run_path: Path, machine: str) -> Iterator[StateChange]:
+def _read_state_log(run_folder: RunFolder, machine: str) -> Iterator[StateChange]:
     """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(agent_log_path(run_path, machine)):
+    for line in read_json_lines(agent_log_path(run_folder.path, machine)):
         with contextlib.suppress(DamagedRecord):
             yield decode(StateChange, line)
 
@@ -153,14 +152,14 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
     When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
     yet replaced, or it lives and its last heartbeat is recent.
     """
-    changes = [(change.state, change.time) for change in _read_state_log(run_folder.path, machine)]
+    changes = [(change.state, change.time) for change in _read_state_log(run_folder, machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
-        status = read_record(run_folder.status_path(machine), MachineStatus)
+        status = read_status(run_folder.status_path(machine))
         changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 
 
-def startup_seconds(run_path: Path, machine: str) -> dict[str, float]:
+def startup_seconds(run_folder: RunFolder, machine: str) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
     A state that is no step of a start, such as that of a failed attempt, counts under its own name. Returns {} until
@@ -168,7 +167,7 @@ def startup_seconds(run_path: Path, machine: str) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
-    for change in _read_state_log(run_path, machine):
+    for change in _read_state_log(run_folder, machine):
         if previous:
             are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
             if previous.state == MachineState.WARMING and not are_trainers_started:

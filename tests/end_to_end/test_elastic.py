@@ -56,7 +56,7 @@ class ElasticJob:
 
     def statuses(self) -> dict[str, MachineStatus]:
         """Return the last status of each machine."""
-        return status.machine_statuses(self.job.run_folder, self.job.spec)
+        return status.machine_statuses(self.job.run)
 
     def attempts(self) -> list[job_attempts.Attempt]:
         return job_attempts.history(self.job.run_folder.shared)

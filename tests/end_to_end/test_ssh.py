@@ -61,7 +61,7 @@ class SshUser:
         wait_for(condition, seconds, describe=lambda: self.describe(job), poll_seconds=0.1)
 
     def describe(self, job: Job) -> str:
-        log_path = job.supervisor_log_path
+        log_path = job.run_folder.supervisor_log_path
         log = log_path.read_text() if log_path.exists() else ""
         return "\n".join([str(job.timeline()), str(job.status()), log])
 
@@ -72,7 +72,7 @@ class SshUser:
             newest = attempts.newest_attempt(job.run_folder.shared)
             if newest is None or newest.number < attempt or not newest.members:
                 return False
-            statuses = status.machine_statuses(job.run_folder, job.spec).values()
+            statuses = status.machine_statuses(job.run).values()
             return any(
                 machine.attempt == newest.number and machine.last_step >= newest.first_step + steps
                 for machine in statuses

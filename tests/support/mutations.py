@@ -420,6 +420,20 @@ MUTATIONS = [
         "test_optimizers.py::test_lars_step_length_is_independent_of_the_gradient",
     ),
     Mutation(
+        "LARS in Google's form: no ratio",
+        LARS,
+        "if ratios and is_google:",
+        "if False:",
+        "test_optimizers.py::test_lars_in_googles_form_matches_tensorflow",
+    ),
+    Mutation(
+        "LARS in Google's form: the gradients are scaled in place",
+        LARS,
+        "if ratios and not is_google:",
+        "if ratios:",
+        "test_optimizers.py::test_lars_leaves_the_gradients_as_they_are",
+    ),
+    Mutation(
         "LAMB: no bias correction of the second moment",
         LAMB,
         '[1 - b2 ** state["step"] for state in states]',
@@ -429,8 +443,8 @@ MUTATIONS = [
     Mutation(
         "LAMB: step as long as Adam's",
         LAMB,
-        "scale_by_ratio(steps, tensor_norms(weights), tensor_norms(steps))",
-        "pass",
+        "norm_ratios(tensor_norms(weights), tensor_norms(steps))",
+        "[1.0 for _ in steps]",
         LAMB_FORMULA,
     ),
     Mutation(

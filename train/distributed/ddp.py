@@ -46,7 +46,7 @@ UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d
 class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: object, **named: object) -> object:
         """Run the module.
 
         Raises `TrainingError` when the loss of the step before did not depend on some parameter: the bucket that waits
@@ -111,12 +111,14 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
     return remove
 
 
-def bucket_cap_mib(comm: Comm) -> Any:
+def bucket_cap_mib(comm: Comm) -> float | None:
     """Return the bucket size for DDP in MiB, None for DDP's default: a first bucket of 1 MiB, then 25 MiB."""
     return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
 
 
-def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int) -> tuple[Any, comm_hooks.Hook | None]:
+def select_hook(
+    comm: Comm, exact: bool, device: torch.device, exact_steps: int
+) -> tuple[object, comm_hooks.Hook | None]:
     """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
 
     Raises `TrainingError` when the hook cannot be used with --exact or on this device.
@@ -143,7 +145,7 @@ def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int)
 
 
 @cache
-def machine_groups(world_group: Any, device: torch.device) -> comm_hooks.MachineGroups | None:
+def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) -> comm_hooks.MachineGroups | None:
     """Return the process groups for sums by machine, created once for each `world_group`.
 
     None when there is only one machine, or only one process on each machine.

@@ -5,8 +5,6 @@ rounded to multiples of 2**-30. Sums of such numbers are exact as long as they s
 distribution over processes nor the order of an all-reduce can change them.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,5 +29,5 @@ def exact_sum_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[t
     """DDP communication hook that sums without dividing by the world size: a third of a number is not exact."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
-    future: torch.futures.Future[Any] = work.get_future()
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(lambda done: done.value()[0])

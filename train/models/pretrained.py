@@ -4,7 +4,6 @@ import pickle
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -130,7 +129,7 @@ def unsupported_kind(tensor: torch.Tensor) -> str:
     return "a sparse or nested tensor" if tensor.layout != torch.strided or tensor.is_nested else ""
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path) -> object:
     """Read a file in the format that its first bytes show."""
     try:
         size = path.stat().st_size
@@ -153,7 +152,7 @@ def _read_file(path: Path) -> Any:
     )
 
 
-def _read_safetensors(path: Path) -> Any:
+def _read_safetensors(path: Path) -> object:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
@@ -167,7 +166,7 @@ def _read_safetensors(path: Path) -> Any:
         raise _damaged_error(path, error) from error
 
 
-def _read_torch_file(path: Path, reader: Callable[[Path], Any]) -> Any:
+def _read_torch_file(path: Path, reader: Callable[[Path], object]) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickle protocols; the error below says what matters

@@ -20,7 +20,7 @@ from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import attempts, supervisor_records
-from cluster.state.run_folder import RunFolder, stop_reason
+from cluster.state.run_folder import Run, RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 HOSTS_FILE = "hosts.json"  # how to reach the machines, for other commands
 CLOUD_POLL_SECONDS = 10.0  # between two questions to the cloud; one covers all machines of the job
 SETUP_ATTEMPTS = 3
+LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are billed meanwhile
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
@@ -278,7 +279,8 @@ class RentedJobController(Generic[MachineT]):
             fleet.push_stop_request()
             fleet.pull_files()
             if not fleet.agents_alive() and not self._is_renting:
-                fleet.pull_files()  # what the last agent wrote just before it ended
+                if not fleet.pull_last_files(LAST_FILES_SECONDS):
+                    return True
                 if (self.run_folder.shared / RESULT_FILE).exists():
                     final_checkpoint.download_final_checkpoint(
                         fleet, self.provider, self.live_machines, self.set_activity
@@ -328,7 +330,7 @@ class RentedJobController(Generic[MachineT]):
 
     def _move_if_interrupted(self) -> bool:
         """Move to new machines if no agent runs because the cloud interrupted the old ones. Returns whether it did."""
-        statuses = machine_statuses(self.run_folder, self.spec).values()
+        statuses = machine_statuses(Run(self.spec, self.run_folder)).values()
         self.live_machines = self.provider.list_machines()
         if any(status.ended and status.state == MachineState.STOPPED for status in statuses):  # reached its limit
             return False

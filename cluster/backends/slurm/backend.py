@@ -196,7 +196,7 @@ class SlurmBackend(SharedFolderBackend):
             queue = self._wait_for_end()
             if queue.main and not queue.main.is_living and queue.main.state != "COMPLETED":
                 return f"Slurm ended its job {queue.main.id}: {queue.main.state.lower()}"
-            if not state_status.machine_statuses(self.run.folder, self.run.spec):
+            if not state_status.machine_statuses(self.run):
                 folder = self.run.folder.path
                 return f"no agent started; all nodes must see {folder} and the same Python; see {folder}/slurm/*.log"
         return ""

@@ -19,7 +19,7 @@ def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
     """End the job and return its timeline, which must be part of the result."""
     run.write_status("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.run_folder.path, run.run_folder.shared)
+    rows = timeline.attempt_rows(run.run_folder)
     assert rows == run.job.result.timeline
     return rows
 
@@ -106,7 +106,7 @@ def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_ma
     write_steps(run, 2, (17, 400.0), (30, 413.0))
     _, second = timeline_rows(run)
     assert (second.pause, second.steps_lost, second.reason) == (None, 4, "machine 0 lost; the clock jumped")
-    assert timeline.lost_seconds(run.run_folder.path, run.run_folder.shared) == 0.0
+    assert timeline.lost_seconds(run.run_folder) == 0.0
 
 
 def test_lost_intervals_exclude_time_between_launches(
@@ -127,9 +127,9 @@ def test_lost_intervals_exclude_time_between_launches(
     )
     write_steps(run, 4, (31, 30_016.0))
     assert [row.pause for row in timeline_rows(run)] == [None, None, None, 3.0]
-    intervals = timeline.lost_intervals(run.run_folder.path, run.run_folder.shared)
+    intervals = timeline.lost_intervals(run.run_folder)
     assert intervals == [
         (100.0, 119.0),
         (30_013.0, 30_016.0),
     ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
-    assert timeline.lost_seconds(run.run_folder.path, run.run_folder.shared) == 22.0
+    assert timeline.lost_seconds(run.run_folder) == 22.0

@@ -487,6 +487,7 @@ def test_select_hook_powersgd_refuses_float16(
     with pytest.raises(TrainingError, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
         ddp.select_hook(Comm(hook="powersgd"), False, CPU, 0)
     state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, 0)
+    assert isinstance(state, comm_hooks.HalfPrecision)
     assert state.gradient_scale == 1.0 and hook is comm_hooks.half_precision_hook
 
 
