@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,8 @@ HOLDER = """\
 import sys, time
 from pathlib import Path
 from cluster.agent.temp_folder import TempFolder
-print(TempFolder(Path(sys.argv[1])).path, flush=True)
+folder = TempFolder(Path(sys.argv[1]))
+print(folder.path, flush=True)
 time.sleep(600)
 """
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,12 +59,13 @@ def test_folder_of_a_living_agent_stays_and_that_of_a_killed_one_goes(tmp_path: 
     argv = [sys.executable, "-c", HOLDER, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as agent:
-        assert agent.stdout is not None
-        folder = Path(agent.stdout.readline().strip())
-        remove_abandoned_folders(tmp_path)
-        assert folder.is_dir()
-        agent.send_signal(signal.SIGKILL)
-        agent.wait()
+        try:
+            assert agent.stdout is not None
+            folder = Path(agent.stdout.readline().strip())
+            remove_abandoned_folders(tmp_path)
+            assert folder.is_dir()
+        finally:
+            agent.kill()
     TempFolder(tmp_path).remove()
     assert not folder.exists()
 
