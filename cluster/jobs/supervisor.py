@@ -9,11 +9,13 @@ progress nor for recovery of its remaining machines.
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
@@ -27,7 +29,7 @@ from train.tools.records import DamagedRecord
 
 from .job import Job
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cluster.jobs.supervisor")  # `__name__` is "__main__", of which the log file has nothing
 
 SUPERVISOR_POLL_SECONDS = 1.0
 SUPERVISOR_RETRY_SECONDS = 5.0
@@ -99,9 +101,10 @@ class MachineReplacer:
 
 def main() -> int:
     """Follow the job of the run folder in argv to its end. Returns 0, or 1 when the folder cannot be written."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the tmux session may end before the result is written
     path = Path(sys.argv[1])
     process_log.log_to_file(path / process_log.SUPERVISOR_LOG)
+    for signal_number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signal_number, log_signal)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
         with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
@@ -109,9 +112,25 @@ def main() -> int:
     except BlockingIOError:
         print(f"{path.name}: another supervisor is at work", file=sys.stderr)
         return 0
+    except BaseException:  # also Ctrl-C in the session: the log must say why no supervisor is at work
+        logger.exception("the supervisor ended")
+        raise
     if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
         write_job_report(Job(path))
     return exit_code
+
+
+def log_signal(signal_number: int, _: FrameType | None) -> None:
+    """Log a signal, of which nothing else keeps a trace. SIGTERM ends the process as if there were no handler.
+
+    After SIGHUP the supervisor goes on: its tmux session may end before the result is written.
+    """
+    name = signal.Signals(signal_number).name
+    if signal_number == signal.SIGHUP:
+        return logger.info("%s: the supervisor's session was closed; the supervisor goes on", name)
+    logger.warning("%s: the supervisor was ended by another process or a shutdown of this computer", name)
+    signal.signal(signal_number, signal.SIG_DFL)
+    os.kill(os.getpid(), signal_number)
 
 
 def write_job_report(job: Job) -> None:
