@@ -18,10 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from cluster.connectors.local import module_command
-from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts, status
+from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
+from cluster.state import attempts, status, supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.states import MachineState
+from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
@@ -149,24 +150,42 @@ def write_job_report(job: Job) -> None:
 
 
 def supervise(job: Job) -> int:
-    """Follow a job to its end. Returns 0, or 1 when this computer cannot follow it any longer."""
+    """Follow a job to its end. Returns 0, or 1 when this process cannot follow it any longer.
+
+    A supervisor that has no access to the job's cloud from its start ends: it must not keep out one that has access.
+    """
     replacer = MachineReplacer(job)
     last_error = ""
     last_error_time = 0.0
+    has_worked = False
+    known_trouble: SupervisorTrouble | None = None
+    supervisor_records.write_trouble(job.path, None)
     while True:
+        trouble: SupervisorTrouble | None = None
         try:
             _supervise_once(job, replacer)
             last_error = ""
+            has_worked = True
+            if access_error := job.backend.access_error():
+                trouble = SupervisorTrouble(error=access_error, lacks_access=True)
         except (ClusterError, DamagedRecord) as error:
+            trouble = SupervisorTrouble(error=str(error), lacks_access=isinstance(error, NoCloudAccess))
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()
                 logger.warning(last_error)
+            if trouble.lacks_access and not has_worked:
+                supervisor_records.write_trouble(job.path, trouble)
+                return 1
             if not job.backend.is_remote and not job.is_alive:
                 return 1
-        except Exception:  # a bug, here or in a library: log it and try again
+        except Exception as error:  # a bug, here or in a library: log it and try again
             logger.exception("an unexpected error; the supervisor tries again")
+            trouble = SupervisorTrouble(error=f"{type(error).__name__}: {error}")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
+        if trouble != known_trouble:
+            supervisor_records.write_trouble(job.path, trouble)
+            known_trouble = trouble
         if job.has_ended:
             return 0
         if not job.run_folder.spec_path.exists():  # the user deleted the run folder; the machines obey their limits

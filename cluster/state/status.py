@@ -59,6 +59,7 @@ FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
+    `warning` says what is wrong with the job's supervisor, "" when nothing is.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
     0 before the first. `slowest` describes the rank that the others wait for. `target` is the accuracy to reach or, in
     the end, what became of it. `run` is the run folder. `created` is in seconds since 1970, `seconds` the time at work.
@@ -73,6 +74,7 @@ class JobStatus:
     state: JobState
     doing: str = ""
     reason: str = ""
+    warning: str = ""
     attempt: int = 0
     progress: str = ""
     step: int | None = None
