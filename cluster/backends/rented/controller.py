@@ -290,6 +290,10 @@ class RentedJobController(Generic[MachineT]):
                     )
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
+            # Machines that the cloud no longer has will never answer. A job that is over does not wait for them.
+            is_over = bool(self.get_stop_reason()) and not self._is_renting
+            if is_over and not self.live_machines and not self.provider.list_machines():
+                return False
             logger.warning("%s", error)
             self._warn_of_closed_access(time.monotonic())
         return True
