@@ -15,7 +15,7 @@ from train.tools.trainer_reports import TrainingNumbers
 from . import attempts, supervisor_records, timeline
 from .heartbeats import MachineStatus, find_slowest_rank
 from .job_result import JobResult
-from .run_folder import Run, RunFolder
+from .run_folder import Run, RunFolder, stop_reason
 from .states import AgentPhase, JobState, MachineState, SetupStep
 from .supervisor_records import MachineSetup, SetupRecord
 
@@ -354,6 +354,8 @@ def infer_end_state(run: Run) -> tuple[JobState, str]:
                 return job_state, status.reason
     if final_statuses and len(final_statuses) == len(statuses):
         return JobState.STOPPED, final_statuses[0].reason
+    if request := stop_reason(run.folder.shared):
+        return JobState.STOPPED, f"{request}; the agents were ended before they could save, so later steps are lost"
     return JobState.FAILED, explain_missing_agent(run.folder, bool(statuses))
 
 
