@@ -10,13 +10,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.state.heartbeats import MachineStatus
+from cluster.state.heartbeats import MachineStatus, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from cluster.state.timeline import StateChange
 from train.tools import host
 from train.tools.filesystem import overwrite_in_place, to_json_bytes
-from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.records import DamagedRecord, encode
 
 from .host_metrics import HostSampler
 
@@ -35,7 +35,7 @@ def continue_clock(shared: Path, machine: str) -> None:
     """
     previous: MachineStatus | None = None
     with contextlib.suppress(DamagedRecord):
-        previous = read_record(shared / "status" / f"{machine}.json", MachineStatus)
+        previous = read_status(shared / "status" / f"{machine}.json")
     if previous is None:
         return
     if previous.boot_id and previous.boot_id == host.boot_id():
@@ -104,7 +104,7 @@ class StatusWriter:
     def _log_end_of_previous_agent(self) -> None:
         """If the previous agent ended without a final status, log the time of its last heartbeat as its end."""
         with contextlib.suppress(DamagedRecord):
-            previous = read_record(self.status_path, MachineStatus)
+            previous = read_status(self.status_path)
             if previous and not previous.ended:
                 end = StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
                 self._append_to_state_log(end)

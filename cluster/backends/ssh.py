@@ -105,8 +105,7 @@ class SshBackend(RemoteBackend):
             self.fleet.push_stop_request()
             self.fleet.pull_files()
             if not self.fleet.agents_alive():
-                self.fleet.pull_files()  # what the last agent wrote just before it ended
-                return False
+                return not self.fleet.pull_last_files()
         except Unreachable as error:
             logger.warning("%s", error)
         return True
@@ -114,6 +113,10 @@ class SshBackend(RemoteBackend):
     def agents_alive(self) -> bool:
         """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
         return "fleet" in vars(self) and self.fleet.agents_alive()
+
+    def explain_end(self) -> str:
+        """Return why nothing is known about the job when its machines broke the rules, else ""."""
+        return self.fleet.explain_end() if "fleet" in vars(self) else ""
 
     def dead_machines(self) -> list[str]:
         """Return the machines that answered that no agent is running there."""

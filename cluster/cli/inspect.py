@@ -1,5 +1,6 @@
 """The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. They change no job."""
 
+import codecs
 import os
 import sys
 import time
@@ -10,7 +11,7 @@ import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
-from .options import cloud_option, open_cloud, output_option, print_json
+from .options import cloud_option, open_cloud, output_option, print_json, warn
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
@@ -27,13 +28,16 @@ machine_option = click.option(
 def refresh(job: "Job") -> None:
     """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
 
-    Raises `ClusterError` when job.json is damaged.
+    Raises `DamagedJob`.
     """
-    _ = job.spec  # read first: a damaged job.json must raise here, and not become a warning below
+    from cluster.jobs.job import DamagedJob
+
     try:
         job.refresh()
+    except DamagedJob:
+        raise
     except ClusterError as error:
-        click.echo(f"warning: {error}", err=True)
+        warn(error)
 
 
 @click.command()
@@ -57,15 +61,17 @@ def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) 
         return _ls_cloud(open_cloud(backend), regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
-    statuses = []
-    rows = []
+    statuses: dict[str, JobStatus | None] = {}
+    rows: list[dict[str, object]] = []
     for job in store.all_jobs():
         try:
             refresh(job)
-            statuses.append(job.status())
-            rows.append({**encode(statuses[-1]), "hparams": job.hparams})
+            statuses[job.name] = job.status()
+            rows.append({**encode(statuses[job.name]), "hparams": job.hparams})
         except ClusterError as error:
-            click.echo(f"warning: {error}", err=True)
+            warn(error)
+            statuses[job.name] = None
+            rows.append({"job": job.name, "state": display_status.DAMAGED, "reason": str(error)})
     if output == "json":
         return print_json(rows)
     display_status.show_jobs(statuses)
@@ -176,14 +182,17 @@ class LogPrinter:
         self.path = path
         self.format_line = format_line
         self.printed_bytes = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
+        from train.tools.filesystem import open_regular
+
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.printed_bytes:  # a log that was full started anew
             self.printed_bytes = 0
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.printed_bytes)
             if self.path.suffix == ".jsonl":
                 for line in file:
@@ -196,7 +205,10 @@ class LogPrinter:
 
     def _write(self, data: bytes, text: bytes) -> None:
         self.printed_bytes += len(data)
-        sys.stdout.buffer.write(text)
+        if sys.stdout.isatty():  # a terminal would obey control characters; a file gets the log as it is
+            sys.stdout.write(self.decoder.decode(text))
+        else:
+            sys.stdout.buffer.write(text)
 
 
 def _describe_logs(job: "Job") -> str:

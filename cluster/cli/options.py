@@ -1,16 +1,15 @@
 """What all commands share: grouped options, errors as one line with an exit code, JSON output."""
 
-import contextlib
 import functools
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from cluster.display.terminal import clean_output, cut_text, discard
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
 
 if TYPE_CHECKING:
@@ -130,36 +129,36 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command. Errors that the user can fix become one line on stderr."""
-        try:
+        with clean_output():
             try:
-                return super().invoke(ctx)
-            finally:
-                # A write error must show up here: while the interpreter shuts down it could no longer be reported.
-                sys.stdout.flush()
-        except ClusterError as error:
-            exit_with_error(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            exit_with_error("interrupted", EXIT_INTERRUPTED)
-        except BrokenPipeError:  # the reader has closed the pipe: `imgnet-cluster ls | head`
-            discard_stdout()
-            sys.exit(EXIT_ERROR)
-        except OSError as error:
-            from train.tools.filesystem import one_line_error
+                try:
+                    return super().invoke(ctx)
+                finally:
+                    # A write error must show up here: while the interpreter shuts down it could no longer be reported.
+                    sys.stdout.flush()
+            except ClusterError as error:
+                exit_with_error(str(error), error.exit_code)
+            except KeyboardInterrupt:
+                exit_with_error("interrupted", EXIT_INTERRUPTED)
+            except BrokenPipeError:  # the reader of a log has closed the pipe: `imgnet-cluster logs -f | head`
+                discard(sys.stdout)
+                sys.exit(EXIT_ERROR)
+            except OSError as error:
+                from train.tools.filesystem import one_line_error
 
-            discard_stdout()
-            exit_with_error(one_line_error(error), EXIT_ERROR)
-
-
-def discard_stdout() -> None:
-    """Send the rest of stdout to /dev/null: at exit Python writes its buffer once more and would report an error."""
-    with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                discard(sys.stdout)
+                exit_with_error(one_line_error(error), EXIT_ERROR)
 
 
 def exit_with_error(text: str, code: int) -> NoReturn:
     """Print one line on stderr and exit."""
-    click.echo(f"error: {text}", err=True)
+    click.echo(f"error: {cut_text(text)}", err=True)
     sys.exit(code)
+
+
+def warn(text: object) -> None:
+    """Print one line on stderr about what is wrong while the command goes on."""
+    click.echo(f"warning: {cut_text(str(text))}", err=True)
 
 
 def translate_data_errors(command: CommandFunction) -> CommandFunction:

@@ -82,7 +82,7 @@ def _load_run_data(job: "Job") -> "JsonMapping":
     from .inspect import refresh
 
     refresh(job)
-    with _damage_as_cluster_error(f"{job.path}: a file of this run folder is damaged"):
+    with job.report_damaged_files():
         return run_data.collect_run_data(job)
 
 

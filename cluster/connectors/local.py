@@ -18,6 +18,9 @@ from subprocess import PIPE
 from cluster.errors import ClusterError
 from train.tools.filesystem import write_atomic
 
+from . import untrusted
+
+MAX_QUOTED_BYTES = 10_000  # of a failed command's output
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +39,8 @@ class CommandFailed(ClusterError):
     """A command ended with a non-zero exit code. Carries its `CommandResult`; the text shows its last ten lines."""
 
     def __init__(self, result: CommandResult, machine_name: str) -> None:
-        lines = (result.out + result.err).decode(errors="replace").strip().splitlines()[-10:]
+        output = (result.out + result.err)[-MAX_QUOTED_BYTES:].decode(errors="replace")
+        lines = [untrusted.one_line(line) for line in output.strip().splitlines()[-10:]]
         super().__init__("\n".join([f"{machine_name}: {result.argv[0]} ended with code {result.code}", *lines]))
         self.result = result
 
@@ -87,10 +91,6 @@ class Connector:
     def put(self, source: Path, target: str) -> None:
         """Copy a file of this computer to the machine."""
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-
-    def get(self, source: str, target: Path) -> None:
-        """Copy a file of the machine to this computer."""
         shutil.copyfile(source, target)
 
     def write(self, path: str, content: bytes) -> None:

@@ -1,17 +1,18 @@
 """Copies files that only grow, such as logs and metrics, from the machines to the run folder, each byte exactly once.
 
 A machine's agent copies what its trainers write on the local disk to the shared folder (`LogShipper`). From there the
-files are copied to the run folder: by `pull_logs` on this computer, by `Fleet.pull_files` (cluster/machines/fleet.py)
-over ssh. The length of the copy is the offset to continue from, so there is no further state to lose at a restart. In
+files are copied to the run folder: by `pull_logs` on this computer, by `Mirror.pull` (cluster/machines/mirror.py) over
+ssh. The length of the copy is the offset to continue from, so there is no further state to lose at a restart. In
 the run folder a lock keeps two processes from appending the same bytes; the kernel releases it when its holder dies.
 """
 
 from pathlib import Path
 
 from train.tools.agent_protocol import LOG_FOLDERS
-from train.tools.filesystem import locked
+from train.tools.filesystem import locked, open_regular
 
 from .local import Connector
+from .untrusted import ArrivalFolder, is_mirrored_path
 
 
 class LogShipper:
@@ -39,7 +40,7 @@ class LogShipper:
         target.parent.mkdir(parents=True, exist_ok=True)
         # A full disk may take a part of the write. Forget the offset until all is written.
         self.sent_offsets.pop(source, None)
-        with source.open("rb") as source_file, target.open("ab") as target_file:
+        with open_regular(source) as source_file, open_regular(target, "ab") as target_file:
             offset = target_file.seek(0, 2)
             source_file.seek(offset)
             data = source_file.read()
@@ -51,26 +52,25 @@ class LogShipper:
 def pull_logs(machine: Connector, shared_folder: str, run_folder: Path) -> int:
     """Append what is new in the shared folder's logs to the run folder's. Returns the number of new bytes.
 
-    Raises `OSError` when the disk of the run folder is full; the next call continues from there.
+    Files with other names than `untrusted` allows are left out. Raises `OSError` when the disk of the run folder is
+    full; the next call continues from there.
     """
     pulled_bytes = 0
+    arrivals = ArrivalFolder(run_folder)
     with locked(run_folder / ".home.lock"):
+        local_sizes = arrivals.sizes(LOG_FOLDERS)
         for folder in LOG_FOLDERS:
             for name, size in machine.list_files(f"{shared_folder}/{folder}").items():
-                source = f"{shared_folder}/{folder}/{name}"
-                pulled_bytes += _pull_file(machine, source, run_folder / folder / name, size)
+                path = f"{folder}/{name}"
+                if is_mirrored_path(path) and size > local_sizes.get(path, -1):
+                    source = f"{shared_folder}/{path}"
+                    pulled_bytes += _pull_file(machine, source, arrivals, path, local_sizes.get(path, 0), size)
     return pulled_bytes
 
 
-def _pull_file(machine: Connector, source: str, target: Path, size: int) -> int:
+def _pull_file(machine: Connector, source: str, arrivals: ArrivalFolder, path: str, start: int, size: int) -> int:
     """Append a file's bytes from the end of the local copy up to `size`; creates the copy of an empty file too."""
-    start = target.stat().st_size if target.exists() else 0
-    if start >= size and target.exists():
-        return 0
-    offset = start
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab") as file:
-        while offset < size and (data := machine.read_from(source, offset)):
-            file.write(data)
-            offset += len(data)
+    offset = arrivals.append(path, start, b"")
+    while offset < size and (data := machine.read_from(source, offset)):
+        offset = arrivals.append(path, offset, data)
     return offset - start

@@ -12,24 +12,26 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
 from cluster.errors import ClusterError
 
-from . import ssh_scripts
+from . import ssh_scripts, untrusted
 from .hosts_file import Host
 from .local import CommandFailed, CommandResult, Connector
 from .ssh_channel import SSHChannel
 from .ssh_config import Route, resolve_route
 from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
-from .ssh_scripts import NEW_BYTES_LIMIT
+from .untrusted import BadAnswer, CommandExit, NewBytes
 
 __all__ = ["SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
 DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
 READ_LIMIT_BYTES = 1 << 24
+NEW_BYTES_LIMIT = 1 << 24
+EXTRA_BYTES = 1 << 16  # of an answer beside what was asked for: what the login shell prints, and stderr
 MAX_QUICK_DROPS = 5  # how often in a row a connection may drop within a second of being used
 ReturnType = TypeVar("ReturnType")
 
@@ -38,8 +40,11 @@ class SSHConnector(Connector):
     """Runs commands and moves files on a machine over ssh.
 
     Connects at the first use. May be used from several threads, which share the connection. `name` precedes the text of
-    its errors. Paths on the machine may begin with ~/.
+    its errors. Paths on the machine may begin with ~/. An answer that breaks a rule of `untrusted` raises `BadAnswer`
+    and ends the connection.
     """
+
+    max_output_bytes = untrusted.MAX_OUTPUT_BYTES  # of one command
 
     def __init__(self, host: Host, name: str = "", reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS) -> None:
         self.host = host
@@ -90,7 +95,7 @@ class SSHConnector(Connector):
         was_sent = False
         silence_timeout = None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
 
-        def attempt(connection: SSHConnection) -> tuple[ssh_scripts.CommandExit, bytes]:
+        def attempt(connection: SSHConnection) -> tuple[CommandExit, bytes]:
             nonlocal was_sent
             sweep = not self._has_swept
             self._has_swept = True
@@ -126,16 +131,16 @@ class SSHConnector(Connector):
 
     def _wait_for_command(
         self, connection: SSHConnection, command_id: str, script: bytes, input: bytes, silence_timeout: float | None
-    ) -> tuple[ssh_scripts.CommandExit, bytes]:
+    ) -> tuple[CommandExit, bytes]:
         """Start a command, or find the one already started. Returns how it ended, and its stdout followed by stderr."""
         received = bytearray()
         parsed_exit = None
-        with SSHChannel(connection, script) as channel:
+        with SSHChannel(connection, script, self.max_output_bytes + EXTRA_BYTES) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(input)
             for data in channel.receive(silence_timeout):
                 received += data
-                parsed_exit = parsed_exit or ssh_scripts.parse_exit(command_id, received)
+                parsed_exit = parsed_exit or untrusted.parse_exit(command_id, received, self.max_output_bytes)
                 if parsed_exit:
                     command_exit, begin = parsed_exit
                     end = begin + command_exit.stdout_bytes + command_exit.stderr_bytes
@@ -156,7 +161,8 @@ class SSHConnector(Connector):
         """Kill a command whose result is no longer needed, if the machine can be reached within 5 s."""
         with contextlib.suppress(Exception):
             connection = self._connect(5.0)
-            with SSHChannel(connection, ssh_scripts.kill_script(command_id, self.host.folder)) as channel:
+            script = ssh_scripts.kill_script(command_id, self.host.folder)
+            with SSHChannel(connection, script, EXTRA_BYTES) as channel:
                 for _ in channel.receive(5.0):
                     pass
 
@@ -177,44 +183,46 @@ class SSHConnector(Connector):
 
         self._retry_on_reconnect(attempt)
 
-    def get(self, source: str, target: Path) -> None:
-        """Copy a file of the machine to this computer atomically."""
-        temp = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-
-        def attempt(connection: SSHConnection) -> None:
-            with temp.open("wb") as file:
-                self._run_script(connection, ssh_scripts.cat_script(source), source, sink=file.write)
-
-        try:
-            self._retry_on_reconnect(attempt)
-            temp.replace(target)
-        finally:
-            temp.unlink(missing_ok=True)
-
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
         script = ssh_scripts.read_script(path, offset, limit)
-        return self._retry_on_reconnect(lambda connection: self._run_script(connection, script, path))
+        return self._retry_on_reconnect(
+            lambda connection: self._run_script(connection, script, path, limit_bytes=limit)
+        )[:limit]
 
     def list_files(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by relative path. Hidden files are left out."""
         script = ssh_scripts.list_files_script(folder)
-        stdout = self._retry_on_reconnect(lambda connection: self._run_script(connection, script, folder))
-        entries = (os.fsdecode(entry).split(" ", 1) for entry in stdout.split(b"\0") if entry)
-        return {str(PurePosixPath(path)): int(size) for size, path in entries}
+        return self._retry_on_reconnect(
+            lambda connection: untrusted.parse_listing(
+                self._run_script(connection, script, folder, limit_bytes=untrusted.MAX_LISTING_BYTES)
+            )
+        )
 
     def read_new_bytes(
-        self, folder: str, subfolders: Sequence[str], known_sizes: Mapping[str, int]
-    ) -> dict[str, bytes]:
-        """Return the bytes that files below the subfolders have gained beyond their known sizes, in one round trip.
+        self,
+        folder: str,
+        machine_names: Sequence[str],
+        known_sizes: Mapping[str, int],
+        limit: int = NEW_BYTES_LIMIT,
+        on_data: Callable[[], None] = lambda: None,
+    ) -> NewBytes:
+        """Return what the mirrored files of a job's folder have gained beyond their known sizes, in one round trip.
 
-        Paths are relative to `folder`, in `known_sizes` and in the result. A new empty file is included, with no bytes.
-        At most 16 MiB in all; the next call brings the rest.
+        Paths are relative to `folder`, in `known_sizes` and in the result. A new empty file is included, with no bytes;
+        the status files of `machine_names` and attempt files are whole. At most about `limit` bytes; the next call
+        brings the rest. `on_data` is called whenever a part of the answer has come.
         """
         delimiter = uuid.uuid4().hex
-        script = ssh_scripts.new_bytes_script(folder, subfolders, known_sizes, delimiter, NEW_BYTES_LIMIT)
-        stdout = self._retry_on_reconnect(lambda connection: self._run_script(connection, script, folder))
-        return ssh_scripts.parse_new_bytes(stdout, delimiter)
+        script = ssh_scripts.new_bytes_script(folder, machine_names, known_sizes, delimiter, limit)
+        # The last file may exceed the limit by its header, and status files do not count.
+        limit_bytes = limit + untrusted.MAX_PATH_BYTES + untrusted.MAX_RECORD_BYTES * len(machine_names)
+
+        def attempt(connection: SSHConnection) -> NewBytes:
+            stdout = self._run_script(connection, script, folder, limit_bytes=limit_bytes, on_data=on_data)
+            return untrusted.parse_new_bytes(stdout, delimiter, known_sizes, machine_names)
+
+        return self._retry_on_reconnect(attempt)
 
     def _run_script(
         self,
@@ -222,19 +230,21 @@ class SSHConnector(Connector):
         script: bytes,
         path: str,
         content: bytes | BinaryIO = b"",
-        sink: Callable[[bytes], object] | None = None,
+        limit_bytes: int = 0,
+        on_data: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Run a script to its end, with `content` as its input, and return its stdout unless a `sink` takes it.
+        """Run a script to its end, with `content` as its input, and return its stdout of at most `limit_bytes`.
 
         Raises `ClusterError` with the path and the last line of stderr if the script fails.
         """
         stdout = bytearray()
-        with SSHChannel(connection, script) as channel:
+        with SSHChannel(connection, script, limit_bytes + EXTRA_BYTES) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(content)
                 channel.paramiko_channel.shutdown_write()
             for data in channel.receive(None):
-                (sink or stdout.extend)(data)
+                stdout += data
+                on_data()
             code, stderr = channel.wait_for_exit()
         if code:
             raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
@@ -258,6 +268,9 @@ class SSHConnector(Connector):
             except TimeoutError as error:
                 self._discard_connection(connection)
                 raise Unreachable(f"{self.name}: does not answer: {error}; is it frozen?") from None
+            except BadAnswer as error:
+                self._discard_connection(connection)
+                raise BadAnswer(error.rule, self.name) from None
 
     def _connect(self, reconnect_seconds: float | None = None) -> SSHConnection:
         """Return the connection, made anew if there is none.
@@ -287,4 +300,4 @@ class SSHConnector(Connector):
 
 def _last_line(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    return untrusted.one_line(lines[-1]) if lines else ""

@@ -9,14 +9,22 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Self
 
-from .ssh_connection import PACKET_BYTES, SSHConnection
+from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
+from .untrusted import BadAnswer
+
+MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kept
 
 
 class SSHChannel:
-    """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends."""
+    """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends.
 
-    def __init__(self, connection: SSHConnection, script: bytes) -> None:
+    A script that prints more than `limit_bytes` raises `BadAnswer`.
+    """
+
+    def __init__(self, connection: SSHConnection, script: bytes, limit_bytes: int) -> None:
         self.connection = connection
+        self.limit_bytes = limit_bytes
+        self.received_bytes = 0
         self.script = script
         self.exit_stack = contextlib.ExitStack()
 
@@ -53,6 +61,7 @@ class SSHChannel:
             while unsent:
                 try:
                     unsent = unsent[self.paramiko_channel.send(unsent) :]
+                    self.connection.heard()
                 except TimeoutError:
                     self._require_connection()
                 except OSError:
@@ -77,6 +86,7 @@ class SSHChannel:
             if not data:
                 return
             deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
+            self._count(data)
             yield data
 
     def wait_for_exit(self) -> tuple[int, bytes]:
@@ -88,8 +98,18 @@ class SSHChannel:
         return code, bytes(self.stderr)
 
     def _drain_stderr(self) -> None:
-        while self.paramiko_channel.recv_stderr_ready():
-            self.stderr += self.paramiko_channel.recv_stderr(PACKET_BYTES)
+        for _ in range(WINDOW_BYTES // PACKET_BYTES):  # a machine may print faster than this reads
+            if not self.paramiko_channel.recv_stderr_ready():
+                return
+            data = self.paramiko_channel.recv_stderr(PACKET_BYTES)
+            self._count(data)
+            self.stderr = (self.stderr + data)[-MAX_STDERR_BYTES:]
+
+    def _count(self, data: bytes) -> None:
+        self.connection.heard()
+        self.received_bytes += len(data)
+        if self.received_bytes > self.limit_bytes:
+            raise BadAnswer(f"is longer than {self.limit_bytes / 1e6:.1f} MB")
 
     def _require_connection(self) -> None:
         if not self.connection.is_alive:

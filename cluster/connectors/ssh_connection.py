@@ -47,6 +47,7 @@ class SSHConnection:
         self.transport = transport
         self.jump_connection = jump_connection
         self.session_slots = threading.BoundedSemaphore(MAX_SESSIONS)
+        self.heard()
         threading.Thread(target=self._keepalive, name="ssh-keepalive", daemon=True).start()
 
     @property
@@ -54,19 +55,29 @@ class SSHConnection:
         """Whether the connection is open, as far as this side knows."""
         return self.transport.is_active()
 
-    def _keepalive(self) -> None:
-        """Send keep-alive requests; close the connection when one is not answered.
+    def heard(self) -> None:
+        """Note that the machine has just sent something, or has taken what was sent to it."""
+        self.last_heard = time.monotonic()
 
-        TCP alone does not notice a frozen sshd: to TCP it looks idle.
+    def _keepalive(self) -> None:
+        """Send keep-alive requests; close the connection when one is not answered and nothing else comes.
+
+        TCP alone does not notice a frozen sshd: to TCP it looks idle. On a slow link an answer may have to wait for
+        megabytes that were sent before it.
         """
         while self.is_alive:
-            close_timer = threading.Timer(KEEPALIVE_TIMEOUT_SECONDS, self.close)
-            close_timer.daemon = True
-            close_timer.start()
+            answered = threading.Event()
+            threading.Thread(target=self._close_when_silent, args=(answered,), daemon=True).start()
             with contextlib.suppress(Exception):  # closed meanwhile
                 self.transport.global_request("keepalive@openssh.com", wait=True)
-            close_timer.cancel()
+            answered.set()
             self.transport.join(KEEPALIVE_SECONDS)  # returns at once when the connection ends
+
+    def _close_when_silent(self, answered: threading.Event) -> None:
+        self.heard()
+        while not answered.wait(max(0.0, self.last_heard + KEEPALIVE_TIMEOUT_SECONDS - time.monotonic())):
+            if time.monotonic() >= self.last_heard + KEEPALIVE_TIMEOUT_SECONDS:
+                return self.close()
 
     @contextlib.contextmanager
     def open_session(self) -> "Iterator[paramiko.Channel]":

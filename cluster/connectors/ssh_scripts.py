@@ -7,12 +7,15 @@ files. The folder is removed when the caller has received everything.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from train.tools.agent_protocol import LOG_FOLDERS
+
+from . import untrusted
 
 COMMAND_KEPT_MINUTES = 24 * 60
-HIGHEST_SIGNAL = 31  # a shell reports signal n as exit code 128 + n
 # Exit codes of RUN_SCRIPT itself, from sysexits.h.
 EXIT_NO_FOLDER = 71  # the command's folder cannot be made, for example on a full disk; EX_OSERR
 EXIT_INPUT_TRUNCATED = 75  # not all of the input arrived; EX_TEMPFAIL
@@ -111,15 +114,6 @@ tail -c "+$o" <&3 | head -c "$n"
 """
 
 
-@dataclass(frozen=True)
-class CommandExit:
-    """How a command ended: exit code (negative: the signal that killed it) and the sizes of its two outputs."""
-
-    code: int
-    stdout_bytes: int
-    stderr_bytes: int
-
-
 def quote_path(path: str) -> str:
     """Return a path quoted for sh; ~/ becomes the home folder on the machine."""
     if path == "~" or path.startswith("~/"):
@@ -170,21 +164,6 @@ def kill_script(command_id: str, folder: str) -> bytes:
     return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{command_id}"))
 
 
-def parse_exit(command_id: str, output: bytearray) -> tuple[CommandExit, int] | None:
-    """Return how a command ended and the offset where its output begins; None if that line has not arrived yet.
-
-    Skips what the login shell's start-up files may have printed before.
-    """
-    start = output.find(b"\n%s " % command_id.encode())
-    end = output.find(b"\n", start + 1)
-    if start < 0 or end < 0:
-        return None
-    code, stdout_bytes, stderr_bytes = (int(column) for column in output[start + 1 : end].split()[1:])
-    if 128 < code <= 128 + HIGHEST_SIGNAL:
-        code = 128 - code
-    return CommandExit(code, stdout_bytes, stderr_bytes), end + 1
-
-
 def write_script(path: str, content_bytes: int, unique_suffix: str) -> bytes:
     """Return the script that replaces a file atomically by `content_bytes` bytes of stdin."""
     folder, _, name = path.rpartition("/")
@@ -198,11 +177,6 @@ def read_script(path: str, offset: int, limit: int) -> bytes:
     return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
 
 
-def cat_script(path: str) -> bytes:
-    """Return the script that prints a file."""
-    return build_script('exec cat "$p"', p=quote_path(path))
-
-
 def list_files_script(folder: str) -> bytes:
     """Return the script that prints size, space, ./path and NUL for each file below a folder, hidden files left out."""
     return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
@@ -210,47 +184,73 @@ def list_files_script(folder: str) -> bytes:
 
 # --- new bytes of growing files -----------------------------------------------------------------------------------
 
-NEW_BYTES_LIMIT = 1 << 24
-
 # One dd per grown file costs less than starting a Python, up to about 15 files. $m: delimiter; $r: bytes that may still
-# be printed; $s: size of the file; $o: its known size, -1 for a new file; $c: bytes to print.
+# be printed; $k: files that may still be added; $s: size of the file; $o: its known size, -1 for a new file; $c: bytes
+# to print. What `cluster.connectors.untrusted` would not accept is left out. Status files are printed in any case.
 NEW_BYTES_SCRIPT = r"""
+LC_ALL=C
+export LC_ALL
 cd "$f" 2>/dev/null || exit 0
-find {names} -type f ! -name '.*' ! -path '*
-*' -printf '%s %p\n' 2>/dev/null | while read -r s p; do
-  case $p in
+find {names} -maxdepth {depth} -type f ! -name '.*' ! -path '*
+*' -printf '%s %p\n' 2>/dev/null | {
+  while read -r s p; do
+    [ "$r" -gt 0 ] || break
+    case $p in
+      */[.-]*|*[!A-Za-z0-9._/+=,@-]*) continue;;
+    esac
+    [ "${#p}" -le {path_bytes} ] || continue
+    case $p in
 {known}
-    *) o=-1;;
-  esac
-  [ "$s" -gt "$o" ] && [ "$r" -gt 0 ] || continue
-  [ "$o" -ge 0 ] || o=0
-  c=$((s - o))
-  [ "$c" -le "$r" ] || c=$r
-  r=$((r - c))
-  printf '%s\n%s\n' "$m" "$p"
-  [ "$c" = 0 ] || dd if="$p" bs=65536 iflag=skip_bytes,count_bytes skip="$o" count="$c" status=none
-done
-exit 0
+      *) o=-1;;
+    esac
+    case $p in
+      status/*)
+        [ "$s" -le {record_bytes} ] || continue
+        o=0 c=$s;;
+      attempts/[0-9][0-9][0-9][0-9][0-9][0-9].json)
+        [ "$s" -le {record_bytes} ] && [ "$s" != "$o" ] || continue
+        o=0 c=$s
+        [ "$c" -le "$r" ] || { r=0; break; }
+        r=$((r - c - {path_bytes}));;
+      attempts/*) continue;;
+      *)
+        [ "$s" -le {file_bytes} ] || s={file_bytes}
+        [ "$s" -gt "$o" ] || continue
+        if [ "$o" -lt 0 ]; then
+          [ "$k" -gt 0 ] || continue
+          k=$((k - 1)) o=0
+        fi
+        c=$((s - o))
+        [ "$c" -le "$r" ] || c=$r
+        r=$((r - c - {path_bytes}));;
+    esac
+    printf '%s\n%s\n' "$m" "$p"
+    [ "$c" = 0 ] || dd if="$p" bs=65536 iflag=skip_bytes,count_bytes skip="$o" count="$c" status=none
+  done
+  e=end
+  [ "$r" -gt 0 ] || e=more
+  printf '%s\n%s\n' "$m" "$e"
+}
 """
 
 
 def new_bytes_script(
-    folder: str, subfolders: Sequence[str], known_sizes: Mapping[str, int], delimiter: str, limit_bytes: int
+    folder: str, machine_names: Sequence[str], known_sizes: Mapping[str, int], delimiter: str, limit_bytes: int
 ) -> bytes:
-    """Return the script that prints delimiter, path and new bytes of each file that has grown.
+    """Return the script that prints delimiter, path and new bytes of each mirrored file that has grown.
 
-    Paths in `known_sizes` are relative to `folder`. Prints at most `limit_bytes` of content in all.
+    Paths in `known_sizes` are relative to `folder`. Prints about `limit_bytes` of content and paths, and whether there
+    is more; the status files of the machines come first and do not count.
     """
-    names = " ".join(quote_path(name) for name in subfolders)
-    cases = "\n".join(f"    {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items())
-    body = NEW_BYTES_SCRIPT.replace("{names}", names).replace("{known}", cases)
-    return build_script(body, f=quote_path(folder), m=delimiter, r=str(limit_bytes))
-
-
-def parse_new_bytes(stdout: bytes, delimiter: str) -> dict[str, bytes]:
-    """Return the new bytes of each file by its path, from the output of `new_bytes_script`."""
-    new_bytes = {}
-    for part in stdout.split(f"{delimiter}\n".encode())[1:]:
-        path, _, content = part.partition(b"\n")
-        new_bytes[os.fsdecode(path)] = content
-    return new_bytes
+    names = [*(f"status/{name}.json" for name in machine_names), "attempts", *LOG_FOLDERS]
+    values = {
+        "names": " ".join(quote_path(name) for name in names),
+        "known": "\n".join(f"      {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items()),
+        "depth": untrusted.MAX_PATH_DEPTH,
+        "path_bytes": untrusted.MAX_PATH_BYTES,
+        "record_bytes": untrusted.MAX_RECORD_BYTES,
+        "file_bytes": untrusted.MAX_FILE_BYTES,
+    }
+    body = re.sub(r"\{([a-z_]+)\}", lambda match: str(values[match[1]]), NEW_BYTES_SCRIPT)
+    new_files = max(0, untrusted.MAX_FILE_COUNT - len(known_sizes))
+    return build_script(body, f=quote_path(folder), m=delimiter, r=str(limit_bytes), k=str(new_files))

@@ -67,8 +67,15 @@ class CostReport:
 
 
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
-    """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent."""
+    """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent.
 
+    Raises `ClusterError` when a file of the run folder is damaged.
+    """
+    with job.report_damaged_files():
+        return _cost_report(job, target_top5)
+
+
+def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return _job_cost(job, moment).dollars
 

@@ -29,7 +29,7 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.process import command_line
-from train.tools.records import DamagedRecord, read_record
+from train.tools.records import DamagedRecord, damaged, read_record
 
 from . import queue_state
 
@@ -46,6 +46,10 @@ SUPERVISOR_START_MARKER = ".supervised"  # in the run folder: a command started 
 
 class JobBusy(ClusterError):
     """Another command is changing the job."""
+
+
+class DamagedJob(ClusterError):
+    """A file of the run folder is damaged."""
 
 
 class JobReader:
@@ -68,8 +72,16 @@ class JobReader:
         """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
         try:
             return Run.read(self.path)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except OSError as error:
+            raise self._damage(damaged(error)) from error
+
+    def _damage(self, error: DamagedRecord) -> DamagedJob:
+        """Return the error about a damaged file of the run folder. It names the file and says what to do."""
+        return DamagedJob(
+            f"{self.path}: a file in it is damaged ({error}); restore the file, or delete the folder to forget the job"
+        )
 
     @property
     def spec(self) -> JobSpec:
@@ -83,6 +95,8 @@ class JobReader:
             return registry.open_backend(self.run)
         except BadInput as error:
             raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
 
     @property
     def is_alive(self) -> bool:
@@ -92,7 +106,7 @@ class JobReader:
     @property
     def result(self) -> JobResult | None:
         """The content of result.json, None until the job has ended. Raises `ClusterError` when it is damaged."""
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return read_record(self.run_folder.result_path, JobResult)
 
     @property
@@ -108,9 +122,10 @@ class JobReader:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
-        schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
-        return flat_settings(schedule, self.spec.machines * self.spec.procs)
+        with self.report_damaged_files():
+            images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
+            schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
+            return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
     @property
     def state(self) -> JobState:
@@ -122,10 +137,11 @@ class JobReader:
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
+        attempts.check_attempts(self.run_folder.shared)
         job_status = state_status.job_status(self.run, self.result)
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run)
@@ -171,22 +187,19 @@ class JobReader:
         return 0 <= time.time() - start < AGENT_START_SECONDS
 
     @contextlib.contextmanager
-    def _report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `ClusterError`.
+    def report_damaged_files(self) -> Iterator[None]:
+        """Turn the errors that a damaged file causes into `DamagedJob`.
 
         The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
         """
         try:
             yield
         except DamagedRecord as error:
-            raise ClusterError(f"{self.path}: a file in it is damaged ({error})") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._damage(error) from error
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
-            raise ClusterError(
-                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-                "restore it, or delete the folder to forget the job"
-            ) from error
+            raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
 
     @property
     def has_agent_status(self) -> bool:
@@ -222,14 +235,15 @@ class JobReader:
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        return state_timeline.attempt_rows(self.run_folder)
+        with self.report_damaged_files():
+            return state_timeline.attempt_rows(self.run_folder)
 
     def machine_details(self) -> dict[str, MachineRow]:
         """Return the last status of each machine, with the seconds of each stage up to its first step.
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return state_status.machine_rows(self.run)
 
     @property
@@ -259,7 +273,7 @@ class Job(JobReader):
         Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
         """
         try:
-            with self._report_damaged_files():
+            with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
         except OSError as error:

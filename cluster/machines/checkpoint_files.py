@@ -1,16 +1,16 @@
 """Finds a job's newest checkpoint on one machine and copies it to the run folder."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from cluster.connectors.local import Connector
+from cluster.connectors.untrusted import MAX_CHECKPOINT_BYTES, ArrivalFolder, BadAnswer, checkpoint_age
 from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, RESUME_PATTERN, checkpoint_folders
-from train.tools.filesystem import newest_intact_file, read_with_checksum, write_atomic
+from train.tools.filesystem import newest_intact_file, verify_checksum
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
 CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, RESUME_PATTERN)
-CHECKPOINT_NAME = re.compile(r"(\d+)/(step|resume)-(\d+)[\w-]*\.pt")
 
 # Called with the bytes received so far and the size of the file.
 DownloadProgress = Callable[[int, int], None]
@@ -30,34 +30,33 @@ def download_checkpoint(
 ) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
-    Raises `ClusterError` when the machine does not answer, `OSError` when the local disk is full.
+    Raises `ClusterError` when the machine does not answer or names an impossible size, `OSError` when the local disk is
+    full.
     """
-    sizes = {
-        name: size
-        for name, size in machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}").items()
-        if CHECKPOINT_NAME.fullmatch(name)
-    }
-    for name in sorted(sizes, key=_recency, reverse=True):
-        source = f"{remote_shared}/{CHECKPOINTS_FOLDER}/{name}"
-        target = local_shared / CHECKPOINTS_FOLDER / name
+    sizes = machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}")
+    ages = {name: age for name in sizes if (age := checkpoint_age(name))}
+    local_shared.mkdir(parents=True, exist_ok=True)
+    arrivals = ArrivalFolder(local_shared)
+    for name in sorted(ages, key=ages.__getitem__, reverse=True):
+        path, size = f"{CHECKPOINTS_FOLDER}/{name}", sizes[name]
+        source, target = f"{remote_shared}/{path}", local_shared / path
         if not target.exists():
-            data = bytearray()
-            while len(data) < sizes[name] and (part := machine.read_from(source, len(data))):
-                data += part
-                progress(len(data), sizes[name])
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(target, bytes(data))
+            if size > MAX_CHECKPOINT_BYTES:
+                raise BadAnswer(f"has a checkpoint {name} of {size / 1e9:.0f} GB", machine.name)
+            arrivals.require_space(size)
+            arrivals.create(path, lambda file: _download(machine, source, size, file, progress))  # noqa: B023
         try:
-            read_with_checksum(target)
+            verify_checksum(target)
             return target
         except ValueError:  # damaged, or replaced by a newer checkpoint during the download
             target.unlink()
     return None
 
 
-def _recency(name: str) -> tuple[int, bool, int]:
-    """Return a sort key that grows with time. What an attempt saved is newer than what it resumed from."""
-    match = CHECKPOINT_NAME.fullmatch(name)
-    assert match
-    attempt, kind, step = match.groups()
-    return int(attempt), kind == "step", int(step)
+def _download(machine: Connector, source: str, size: int, file: BinaryIO, progress: DownloadProgress) -> None:
+    """Write the first `size` bytes of a machine's file into a local one, fewer if the machine has fewer."""
+    done = 0
+    while done < size and (part := machine.read_from(source, done)):
+        file.write(part[: size - done])
+        done += len(part)
+        progress(min(done, size), size)

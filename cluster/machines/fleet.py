@@ -5,20 +5,20 @@ files are copied from here to the shared folder: `launch` and `stop`. A machine 
 lost.
 """
 
+import contextlib
 import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.connectors.ssh import SSHConnector, Unreachable
+from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts
@@ -26,26 +26,24 @@ from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
-from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
 from .code_archive import pack_code
+from .mirror import Mirror
 from .provision import Provisioner
 from .setup_progress import SetupProgress
 
 logger = logging.getLogger(__name__)
 
-MIRRORED = ("status", "attempts")  # status files are rewritten in place, attempt files are made once
-QUERY_TIMEOUT_SECONDS = 2.0  # for one machine to answer, before the next one is asked
-UNREACHABLE_RETRY_SECONDS = 10.0  # how long a machine that did not answer is asked last
 LIVENESS_QUERY_SECONDS = 2.0  # between two questions to a machine whose status does not change
 FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
 STOP_GRACE_SECONDS = 30.0
+STOP_MACHINES = 3  # to which a stop request is sent at once
+STOP_PUSH_SECONDS = 2.0  # for one of them to take it, before more are asked
+STOPPED_PATIENCE_SECONDS = 10.0  # for the last files of a job that was to stop; its user waits
 # Sends the signal $2 to the process that holds the lock file $1, if any.
 SIGNAL_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true && kill -"$2" "$(cat "$1")"'
-Answer = TypeVar("Answer")
 
 
 class Fleet:
@@ -77,10 +75,9 @@ class Fleet:
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
         self.code_archive = (b"", "")  # the packed code and its hash, made when machines are set up
 
-        self.last_responder = ""  # the machine that answered the last query; it is asked first
-        self.last_query_failure: dict[str, float] = {}  # when each machine last failed to answer a query
-        self.local_sizes: dict[str, int] = {}  # sizes of the mirrored files; empty: not known
-        self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
+        self.mirror = Mirror(folders, self.connectors, self.provisioner.job_folder, self.pool, self._report_bad_answer)
+        self.bad_answers: dict[str, str] = {}  # by machine: how its answer broke a rule
+        self.last_pull_start: float | None = None  # when no agent was at work any more
 
         self.agent_running: dict[str, bool] = {}  # whether an agent runs, as the machine last reported
         self.liveness_asked_at: dict[str, float] = {}
@@ -88,6 +85,7 @@ class Fleet:
         self.unreachable_since: dict[str, float] = {}  # machines whose last liveness query failed
         self.restarting: dict[str, Future[None]] = {}
         self.stop_request_sent = False
+        self.stop_pushes: dict[str, Future[None]] = {}
 
     def _make_connector(self, name: str) -> SSHConnector:
         host = self.hosts[name]
@@ -156,88 +154,75 @@ class Fleet:
             reasons = self.setup_progress.failure_reasons.items()
             raise SetupFailed("; ".join(f"{self.connectors[name].name}: {reason}" for name, reason in reasons))
 
-    # --- mirroring files ------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------------
 
     def pull_files(self) -> None:
-        """Copy what is new in the shared folder to the run folder.
+        """Copy what is new in the shared folder to the run folder, as much as comes within a few seconds.
 
         Raises `Unreachable` when no machine answers, `OSError` when the local disk is full.
         """
-        sizes = self.local_sizes or self._read_local_sizes()
-        new_bytes, result = self._query_any(lambda name: self._fetch_new_bytes(name, sizes))
-        # A full disk may take a part of a write. Forget the sizes until all is written.
-        self.local_sizes = {}
-        shared, now = self.folders.shared, time.monotonic()
-        with locked(self.folders.path / ".home.lock"):
-            for path, data in new_bytes.items():
-                folder = PurePosixPath(path).parts[0]
-                if folder in LOG_FOLDERS:
-                    sizes[path] = _append_bytes(self.folders.path / path, data)
-                elif folder == "attempts":
-                    write_atomic(_make_parent(shared / path), data, durable=False)
-                    sizes[path] = len(data)
-                elif is_valid_json(data) and data != self.last_status.get(path, (b"", 0.0))[0]:
-                    # In place, as the agent writes it: a rename takes ten times as long.
-                    overwrite_in_place(_make_parent(shared / path), data)
-                    self.last_status[path] = data, now
-            if result and is_valid_json(result):
-                write_atomic(shared / RESULT_FILE, result, durable=False)
-        self.local_sizes = sizes
+        self.mirror.pull()
 
-    def _read_local_sizes(self) -> dict[str, int]:
-        """Return the sizes of local files that only grow, or are made once: the offsets from which to copy more."""
-        run_folder = self.folders.path
-        files = [path for folder in LOG_FOLDERS for path in (run_folder / folder).rglob("*") if path.is_file()]
-        sizes = {str(path.relative_to(run_folder)): path.stat().st_size for path in files}
-        attempt_files = (self.folders.shared / "attempts").glob("*.json")
-        return sizes | {f"attempts/{path.name}": path.stat().st_size for path in attempt_files}
+    def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
+        """Copy what the last agent wrote before it ended, as much as comes within a few seconds.
 
-    def _fetch_new_bytes(self, name: str, known_sizes: Mapping[str, int]) -> tuple[dict[str, bytes], bytes]:
-        """Return the new bytes of each file, and the trainers' result when a status says that the job is done."""
-        connector, job_folder = self.connectors[name], self.provisioner.job_folder(name)
-        new_bytes = connector.read_new_bytes(job_folder, (*LOG_FOLDERS, *MIRRORED), known_sizes)
-        is_done = any(
-            (status := parse_status(data)) and status.state == MachineState.DONE
-            for path, data in new_bytes.items()
-            if path.startswith("status/")
-        )
-        return new_bytes, connector.read_from(f"{job_folder}/{RESULT_FILE}", 0) if is_done else b""
-
-    def _query_any(self, query: Callable[[str], Answer]) -> Answer:
-        """Return the answer of the first machine that answers a query within `QUERY_TIMEOUT_SECONDS`.
-
-        Asks one machine after the other: first the one that answered last, at the end those that recently failed.
-        Raises the last `ClusterError` if none answers.
+        Returns whether all is here. After a stop request, or `patience_seconds` after the first call, what is missing
+        stays on the machines. Raises as `pull_files` does.
         """
-        last_error: ClusterError | None = None
         now = time.monotonic()
+        if self.mirror.pull():
+            return True
+        if self.last_pull_start is None:
+            self.last_pull_start = now
+            logger.info("no agent is at work any more; the last files are being copied")
+        if (self.folders.shared / "stop").exists():
+            patience_seconds = min(patience_seconds, STOPPED_PATIENCE_SECONDS)
+        if now < self.last_pull_start + patience_seconds:
+            return False
+        name = self.mirror.last_responder
+        folder = self.provisioner.job_folder(name) if name else self.spec.uid
+        logger.warning("the logs here are not complete; the rest stays on the machines, in %s", folder)
+        return True
 
-        def rank(name: str) -> tuple[bool, bool, int]:
-            failed_recently = now - self.last_query_failure.get(name, -1e9) < UNREACHABLE_RETRY_SECONDS
-            return name != self.last_responder, failed_recently, int(name)
+    def explain_end(self) -> str:
+        """Return why nothing is known about the job when all that its machines sent was dropped, else ""."""
+        return "" if self.mirror.last_status else "; ".join(self.bad_answers.values())
 
-        for name in sorted(self.hosts, key=rank):
-            try:
-                answer = self.pool.submit(query, name).result(QUERY_TIMEOUT_SECONDS)
-                self.last_responder = name
-                return answer
-            except FutureTimeout:
-                last_error = Unreachable(f"{self.connectors[name].name}: does not answer")
-            except ClusterError as error:
-                last_error = error
-            self.last_responder = ""
-            self.last_query_failure[name] = time.monotonic()
-        raise last_error or Unreachable("this job has no machines")
+    def _report_bad_answer(self, name: str, line: str) -> None:
+        """Log once that a machine's answer broke a rule, and note it for `status`."""
+        if name not in self.bad_answers:
+            self.bad_answers[name] = line
+            logger.warning("%s", line)
+            note = line.removeprefix(f"{self.connectors[name].name}: ")
+            with contextlib.suppress(KeyError):  # not set up yet
+                self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
 
     def push_stop_request(self) -> None:
-        """Copy a stop request from the run folder to the machines' shared folder, once."""
+        """Copy a stop request from the run folder to the machines' shared folder, once.
+
+        Goes over connections of its own, to a few more machines with each call until one has it: an answer that is
+        under way does not delay it. Raises `ClusterError` when all of them refuse it.
+        """
         stop_path = self.folders.shared / "stop"
-        if stop_path.exists() and not self.stop_request_sent:
-            content = stop_path.read_bytes()
-            self._query_any(
-                lambda name: self.connectors[name].write(f"{self.provisioner.job_folder(name)}/stop", content)
-            )
-            self.stop_request_sent = True
+        if self.stop_request_sent or not stop_path.exists():
+            return
+        content = stop_path.read_bytes()
+        more_names = [name for name in self.mirror.machine_order() if name not in self.stop_pushes]
+        for name in more_names[:STOP_MACHINES]:
+            self.stop_pushes[name] = self.pool.submit(self._write_stop_request, name, content)
+        with contextlib.suppress(FutureTimeout):
+            for future in as_completed(self.stop_pushes.values(), STOP_PUSH_SECONDS):
+                if not future.exception():
+                    self.stop_request_sent = True
+                    return
+        failed = [name for name, future in self.stop_pushes.items() if future.done()]
+        errors = [self.stop_pushes.pop(name).exception() for name in failed]
+        if errors and not self.stop_pushes:
+            raise errors[-1] or AssertionError("a push that succeeded")
+
+    def _write_stop_request(self, name: str, content: bytes) -> None:
+        with contextlib.closing(self._make_connector(name)) as connector:
+            connector.write(f"{self.provisioner.job_folder(name)}/stop", content)
 
     # --- liveness -------------------------------------------------------------------------------------------------
 
@@ -250,7 +235,10 @@ class Fleet:
         running = [name for name in self._usable_machines() if self.agent_running.get(name, True)]
         if self.is_over():  # the other machines have reported everything; these will learn it by themselves
             running = [name for name in running if name not in self.unreachable_since]
-        return bool(self.restarting and not self.is_over()) or bool(running)
+        are_alive = bool(self.restarting and not self.is_over()) or bool(running)
+        if are_alive:
+            self.last_pull_start = None
+        return are_alive
 
     def is_over(self) -> bool:
         """Whether the job's outcome is decided.
@@ -265,7 +253,9 @@ class Fleet:
     def _has_stopped_by_itself(self) -> bool:
         """Whether an agent of this launch ended as STOPPED more than `STOP_GRACE_SECONDS` ago."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
-        old_statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at < long_ago]
+        old_statuses = [
+            parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
+        ]
         return any(
             status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
             for status in old_statuses
@@ -297,7 +287,7 @@ class Fleet:
                 self.agent_running[name] = query.result()
                 self.unreachable_since.pop(name, None)
         for name in self.hosts:
-            text, changed_at = self.last_status.get(f"status/{name}.json", (b"", 0.0))
+            text, changed_at = self.mirror.last_status.get(f"status/{name}.json", (b"", 0.0))
             is_due = now - self.liveness_asked_at.get(name, 0.0) > LIVENESS_QUERY_SECONDS
             status = parse_status(text)
             if now - changed_at < STATUS_STALE_SECONDS and not (status and status.ended):
@@ -374,16 +364,3 @@ class Fleet:
             thread.start()
         for thread in threads:
             thread.join(1.0)
-
-
-def _append_bytes(path: Path, data: bytes) -> int:
-    """Append to a file and return its new size."""
-    with _make_parent(path).open("ab") as file:
-        file.write(data)
-        return file.tell()
-
-
-def _make_parent(path: Path) -> Path:
-    """Create the path's folder and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

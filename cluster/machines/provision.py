@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.connectors import tmux
+from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import SetupFailed
@@ -71,7 +71,7 @@ class Provisioner:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`."""
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         with timed_step(progress, name, SetupStep.CONNECTED):
-            home = connector.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out.decode()
+            home = untrusted.absolute_path(connector.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
         work = f"{folder}/jobs/{self.spec.uid}"
         progress.update(name, lambda row: replace(row, folder=folder, work=work))
@@ -87,7 +87,8 @@ class Provisioner:
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
             environment = python_env.parse_output(stdout.encode(), connector.name)
-            progress.update(name, lambda row: replace(row, python=environment["python"]))
+            found_python = untrusted.absolute_path(str(environment["python"]).encode())
+            progress.update(name, lambda row: replace(row, python=found_python))
 
     def open_session(self, name: str, shell_line: str = ":") -> None:
         """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
@@ -126,13 +127,21 @@ class Provisioner:
         """
         facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
         max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
-        for name, facts in facts_by_machine.items():
-            has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
-            required_gpus = self.spec.procs if has_gpus else 0
+        has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
+        required_gpus = self.spec.procs if has_gpus else 0
+
+        def judge(name: str) -> None:
+            facts = facts_by_machine[name]
             findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
             if not required_gpus:
                 findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
             self._record_findings(name, findings, facts)
+
+        for name in facts_by_machine:
+            try:
+                judge(name)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                self.setup_progress.set_failure_reason(name, _describe_damage("the checks", error))
         usable = [name for name in facts_by_machine if name not in self.setup_progress.failure_reasons]
         answers = self._probe_machines(usable, "--expect", "all")
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
@@ -171,8 +180,13 @@ class Provisioner:
                 code, text = self.run_logged(name, argv, PROBE_TIMEOUT_SECONDS)
                 if code:
                     raise SetupFailed(f"{self.connectors[name].name}: {(text or 'no output').splitlines()[-1]}")
-                facts: dict[str, Any] = json.loads(text.splitlines()[-1])
-                facts["skew"] = checks.clock_skew(sent_at, time.time(), facts["time"])
+                try:
+                    facts: dict[str, Any] = json.loads(text.splitlines()[-1])
+                    facts["skew"] = checks.clock_skew(sent_at, time.time(), facts["time"])
+                    if "--expect" not in probe_arguments:
+                        facts["gpus"] = [{"name": untrusted.one_line(str(gpu["name"]))} for gpu in facts["gpus"]]
+                except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                    raise SetupFailed(_describe_damage("the checks", error)) from None
                 return facts
 
         return self.run_on_each(names, probe)
@@ -217,7 +231,7 @@ class Provisioner:
         """
         rank0 = names[0]
         rank0_row = self.setup_progress.rows[rank0]
-        port = self.connectors[rank0].run([rank0_row.python, "-c", FREE_PORT_PROGRAM]).out.decode().strip()
+        port = untrusted.port_number(self.connectors[rank0].run([rank0_row.python, "-c", FREE_PORT_PROGRAM]).out)
         arguments = ["--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
         if len(names) > MANY_MACHINES:
             arguments += SHORT_TEST_ARGUMENTS
@@ -241,14 +255,22 @@ class Provisioner:
         last_lines = self.run_on_each(names, measure)
         if rank0 not in last_lines:
             return
-        measurement = json.loads(last_lines[rank0])
+        try:
+            measurement = json.loads(last_lines[rank0])
+            warning = untrusted.one_line(measurement.get("warning") or "")
+            # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
+            names_of_slow_pairs = [
+                [names[int(rank)] for rank in slow_pair.split("-")]
+                for slow_pair in slow_pairs(measurement.get("pairs", {}))
+            ]
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            self.setup_progress.set_failure_reason(rank0, _describe_damage("the network test", error))
+            return
         self.setup_progress.update_record(lambda record: replace(record, network=measurement))
-        if measurement.get("warning"):
+        if warning:
             for name in names:
-                self._add_warning(name, measurement["warning"])
-        # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
-        for slow_pair in slow_pairs(measurement.get("pairs", {})):
-            slow_names = [names[int(rank)] for rank in slow_pair.split("-")]
+                self._add_warning(name, warning)
+        for slow_names in names_of_slow_pairs:
             for name in slow_names:
                 peers = " and ".join(peer for peer in slow_names if peer != name) or "all others"
                 self._add_warning(name, f"slow network to {peers}")
@@ -280,11 +302,16 @@ class Provisioner:
             self.open_session(name, f"{open_window} || exit\n{close_setup} 2>/dev/null; :")
 
 
+def _describe_damage(what: str, error: Exception) -> str:
+    """Return that a machine's answer cannot be used, as the reason of its failure."""
+    return f"its answer to {what} is damaged ({type(error).__name__}: {untrusted.one_line(str(error))})"
+
+
 def _decode_stderr(stderr: bytes) -> str:
-    return " ".join(stderr.decode(errors="replace").split())
+    return untrusted.one_line(stderr)
 
 
 def _error_line(error: Exception, machine_name: str) -> str:
     """Return an error as one line without the machine's name, which is shown before it anyway."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.removeprefix(f"{machine_name}: ")
+    text = str(error) or type(error).__name__
+    return untrusted.one_line(text.removeprefix(f"{machine_name}: "))

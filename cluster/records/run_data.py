@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
 from cluster.state import result as state_result
-from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
+from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
 from train.recipe.history import EpochResult
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_files
@@ -32,7 +32,7 @@ def collect_run_data(job: Job) -> JsonDict:
     """Return what a job has run.
 
     Raises `ClusterError` when the job has not ended, when no epoch was validated, or when the version that trained it
-    was too old.
+    was too old, and `DamagedRecord` for a damaged line of the metrics.
     """
     if not job.has_ended:
         raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
@@ -40,6 +40,8 @@ def collect_run_data(job: Job) -> JsonDict:
     run_folder = job.run_folder
     result = job.result
     assert result  # the job has ended
+    for path in metrics_files(job.path):
+        check_metrics_file(path)  # a record must not leave out what cannot be read
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cluster.backends.base import BilledBackend
-from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, StepPoint, TimelineRow
 from cluster.state.job_result import JobResult
@@ -30,13 +29,8 @@ def collect_facts(job: Job) -> JobFacts:
 
     Raises `ClusterError` when the run folder is damaged.
     """
-    try:
+    with job.report_damaged_files():
         return _collect_facts(job)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ClusterError(
-            f"{job.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-            "restore it, or delete the folder to forget the job"
-        ) from error
 
 
 def _collect_facts(job: Job) -> JobFacts:

@@ -12,6 +12,7 @@ the newer one. What an older attempt still writes or removes is never read again
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from .states import MachineState
 
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
+RESUME_PATH = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+\.pt)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Attempt:
     folder, "" for the beginning. The checkpoint of step `resume_before` cannot be read, so only one of an earlier step
     may be taken; None: there is no such checkpoint. The same members have failed `crash_count` times at step
     `crash_step`. `fault_counts` counts each machine's own failures. `proposer` is the id of the machine that proposed
-    it, and `time` is by the wall clock of that machine (seconds since 1970).
+    it, and `time` is by the wall clock of that machine (seconds since 1970). `token` is the secret by which the ranks
+    know each other.
     """
 
     number: int = 0
@@ -62,6 +65,10 @@ class Attempt:
     fault_counts: dict[str, int] = field(default_factory=dict)
     proposer: str = ""
     time: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not RESUME_PATH.fullmatch(self.resume):
+            raise ValueError(f"resume: {self.resume!r} is not a checkpoint of the shared folder")
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -81,11 +88,24 @@ def attempt_path(shared: Path, number: int) -> Path:
 
 def read_attempt(shared: Path, number: int) -> Attempt | None:
     """Return an attempt by number; None when it does not exist or its file is damaged."""
-    try:
-        attempt = read_record(attempt_path(shared, number), Attempt)
-    except DamagedRecord:
-        return None
-    return attempt if attempt and (attempt.members or attempt.end_state) else None
+    with contextlib.suppress(DamagedRecord):
+        return _read_intact_attempt(shared, number)
+    return None
+
+
+def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
+    """Return an attempt by the number in the name of its file, None without such a file. Raises `DamagedRecord`."""
+    path = attempt_path(shared, number)
+    attempt = read_record(path, Attempt)
+    if attempt and not (attempt.members or attempt.end_state):
+        raise DamagedRecord(f"{path}: it has neither members nor an end state")
+    return attempt and replace(attempt, number=number)
+
+
+def check_attempts(shared: Path) -> None:
+    """Raise `DamagedRecord` when the file of an attempt is damaged. Other functions take it for a missing one."""
+    newest = newest_attempt(shared)
+    _read_intact_attempt(shared, newest.number + 1 if newest else 1)
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:

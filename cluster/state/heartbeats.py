@@ -7,19 +7,20 @@ two machines are never compared.
 """
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median_high
 from typing import Self
 
-from train.tools.records import decode
+from train.tools.filesystem import parse_json, read_file
+from train.tools.records import DamagedRecord, damaged, decode, decode_json
 from train.tools.trainer_reports import Fault, TrainingNumbers
 
 from .states import AgentPhase, MachineState
 
 SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the others
+MAX_STATUS_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +143,27 @@ def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | No
 def parse_status(text: bytes) -> MachineStatus | None:
     """Return the status that a status file holds; None when the file is torn or damaged."""
     try:
-        return decode(MachineStatus, json.loads(text))
+        return decode_json(MachineStatus, text)
+    except DamagedRecord:
+        return None
+
+
+def read_status(path: Path) -> MachineStatus | None:
+    """Return the status in a file; None when there is none, or only a torn one: it is rewritten in place.
+
+    Raises `DamagedRecord` for a file that cannot be read, and for complete JSON that is no status.
+    """
+    try:
+        text = read_file(path, MAX_STATUS_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise damaged(error, path) from error
+    try:
+        data = parse_json(text)
     except ValueError:
         return None
+    return decode(MachineStatus, data, path)
 
 
 class PeerStatuses:
@@ -154,7 +173,7 @@ class PeerStatuses:
         self.status_folder = shared / "status"
         self.machine_names = tuple(machine_names)
         self.launch_id = launch_id
-        self.last_texts: dict[str, str] = {}
+        self.last_texts: dict[str, bytes] = {}
         self.statuses: dict[str, MachineStatus] = {}  # by id; at most one for each machine name
         self.changed_at: dict[str, float] = {}
         # IDs whose status changed while this agent watched. Any other file may be of a machine that died long ago.
@@ -167,11 +186,11 @@ class PeerStatuses:
         """
         for name in self.machine_names:
             with contextlib.suppress(OSError, ValueError):
-                text = (self.status_folder / f"{name}.json").read_text()
+                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
                 if text == self.last_texts.get(name):
                     continue
                 self.last_texts[name] = text
-                status = decode(MachineStatus, json.loads(text))
+                status = decode_json(MachineStatus, text)
                 if status.launch != self.launch_id:
                     continue
                 if status.id in self.statuses:

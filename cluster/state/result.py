@@ -11,7 +11,7 @@ from train.recipe import target
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
-from train.tools.records import decode, encode, read_record
+from train.tools.records import DamagedRecord, decode, encode, read_record
 
 from . import attempts, timeline
 from .job_result import JobResult
@@ -65,7 +65,11 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    measured = read_record(run.folder.shared / RESULT_FILE, TrainResult)
+    try:
+        measured = read_record(run.folder.shared / RESULT_FILE, TrainResult)
+    except DamagedRecord as error:  # the machines wrote it: it must not keep the job from its end
+        measured = None
+        end_reason, end_state = f"the result of the trainers is damaged: {error}", JobState.FAILED
     if measured:
         state, reason = JobState.DONE, ""
         usage_errors = check_image_usage(run.folder, measured.epochs) if run.spec.train.log_ids else None

@@ -13,7 +13,7 @@ from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, supervisor_records, timeline
-from .heartbeats import MachineStatus, find_slowest_rank
+from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
 from .run_folder import Run, RunFolder, stop_reason
 from .states import AgentPhase, JobState, MachineState, SetupStep
@@ -116,7 +116,7 @@ class MachineRow:
 
 def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatus | None:
     """Return the last status of a machine's agent in the last launch, None before its first."""
-    status = read_record(run_folder.status_path(machine), MachineStatus)
+    status = read_status(run_folder.status_path(machine))
     return status if status and status.launch == run_folder.launch_id else None
 
 

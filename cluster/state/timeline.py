@@ -8,10 +8,10 @@ from train.metrics.records import StepRow, read_metrics_file
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
-from train.tools.records import DamagedRecord, decode, read_record
+from train.tools.records import DamagedRecord, decode
 
 from . import attempts
-from .heartbeats import MachineStatus
+from .heartbeats import read_status
 from .run_folder import RunFolder, agent_log_path
 from .states import AttemptReason, MachineState, SetupStep
 
@@ -154,7 +154,7 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
     """
     changes = [(change.state, change.time) for change in _read_state_log(run_folder, machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
-        status = read_record(run_folder.status_path(machine), MachineStatus)
+        status = read_status(run_folder.status_path(machine))
         changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 

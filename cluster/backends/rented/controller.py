@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 HOSTS_FILE = "hosts.json"  # how to reach the machines, for other commands
 CLOUD_POLL_SECONDS = 10.0  # between two questions to the cloud; one covers all machines of the job
 SETUP_ATTEMPTS = 3
+LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are billed meanwhile
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
@@ -283,7 +284,8 @@ class RentedJobController(Generic[MachineT]):
             fleet.push_stop_request()
             fleet.pull_files()
             if not fleet.agents_alive() and not self._is_renting:
-                fleet.pull_files()  # what the last agent wrote just before it ended
+                if not fleet.pull_last_files(LAST_FILES_SECONDS):
+                    return True
                 if (self.run_folder.shared / RESULT_FILE).exists():
                     final_checkpoint.download_final_checkpoint(
                         fleet, self.provider, self.live_machines, self.set_activity

@@ -40,12 +40,12 @@ def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) ->
         "metrics/000001.jsonl",
         "logs/000001/rank-0.log",
         "logs/empty",
-        "logs/ä b\n",
     ]
-    for name in [*synced_names, "checkpoints/000001/step-1.pt", "logs/.temp", "result.json"]:
+    other_names = ["checkpoints/000001/step-1.pt", "logs/.temp", "logs/ä b\n", "logs/-n", "result.json"]
+    for name in [*synced_names, *other_names]:
         (shared / name).parent.mkdir(parents=True, exist_ok=True)
         (shared / name).write_bytes(b"" if name == "logs/empty" else os.urandom(100))
-    assert pull_logs(Connector(), str(shared), run_folder) == 400
+    assert pull_logs(Connector(), str(shared), run_folder) == 300
     copied = {str(p.relative_to(run_folder)) for p in run_folder.rglob("*") if p.is_file() and p.name[0] != "."}
     assert copied == set(synced_names)
     assert all((run_folder / name).read_bytes() == (shared / name).read_bytes() for name in synced_names)

@@ -3,8 +3,11 @@
 A shell script stands for Python on the machines.
 """
 
+import contextlib
 import json
+import logging
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -16,14 +19,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.lying_machine import lie_about, lying
+from support.slow_link import SlowLink
 from support.ssh_machines import Testbed, command_line
 from support.waiting import wait_for
 
 from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
+from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
+from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
+from cluster.machines.mirror import Question
 
 NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
@@ -152,12 +160,12 @@ def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: 
     job.fleet.pull_files()
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
 
-    def write_part(path: Path, data: bytes) -> int:
+    def write_part(folder: ArrivalFolder, path: str, offset: int, data: bytes) -> int:
         copy.write_bytes(data[:3])
-        raise OSError(28, "No space left on device", str(path))
+        raise OSError(28, "No space left on device", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_append_bytes", write_part)
+        patch.setattr(ArrivalFolder, "append", write_part)
         with pytest.raises(OSError, match="No space"):
             job.fleet.pull_files()
     job.fleet.pull_files()
@@ -170,14 +178,12 @@ def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     first.unplug()
     (job.shared / "logs" / "a.log").write_text("one\n")
     job.fleet.pull_files()
-    assert copy.read_text() == "one\n" and job.fleet.last_responder == "1"
+    assert copy.read_text() == "one\n" and job.fleet.mirror.last_responder == "1"
     first.plug()
     second.freeze()
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
     job.pull_until(lambda: copy.read_text() == "one\ntwo\n")
-    queried_machines: list[str] = []
-    job.fleet._query_any(queried_machines.append)
-    assert queried_machines == ["0"], "the machine that answered last is asked first, so the frozen one causes no delay"
+    assert job.fleet.mirror.machine_order() == ["0", "1"], "the frozen machine causes no further delay"
 
 
 def test_pull_files_copies_new_line_with_next_call(job: RunningJob) -> None:
@@ -310,8 +316,182 @@ def test_has_stopped_by_itself_needs_old_status_of_this_launch(status: Any, is_o
     status = {"id": "0.a", **status}
     long_ago = time.monotonic() - 60
     fleet = SimpleNamespace(
-        folders=SimpleNamespace(launch_id="now"), last_status={"status/0.json": (json.dumps(status).encode(), long_ago)}
+        folders=SimpleNamespace(launch_id="now"),
+        mirror=SimpleNamespace(last_status={"status/0.json": (json.dumps(status).encode(), long_ago)}),
     )
     assert Fleet._has_stopped_by_itself(fleet) is is_over  # type: ignore[arg-type]
-    fleet.last_status["status/0.json"] = (json.dumps(status).encode(), time.monotonic())
+    fleet.mirror.last_status["status/0.json"] = (json.dumps(status).encode(), time.monotonic())
     assert Fleet._has_stopped_by_itself(fleet) is False  # type: ignore[arg-type]
+
+
+# --- machines that lie -----------------------------------------------------------------------------------------------
+
+LIES = [
+    "attempts/{up}/authorized_keys",
+    "attempts/../../../authorized_keys",
+    "attempts/1.json",
+    "logs/{up}/bashrc",
+    "logs/./a.log",
+    "logs//a.log",
+    "logs/-rf",
+    "logs/.bashrc",
+    "logs",
+    "/{up}/absolute.json",
+    "{victim}/absolute.json",
+    "status/../../../job.json",
+    "status/7.json",
+    "job.json",
+    "checkpoints/000001/step-1.pt",
+    "machine/shared/stop",
+    "events/a\0b",
+    "logs/" + 60 * "long",
+]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files in a folder, without locks and the record of the set-up."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name not in (".home.lock", "machines.json")}
+
+
+def test_pull_files_drops_answers_with_foreign_paths(
+    job: RunningJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cluster"), "propagate", True)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "bashrc").write_text("mine\n")
+    up = "../" * 20 + str(victim).lstrip("/")
+    fleet = job.fleet
+    run_folder = fleet.folders.path
+    (job.shared / "logs" / "a.log").write_text("one\n")
+    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+        before = contents(run_folder)
+        for path in LIES:
+            lie = lie_about(path.format(up=up, victim=victim))
+            lie_of_first.write_bytes(lie)
+            lie_of_second.write_bytes(lie)
+            fleet.pull_files()
+            assert fleet.agents_alive()
+            assert contents(run_folder) == before, path
+            assert contents(victim) == {"bashrc": b"mine\n"}, path
+    messages = [record.getMessage() for record in caplog.records if "its answer was dropped" in record.getMessage()]
+    assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"]
+    assert all("\n" not in message and "names the file" in message for message in messages)
+    assert fleet.explain_end() == "", "statuses came before the lies"
+    fleet.mirror.last_status.clear()
+    assert fleet.explain_end() == "; ".join(messages)
+    for name in ("0", "1"):
+        assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
+    copy = run_folder / "logs" / "a.log"
+    job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
+
+
+def test_pull_files_uses_honest_machine_beside_liar(job: RunningJob) -> None:
+    copy = job.fleet.folders.path / "logs" / "a.log"
+    with lying(job.bed.machines[0]) as lie:
+        lie.write_bytes(lie_about("../../evil"))
+        (job.shared / "logs" / "a.log").write_text("one\n")
+        job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
+        assert job.fleet.mirror.last_responder == "1"
+
+
+def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:
+    def peak_bytes() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+        lie_of_first.write_bytes(b"1000000000")
+        lie_of_second.write_bytes(b"1000000000")
+        before = peak_bytes()
+        for _ in range(5):
+            job.fleet.pull_files()
+        assert peak_bytes() - before < 100_000_000
+        assert job.fleet.agents_alive()
+
+
+def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> None:
+    fleet = job.new_fleet("job-2")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (fleet.folders.path / "logs").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link or not a regular file; remove it"):
+        fleet.pull_files()
+    assert not list(victim.iterdir())
+    (fleet.folders.path / "logs").unlink()
+    fleet.pull_files()
+    assert (fleet.folders.path / "logs").is_dir()
+
+
+# --- slow links ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_fleet(job: RunningJob) -> Iterator[tuple[Fleet, SlowLink]]:
+    """Another supervisor's view of the job, over links of 8 Mbit/s, and the link to machine 0."""
+    with contextlib.ExitStack() as stack:
+        links = [stack.enter_context(SlowLink((machine.address, machine.port), 1e6)) for machine in job.bed.machines]
+        hosts = job.hosts["machines"]
+        slow_hosts = [
+            {**host, "host": link.address, "port": link.port} for host, link in zip(hosts, links, strict=True)
+        ]
+        job.hosts = {**job.hosts, "machines": slow_hosts}
+        rows = {name: {"work": row.work} for name, row in job.fleet.setup_progress.rows.items()}
+        fleet = job.new_fleet("job-2", is_adopted=True, machines=rows)
+        job.fleets.remove(fleet)
+        yield fleet, links[0]
+        fleet.close()
+
+
+def test_pull_files_over_slow_link_carries_each_byte_once(job: RunningJob, slow_fleet: tuple[Fleet, SlowLink]) -> None:
+    fleet, link = slow_fleet
+    fleet.pull_files()
+    backlog = os.urandom(5_000_000)
+    (job.shared / "logs" / "gathered.log").write_bytes(backlog)
+    copy, start, carried = fleet.folders.path / "logs" / "gathered.log", time.monotonic(), link.carried_bytes
+    job.pull_until(lambda: copy.exists() and copy.stat().st_size == len(backlog), fleet=fleet)
+    assert copy.read_bytes() == backlog
+    assert link.carried_bytes - carried < 1.2 * len(backlog)
+    assert time.monotonic() - start < 2.5 * len(backlog) / link.bytes_per_second
+    assert fleet.folders.status_path("0").exists(), "statuses come before the backlog"
+
+
+def test_push_stop_request_passes_backlog_on_slow_link(
+    job: RunningJob, slow_fleet: tuple[Fleet, SlowLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "PULL_SECONDS", 0.5)
+    fleet, _ = slow_fleet
+    (job.shared / "logs" / "gathered.log").write_bytes(os.urandom(30_000_000))
+    fleet.pull_files()
+    (fleet.folders.shared / "stop").write_text("{}")
+    start = time.monotonic()
+    while not (job.shared / "stop").exists():
+        fleet.push_stop_request()
+        fleet.pull_files()
+    assert time.monotonic() - start < 8
+    job.pull_until(lambda: not fleet.agents_alive(), fleet=fleet)
+    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 30_000_000
+    assert not fleet.pull_last_files(), "more is on the machine"
+    fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
+    assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
+
+
+def test_pull_files_silent_machine_is_asked_once(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = job.bed.machines
+    fleet, asked = job.fleet, list[str]()
+    fetch = fleet.mirror._fetch
+
+    def count(question: Question) -> Any:
+        asked.append(question.name)
+        return fetch(question)
+
+    monkeypatch.setattr(fleet.mirror, "_fetch", count)
+    fleet.mirror.last_responder = "0"
+    first.freeze()
+    for _ in range(5):
+        fleet.pull_files()
+    assert asked.count("0") == 1 and asked.count("1") >= 5
+    first.thaw()
+    second.unplug()
+    (job.shared / "logs" / "a.log").write_text("one\n")
+    job.pull_until(lambda: (fleet.folders.path / "logs" / "a.log").exists())

@@ -41,7 +41,7 @@ def data_root(data: Data, override: Path | None) -> Path:
 
 def copies_root(images_root: Path, override: Path | None) -> Path:
     """Return the folder of the prepared copies of a data folder: `override`, or the data folder's name with -sz."""
-    return override.expanduser() if override else images_root.with_name(images_root.name + "-sz")
+    return override.expanduser() if override else images_root.parent / f"{images_root.name}-sz"
 
 
 def open_dataset(

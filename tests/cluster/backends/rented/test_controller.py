@@ -28,6 +28,9 @@ class FakeFleet:
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.calls.append(name)  # any other method returns None: no agent is alive
 
+    def pull_last_files(self, patience_seconds: float) -> bool:
+        return True
+
     def dead_machines(self) -> list[str]:
         return []
 

@@ -1,0 +1,221 @@
+"""Copies the small files of a job's shared folder to the run folder, through whichever machine answers.
+
+One question at most is under way to each machine, and its answer is used whenever it comes: a slow link carries each
+byte once. A machine is passed over when it is silent, not when its answer takes long. A question asks for as much as
+the link brings in about a second.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from cluster.connectors.ssh import SSHConnector, Unreachable
+from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes
+from cluster.errors import ClusterError
+from cluster.state.heartbeats import parse_status
+from cluster.state.run_folder import RunFolder
+from cluster.state.states import MachineState
+from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
+from train.tools.filesystem import is_valid_json, locked
+
+logger = logging.getLogger(__name__)
+
+SILENCE_SECONDS = 2.0  # of a machine, before the next one is asked
+ANSWER_POLL_SECONDS = 0.05
+PULL_SECONDS = 2.0  # for how long one call goes on asking while there is more
+UNREACHABLE_RETRY_SECONDS = 10.0  # how long a machine that did not answer is asked last
+FIRST_QUESTION_BYTES = 1 << 18
+MIN_QUESTION_BYTES = 1 << 17  # holds the largest attempt file
+MAX_QUESTION_BYTES = 1 << 24
+FAST_ANSWER_SECONDS = 1.0  # a faster answer doubles the size of the next question
+SLOW_ANSWER_SECONDS = 2.0  # a slower one halves it
+
+
+@dataclass
+class Question:
+    """A question that is under way to a machine. `limit` is the number of bytes that it asks for.
+
+    The answer continues files at `known_sizes`. Times are of a monotonic clock.
+    """
+
+    name: str
+    known_sizes: Mapping[str, int]
+    limit: int
+    asked_at: float = field(default_factory=time.monotonic)
+    last_heard: float = 0.0
+    answered_at: float = 0.0
+
+    def heard(self) -> None:
+        """Note that a part of the answer has come."""
+        self.last_heard = time.monotonic()
+
+
+class Mirror:
+    """The copies of one job's files. `connectors` may be replaced meanwhile; `job_folder` is their folder by machine.
+
+    `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
+    """
+
+    def __init__(
+        self,
+        folders: RunFolder,
+        connectors: Mapping[str, SSHConnector],
+        job_folder: Callable[[str], str],
+        pool: ThreadPoolExecutor,
+        report_bad_answer: Callable[[str, str], None],
+    ) -> None:
+        self.folders = folders
+        self.connectors = connectors
+        self.job_folder = job_folder
+        self.pool = pool
+        self.report_bad_answer = report_bad_answer
+        self.shared_path = str(folders.shared.relative_to(folders.path))
+        self.arrivals = ArrivalFolder(folders.path)
+
+        self.last_responder = ""  # the machine that answered last; it is asked first
+        self.last_failure: dict[str, float] = {}  # when each machine last failed to answer
+        self.questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = {}
+        self.question_bytes: dict[str, int] = {}
+        self.local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
+        self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
+        self.last_status_asked_at = 0.0
+
+    def pull(self) -> bool:
+        """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
+
+        Raises `Unreachable` when no machine answers, `OSError` when the local disk is full or a link is in the way. An
+        answer that breaks a rule is dropped and reported.
+        """
+        start = time.monotonic()
+        while True:
+            answer = self._next_answer()
+            if answer is None:
+                return True
+            question, new_bytes, result = answer
+            self._write(question, new_bytes, result)
+            if new_bytes.is_complete and question.asked_at >= start:
+                return True
+            self._adapt_size(question, new_bytes.is_complete)
+            if time.monotonic() > start + PULL_SECONDS:
+                if not new_bytes.is_complete:
+                    self._ask(question.name)  # the link has work until the next call
+                return False
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def machine_order(self) -> list[str]:
+        """The machines in the order in which to ask: first the one that answered last, at the end those that failed."""
+        now = time.monotonic()
+
+        def rank(name: str) -> tuple[bool, bool, int]:
+            failed_recently = now - self.last_failure.get(name, -math.inf) < UNREACHABLE_RETRY_SECONDS
+            return name != self.last_responder, failed_recently, int(name)
+
+        return sorted(self.connectors, key=rank)
+
+    def note_failure(self, name: str) -> None:
+        """Ask a machine last for a while."""
+        self.last_failure[name] = time.monotonic()
+        if self.last_responder == name:
+            self.last_responder = ""
+
+    def _next_answer(self) -> tuple[Question, NewBytes, bytes] | None:
+        """Return the next answer of any machine; None when those that answered broke a rule.
+
+        Asks one machine after the other, the next one when the one before is silent. Raises the last `ClusterError` if
+        none answers.
+        """
+        last_error: ClusterError | None = None
+        was_answer_bad = False
+        for name in self.machine_order():
+            self._ask(name)
+            start = time.monotonic()
+            while name in self.questions:
+                question, _ = self.questions[name]
+                quiet_since = max(start, question.last_heard)
+                futures = [future for _, future in self.questions.values()]
+                wait(futures, ANSWER_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for answered, future in [entry for entry in self.questions.values() if entry[1].done()]:
+                    del self.questions[answered.name]
+                    try:
+                        new_bytes, result = future.result()
+                        self.last_responder = answered.name
+                        return answered, new_bytes, result
+                    except BadAnswer as error:
+                        was_answer_bad = True
+                        self.report_bad_answer(answered.name, str(error))
+                    except ClusterError as error:
+                        last_error = error
+                    self.note_failure(answered.name)
+                if time.monotonic() - quiet_since > SILENCE_SECONDS:
+                    last_error = Unreachable(f"{self.connectors[name].name}: does not answer")
+                    self.note_failure(name)
+                    break
+        if was_answer_bad:
+            return None
+        raise last_error or Unreachable("this job has no machines")
+
+    def _ask(self, name: str) -> None:
+        """Ask a machine for what is new, unless a question to it is under way."""
+        if name in self.questions:
+            return
+        if self.local_sizes is None:
+            self.local_sizes = self._read_local_sizes()
+        question = Question(name, dict(self.local_sizes), self.question_bytes.get(name, FIRST_QUESTION_BYTES))
+        self.questions[name] = question, self.pool.submit(self._fetch, question)
+
+    def _fetch(self, question: Question) -> tuple[NewBytes, bytes]:
+        """Return the answer, and the trainers' result when a status says that the job is done."""
+        connector, job_folder = self.connectors[question.name], self.job_folder(question.name)
+        new_bytes = connector.read_new_bytes(
+            job_folder, tuple(self.connectors), question.known_sizes, question.limit, question.heard
+        )
+        question.answered_at = time.monotonic()
+        is_done = any(
+            (status := parse_status(data)) and status.state == MachineState.DONE
+            for path, data in new_bytes.contents.items()
+            if path.startswith("status/")
+        )
+        return new_bytes, connector.read_from(f"{job_folder}/{RESULT_FILE}", 0) if is_done else b""
+
+    def _adapt_size(self, question: Question, is_complete: bool) -> None:
+        seconds = question.answered_at - question.asked_at
+        if seconds < FAST_ANSWER_SECONDS and not is_complete:
+            self.question_bytes[question.name] = min(2 * question.limit, MAX_QUESTION_BYTES)
+        elif seconds > SLOW_ANSWER_SECONDS:
+            self.question_bytes[question.name] = max(question.limit // 2, MIN_QUESTION_BYTES)
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def _read_local_sizes(self) -> dict[str, int]:
+        """Return the sizes of local files that only grow, or are made once: the offsets from which to copy more."""
+        attempt_files = ArrivalFolder(self.folders.shared).sizes(["attempts"])
+        return self.arrivals.sizes(LOG_FOLDERS) | attempt_files
+
+    def _write(self, question: Question, new_bytes: NewBytes, result: bytes) -> None:
+        """Write an answer into the run folder. One that was asked for earlier than the last brings no statuses."""
+        sizes = self.local_sizes or {}
+        self.local_sizes = None  # a full disk may take a part of a write: the sizes are read again then
+        is_newest = question.asked_at > self.last_status_asked_at
+        now = time.monotonic()
+        self.arrivals.require_space(sum(map(len, new_bytes.contents.values())))
+        with locked(self.folders.path / ".home.lock"):
+            for path, data in new_bytes.contents.items():
+                if path.startswith(LOG_FOLDERS):
+                    sizes[path] = self.arrivals.append(path, question.known_sizes.get(path, 0), data)
+                elif path.startswith("attempts"):
+                    self._create(path, data)
+                    sizes[path] = len(data)
+                elif is_newest and is_valid_json(data) and data != self.last_status.get(path, (b"", 0.0))[0]:
+                    self.arrivals.overwrite(f"{self.shared_path}/{path}", data)
+                    self.last_status[path] = data, now
+            if result and is_valid_json(result):
+                self._create(RESULT_FILE, result)
+        self.last_status_asked_at = max(question.asked_at, self.last_status_asked_at)
+        self.local_sizes = sizes
+
+    def _create(self, path: str, data: bytes) -> None:
+        self.arrivals.create(f"{self.shared_path}/{path}", lambda file: file.write(data))
