@@ -32,7 +32,7 @@ from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.tools.filesystem import locked
 
-COMMANDS_PER_KIND = 4000
+COMMANDS_PER_KIND = 1500
 MAX_SECONDS = 10
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
@@ -266,6 +266,7 @@ def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.Mo
         raise ClusterError("no job is started here")
 
     monkeypatch.setattr(Job, "start", refuse)
+    monkeypatch.setattr("cluster.jobs.job.AGENT_START_SECONDS", 0)  # a job without a status is not booting
     monkeypatch.setattr(Job, "_ensure_supervisor", refuse)
     monkeypatch.setenv("IMGNET_RUNS", str(folder.parent))
     for name in ("TMUX_TMPDIR", "HOME"):
