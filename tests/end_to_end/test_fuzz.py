@@ -32,7 +32,7 @@ from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.tools.filesystem import locked
 
-COMMANDS_PER_KIND = 1500
+COMMANDS_PER_KIND = 4000
 MAX_SECONDS = 10
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
