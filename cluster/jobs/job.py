@@ -27,7 +27,7 @@ from train.metrics.hparams import flat_settings
 from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
-from train.tools.filesystem import locked, to_json_bytes, write_atomic
+from train.tools.filesystem import NO_FILE_ERRORS, locked, to_json_bytes, write_atomic
 from train.tools.process import command_line
 from train.tools.records import DamagedRecord, damaged, read_record
 
@@ -196,6 +196,10 @@ class JobReader:
             yield
         except DamagedRecord as error:
             raise self._damage(error) from error
+        except OSError as error:
+            if error.errno in NO_FILE_ERRORS:
+                raise self._damage(damaged(error)) from error
+            raise
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
