@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes benchmarks/.venv, the environment of the peers of data/loader.py: FFCV, PIL with torch's DataLoader, and
-# imgnet-cluster itself (editable), all with the torch of pyproject.toml.
+# Makes benchmarks/.venv, the environment of what is compared with: the checkers and libraries of tests/peers and
+# tests/cluster/records; and the peers of data/loader.py: FFCV, PIL with torch's DataLoader, and imgnet-cluster itself
+# (editable). All have the torch of constraints.txt.
 #
 #     sh benchmarks/peers.sh          # two minutes the first time, seconds when everything is installed
 #
@@ -13,11 +14,16 @@ debian="g++ pkg-config libopencv-dev libturbojpeg0-dev"
 builders="setuptools==84.2.1 wheel==0.48.0"
 ffcv_imports="numba==0.68.1 opencv-python-headless==5.0.0.93 psutil==7.2.2 tqdm==4.70.1 assertpy==1.1 fastargs==1.2.0 terminaltables==3.1.10"
 ffcv="ffcv==1.0.2"
+# What tests compare with. torchvision comes without its dependencies: for CPUs, tests/peers do without its operators.
+torchvision="torchvision==0.28.0"
+tested="mlperf-logging==4.1.68 pandas==3.1.1 pytest timm==1.0.31"
+dawnbench_url=https://raw.githubusercontent.com/stanford-futuredata/dawn-bench-entries/fb27b82/tests/test_submissions.py
+dawnbench_sha256=c0f7b846df0ae0569065a77d40f3ae3b830d1bfd38fffcc7a0d8757b9d3115de
 check='import cv2, numba, ffcv, torch, train; from ffcv.loader import Loader; from ffcv.fields import decoders'
 
 here=$(cd "$(dirname "$0")" && pwd)
 venv="$here/.venv"
-wanted="$debian $builders $ffcv_imports $ffcv $(cksum <"$here/../pyproject.toml")"
+wanted="$debian $builders $ffcv_imports $ffcv $tested $torchvision $(cksum <"$here/../pyproject.toml")"
 
 fail() {
     echo "error: $1" >&2
@@ -35,25 +41,48 @@ python=${PYTHON:-python3}
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -e "$include/Python.h" ] || debian="$debian python3-dev"
 
-missing=
-for package in $debian; do
-    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
-done
-if [ -n "$missing" ]; then
-    sudo=
-    [ "$(id -u)" = 0 ] || sudo="sudo -n"
-    command -v apt-get >/dev/null && $sudo true 2>/dev/null || fail "please install$missing (Debian: sudo apt-get install$missing), then run this script again"
-    echo "Debian packages:$missing"
-    $sudo apt-get update -qq || fail "apt-get update failed; is there a network?"
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || fail "apt-get install$missing failed"
-fi
+install_debian() {
+    missing=
+    for package in $debian; do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+    done
+    if [ -n "$missing" ]; then
+        sudo=
+        [ "$(id -u)" = 0 ] || sudo="sudo -n"
+        command -v apt-get >/dev/null && $sudo true 2>/dev/null || fail "please install$missing (Debian: sudo apt-get install$missing), then run this script again"
+        echo "Debian packages:$missing"
+        $sudo apt-get update -qq || fail "apt-get update failed; is there a network?"
+        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || fail "apt-get install$missing failed"
+    fi
+}
 
+# What tests compare with needs neither a compiler nor Debian's packages, so it comes first.
+"$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() {
     echo "pip install $*"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" || fail "pip install $* failed; its messages are above"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$here/../constraints.txt" "$@" ||
+        fail "pip install $* failed; its messages are above"
 }
+if [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ]; then # as in tools.sh: no CUDA without a GPU
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --retries 0 --timeout 15 \
+        --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' "$here/../constraints.txt")+cpu" \
+        2>/dev/null || true
+fi
 pip --editable "$here/.."
+pip --no-deps "$torchvision"
+pip $tested
+mkdir -p "$venv/dawnbench"
+"$venv/bin/python" - "$dawnbench_url" "$venv/dawnbench/test_submissions.py" $dawnbench_sha256 2>/dev/null <<'END' ||
+import hashlib, pathlib, sys, urllib.request
+url, path, sha256 = sys.argv[1:]
+content = urllib.request.urlopen(url, timeout=15).read()
+assert hashlib.sha256(content).hexdigest() == sha256
+pathlib.Path(path).write_bytes(content)
+END
+    echo "DAWNBench's tests could not be fetched from GitHub; the test that runs them is skipped" >&2
+
+install_debian
 pip $builders $ffcv_imports
 pip --no-deps --no-build-isolation "$ffcv"
 "$venv/bin/python" -c "$check" || fail "the peers are installed but cannot be imported; remove $venv and run this script again"

@@ -8,7 +8,7 @@ job.scalars("val/top1")
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import jobs
@@ -32,7 +32,7 @@ def _import_packages_of_this_project() -> None:
 _import_packages_of_this_project()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import `jobs` at its first use, so that `imgnet-cluster --help` does not wait for it."""
     if name in __all__:
         module = import_module(".jobs", __name__)

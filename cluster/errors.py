@@ -26,8 +26,8 @@ class SetupFailed(ClusterError):
     """Machines that a job needs cannot be used. The text names them and says why."""
 
 
-class AwsNotConfigured(ClusterError):
-    """AWS cannot be used from here: there are no credentials, or no region is set."""
+class NoCloudAccess(ClusterError):
+    """A cloud cannot be used from here: there are no credentials, or no region is set."""
 
 
 class NoSuchJob(ClusterError):

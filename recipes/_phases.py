@@ -8,7 +8,11 @@ from train.recipe import Phase
 
 
 def step_decay_phases(
-    first_lr: float, first_epoch: int, drop_epochs: Sequence[int], last_epoch: int, **common_fields: Any
+    first_lr: float,
+    first_epoch: int,
+    drop_epochs: Sequence[int],
+    last_epoch: int,
+    **common_fields: Any,  # Any: the fields of a phase
 ) -> list[Phase]:
     """Return the phases from `first_epoch` to `last_epoch`, end excluded.
 

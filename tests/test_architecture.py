@@ -39,6 +39,7 @@ LONG_MODULE_LINES = 500
 # imports the other.
 LAYERS = """
 train.tools
+infra.costs infra.errors infra.rented_machine
 infra.aws
 infra.aws.market infra.aws.stack
 infra.aws.instances
@@ -59,7 +60,8 @@ cluster.connectors
 cluster.state
 cluster.agent cluster.machines
 cluster.backends
-cluster.backends.aws cluster.backends.slurm
+cluster.backends.rented cluster.backends.slurm
+cluster.backends.aws
 cluster.planning
 cluster.jobs
 cluster.plots cluster.records
@@ -223,7 +225,6 @@ THIRD_PARTY = {
     "matplotlib": ["cluster.plots", "cluster.report"],
     "jinja2": ["cluster.report"],
     "packaging": [],  # cluster.machines.python_env imports it by name, or pip's own copy
-    "infra": ["infra", "cluster.backends"],
 }
 
 
@@ -231,6 +232,13 @@ THIRD_PARTY = {
 def test_third_party_package_is_imported_only_where_it_belongs(package: str, allowed: list[str]) -> None:
     modules = {name for folder in allowed for name in modules_in(folder)}
     assert {name for name in MODULES if package in top_levels(name)} <= modules
+
+
+@pytest.mark.parametrize("name", modules_in("cluster"))
+def test_cloud_is_known_to_its_own_backend_only(name: str) -> None:
+    """Others ask for a capability; cluster/backends/catalog.py names the modules of a cloud as text."""
+    of_aws = {module for module in imports(name) if f"{module}.".startswith(("infra.aws.", "cluster.backends.aws."))}
+    assert not of_aws or name.startswith("cluster.backends.aws")
 
 
 @pytest.mark.parametrize("name", [*modules_in("cluster"), *modules_in("recipes")])

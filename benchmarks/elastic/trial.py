@@ -27,7 +27,6 @@ from train.tools import process
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 DEADLINE_SECONDS = 180.0  # a trial takes a sixth of this
-BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Trial:
@@ -324,10 +323,7 @@ def is_trainer(pid: int) -> bool:
 
 
 def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
-    """Return the weights and momentum buffers that differ in any bit between two checkpoints, one line each.
-
-    Batch-norm statistics are not compared: each process has its own.
-    """
+    """Return the weights, batch-norm statistics and momenta that differ in any bit, one line each."""
     import torch
 
     from train.tools import checkpoint_io
@@ -337,11 +333,7 @@ def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
     differences = []
     if (state["epoch"], state["step"]) != (other["epoch"], other["step"]):
         differences.append("another last step")
-    pairs = {
-        name: (state["model"][name], value)
-        for name, value in other["model"].items()
-        if not name.endswith(BATCH_NORM_STATISTICS)
-    }
+    pairs = {name: (state["model"][name], value) for name, value in other["model"].items()}
     for number, buffers in other["optimizer"]["state"].items():
         own_buffers = state["optimizer"]["state"][number]
         pairs[f"momentum {number}"] = own_buffers["momentum_buffer"], buffers["momentum_buffer"]

@@ -46,8 +46,9 @@ from benchmarks.launch.local import (
 )
 from benchmarks.launch.stub import StubDelays
 from benchmarks.measure import write_section
-from cluster.backends.aws import controller
 from cluster.backends.aws.backend import AwsBackend
+from cluster.backends.aws.instances import JobInstances
+from cluster.backends.rented import controller
 from cluster.machines.fleet import Fleet
 from cluster.state.run_folder import Run
 from infra.aws.journal import Journal
@@ -226,7 +227,9 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
     controller.Fleet = ProvisionedFleet  # type: ignore[attr-defined]
     aws_backend.poll()  # finds the machines
     job = aws_backend.controller
-    assert len(job.live_instances) == count
+    provider = job.provider
+    assert isinstance(provider, JobInstances)
+    assert len(job.live_machines) == count
 
     def watch() -> None:
         deadline = time.monotonic() + WATCH_SECONDS
@@ -236,15 +239,15 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
             time.sleep(POLL_SECONDS)
 
     def ask_for_each_machine() -> None:
-        for instance in job.live_instances.values():
-            job.job_instances.account.ec2.describe_instances(InstanceIds=[instance.id])
+        for instance in job.live_machines.values():
+            provider.account.ec2.describe_instances(InstanceIds=[instance.id])
 
     calls_by_activity["watching"] = cloud.count_calls(watch)
     listing_seconds: list[float] = []
     loop_seconds: list[float] = []
     loop_calls = CallCounts()
     for _ in range(calls_by_activity["watching"]["DescribeInstances"]):  # both in turn
-        listing_seconds.append(seconds_of(job.job_instances.list_instances))
+        listing_seconds.append(seconds_of(provider.list_machines))
         loop_calls += cloud.count_calls(lambda: loop_seconds.append(seconds_of(ask_for_each_machine)))
     calls_by_activity["`down`"] = cloud.count_calls(lambda: cloud.terminate(run_path))
     calls_by_activity["watching, one call per machine"] = loop_calls

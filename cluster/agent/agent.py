@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import time
 import traceback
@@ -28,7 +27,7 @@ from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
 from cluster.state.run_folder import RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
-from train.tools import process
+from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.trainer_reports import Fault
 
@@ -36,8 +35,9 @@ from . import tmux_windows
 from .attempt_state import AttemptState
 from .data import DataPreparationError, prepare_data
 from .ending import EndConditions, JobFinished
-from .status_writer import StatusWriter
-from .trainers import Trainers, make_temp_folder
+from .status_writer import StatusWriter, continue_clock
+from .temp_folder import TempFolder
+from .trainers import Trainers
 from .watchdog import Watchdog
 
 TICK_SECONDS = 0.1
@@ -59,8 +59,9 @@ class Agent:
         self.spec = JobSpec.from_json(json.loads((shared / "job.json").read_text())).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
-        self.temp_folder = make_temp_folder()
-        self.trainers = Trainers(self.spec, shared, work, self.temp_folder)
+        continue_clock(shared, machine)
+        self.temp_folder = TempFolder()
+        self.trainers = Trainers(self.spec, shared, work, self.temp_folder.path)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
         self.log_shipper = log_sync.LogShipper(work, shared)
@@ -108,7 +109,7 @@ class Agent:
                 self.tmux_windows.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.trainers.stop(include_standby=True)
-            shutil.rmtree(self.temp_folder, ignore_errors=True)
+            self.temp_folder.remove()
         # On a full disk this fails. Whoever reads the status then finds that the agent's lock is free.
         with contextlib.suppress(OSError):
             self.log_shipper.ship_new_bytes()
@@ -309,7 +310,7 @@ class Agent:
                 master_address=master.address,
                 master_port=master.port,
                 token=secrets.token_hex(16),
-                time=time.time(),
+                time=host.unix_time(),
             )
             try:
                 attempts.propose(self.shared, self.current.attempt, attempt)

@@ -10,17 +10,38 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.state.heartbeats import MachineStatus
+from cluster.state.heartbeats import MachineStatus, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from cluster.state.timeline import StateChange
+from train.tools import host
 from train.tools.filesystem import overwrite_in_place, to_json_bytes
-from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.records import DamagedRecord, encode
 
 from .host_metrics import HostSampler
 
 # A change of one of these fields is written at once, all other changes with the next heartbeat.
 URGENT_FIELDS = ("phase", "state", "attempt", "leave_reason", "fault", "doing", "ended")
+
+
+JUMP_SECONDS = 2.0  # by which the wall clock must be set at once to count as a jump
+
+
+def continue_clock(shared: Path, machine: str) -> None:
+    """Let this process's clock go on from that of the machine's previous agent.
+
+    So all agents and trainers of a machine have one clock, which nobody sets. After a boot it starts from the wall
+    clock again, but never goes back.
+    """
+    previous: MachineStatus | None = None
+    with contextlib.suppress(DamagedRecord):
+        previous = read_status(shared / "status" / f"{machine}.json")
+    if previous is None:
+        return
+    if previous.boot_id and previous.boot_id == host.boot_id():
+        host.steady_clock.offset = previous.clock_offset
+    else:
+        host.steady_clock.offset = max(host.steady_clock.offset, previous.time - host.seconds_since_boot())
 
 
 class StatusWriter:
@@ -36,6 +57,8 @@ class StatusWriter:
         self.last_written = 0.0
         self.last_status: MachineStatus | None = None
         self.sampler = HostSampler()
+        self.boot_id = host.boot_id()
+        self.last_jump = 0.0
         self._log_end_of_previous_agent()
 
     def write(self, status: MachineStatus) -> None:
@@ -50,7 +73,15 @@ class StatusWriter:
         if not is_urgent and now - self.last_written < self.heartbeat_seconds:
             return
         self.last_written = now
-        status = replace(status, launch=self.launch_id, use=self.sampler.sample(), time=time.time())
+        status = replace(
+            status,
+            launch=self.launch_id,
+            use=self.sampler.sample(),
+            time=host.unix_time(),
+            boot_id=self.boot_id,
+            clock_offset=host.steady_clock.offset,
+            clock_jump=self._check_jump(),
+        )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
             overwrite_in_place(self.status_path, to_json_bytes(encode(status)))
@@ -62,10 +93,18 @@ class StatusWriter:
             self._append_to_state_log(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
+    def _check_jump(self) -> float:
+        """Return by how much the wall clock was set forward, and print it when that has just happened."""
+        jump = host.steady_clock.jump()
+        if abs(jump - self.last_jump) > JUMP_SECONDS:
+            print(f"the clock jumped by {jump - self.last_jump:+.0f} s; all times go on as before", flush=True)
+            self.last_jump = jump
+        return jump
+
     def _log_end_of_previous_agent(self) -> None:
         """If the previous agent ended without a final status, log the time of its last heartbeat as its end."""
         with contextlib.suppress(DamagedRecord):
-            previous = read_record(self.status_path, MachineStatus)
+            previous = read_status(self.status_path)
             if previous and not previous.ended:
                 end = StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
                 self._append_to_state_log(end)

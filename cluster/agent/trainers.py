@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +51,6 @@ class TrainerExit:
     fault: Fault = Fault.NONE
 
 
-def make_temp_folder() -> Path:
-    """Make a folder for the trainers' temporary files. Its path is short, because the loaders' sockets lie in it.
-
-    Folders of killed agents on this computer are removed.
-    """
-    for folder in Path("/tmp").glob("imgnet-[0-9]*-*"):
-        agent_pid = folder.name.split("-")[1]
-        if not Path(f"/proc/{agent_pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"imgnet-{os.getpid()}-", dir="/tmp"))
-
-
 class Trainers:
     """Starts, watches and stops the trainers of one machine."""
 
@@ -73,7 +60,10 @@ class Trainers:
         self.work = work
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
-        self.environment = {"TMPDIR": str(temp_folder)}
+        self.environment = {
+            "TMPDIR": str(temp_folder),
+            host.CLOCK_OFFSET_VARIABLE: repr(host.steady_clock.offset),
+        }
         self.attempt_folder = work / "000000"
         self.first_rank = 0
         self.is_save_requested = False
@@ -214,7 +204,7 @@ class Trainers:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
         paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
         reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
-        for fault in (Fault.FINAL, Fault.OWN, Fault.PEER):
+        for fault in (Fault.FINAL, Fault.CHECKPOINT, Fault.OWN, Fault.PEER):
             for report in sorted(reports, key=lambda report: report.time):
                 if report.fault == fault:
                     return TrainerExit(AgentPhase.FAILED, report.reason, Fault.NONE if fault == Fault.PEER else fault)

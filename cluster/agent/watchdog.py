@@ -96,9 +96,9 @@ class Watchdog:
             self.schedule_poweroff(IDLE_POWEROFF_SECONDS)
 
     def schedule_poweroff(self, seconds: float) -> None:
-        """Set the timer that powers the machine off, in seconds from now (infra/aws/instances/user_data.py).
+        """Set the timer that powers the machine off, in seconds from now.
 
-        The timer was first set at boot. When the command fails, the earlier setting stays.
+        The boot script of a rented machine sets it first. When the command fails, the earlier setting stays.
         """
         argv = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

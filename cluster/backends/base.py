@@ -14,10 +14,11 @@ from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
 from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
+from infra.costs import JobCost
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner, MachineRequest
-from .rentals import JobCost
+from .rentals import CloudAdministration
 
 
 class Backend(ABC):
@@ -152,6 +153,8 @@ class Backend(ABC):
 
 class BilledBackend(Backend):
     """A backend whose machines cost money while they exist."""
+
+    administration: ClassVar[type[CloudAdministration] | None] = None  # of the cloud that it rents from
 
     @abstractmethod
     def cost_dollars(self) -> float:

@@ -5,15 +5,20 @@ A package registers its backend in its pyproject.toml:
     [project.entry-points."imgnet_cluster.backends"]
     podman = "imgnet_podman:PodmanBackend"
 
-Light: `launch --help` needs names and options of the backends, and not the backends themselves.
+Light: `launch --help` needs names and options of the backends, and not the backends themselves. Two parts of a cloud
+are used without its backend: its object store, on the machines of a job, and its table of machine types.
 """
 
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
 
 from .options import BackendOptions
+
+if TYPE_CHECKING:
+    from . import rentals
 
 ENTRY_POINT_GROUP = "imgnet_cluster.backends"
 UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines of which nothing is known
@@ -30,16 +35,23 @@ BUILTIN_OPTIONS = {
     "slurm": "cluster.backends.slurm.options:SlurmOptions",
     "aws": "cluster.backends.aws.options:AwsOptions",
 }
+BUILTIN_OBJECT_STORES = {"s3": "cluster.backends.aws.s3_source:S3Source"}  # by the scheme of their URLs
+BUILTIN_MACHINE_TYPES = {"aws": "cluster.backends.aws.machine_types:find_machine_type"}
+OBJECT_STORE_GROUP = "imgnet_cluster.object_stores"
+MACHINE_TYPE_GROUP = "imgnet_cluster.machine_types"
 
 
 @cache
 def _class_paths() -> dict[str, str]:
-    """Return "module:class" for each backend, by name. Backends of this project cannot be replaced by others."""
+    """Return "module:class" for each backend, by name."""
+    return _with_other_packages(BUILTIN_BACKENDS, ENTRY_POINT_GROUP)
+
+
+def _with_other_packages(builtin: dict[str, str], group: str) -> dict[str, str]:
+    """Add what other packages register under an entry point group. What this project has cannot be replaced."""
     from importlib.metadata import entry_points  # takes 30 ms
 
-    return BUILTIN_BACKENDS | {
-        entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name not in BUILTIN_BACKENDS
-    }
+    return builtin | {entry.name: entry.value for entry in entry_points(group=group) if entry.name not in builtin}
 
 
 def backend_names() -> list[str]:
@@ -64,6 +76,25 @@ def load_class(name: str) -> type:
     if not isinstance(found, type):
         raise BadInput(f"the backend {name} ({class_path}) is no class")
     return found
+
+
+def open_object_store(url: str) -> "rentals.ObjectStore":
+    """Open a location such as s3://my-bucket/data. Raises `ClusterError`."""
+    scheme = url.partition("://")[0]
+    path = BUILTIN_OBJECT_STORES.get(scheme)
+    path = path or _with_other_packages(BUILTIN_OBJECT_STORES, OBJECT_STORE_GROUP).get(scheme)
+    if path is None:
+        raise BadInput(f"{url}: not in an object store; a location looks like s3://my-bucket/data")
+    store_class = _import(path)
+    assert callable(store_class)
+    store: rentals.ObjectStore = store_class(url)
+    return store
+
+
+@cache
+def load_machine_type_tables() -> tuple[object, ...]:
+    """Return each cloud's function that finds a machine type by its name."""
+    return tuple(_import(path) for path in _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP).values())
 
 
 def _import(class_path: str) -> object:

@@ -79,6 +79,7 @@ class LocalBackend(SharedFolderBackend):
     name = "local"
     description = "this computer"
     options = LocalOptions
+    agents_open_session = True
 
     @classmethod
     def open_planner(cls, request: MachineRequest) -> MachinePlanner:

@@ -1,6 +1,8 @@
-"""Machine types and on-demand prices from the table that ships with the program."""
+"""Machine types and on-demand prices from the tables that ship with the program."""
 
 from dataclasses import dataclass
+
+from .catalog import load_machine_type_tables
 
 
 @dataclass(frozen=True)
@@ -17,20 +19,10 @@ class MachineType:
 
 
 def find_machine_type(name: str) -> MachineType | None:
-    """Return a machine type from the built-in tables, without a request to AWS; None when no table has the name."""
-    from infra.aws.market import instance_types
-
-    instance_type = instance_types.find_builtin_type(name) or instance_types.HISTORIC_TYPES.get(name)
-    if instance_type is None:
-        return None
-    price = instance_types.ON_DEMAND_PRICES.get(name, instance_types.HISTORIC_PRICES.get(name))
-    is_current = name in instance_types.BUILTIN_TYPES
-    return MachineType(
-        name=name,
-        gpus=max(1, instance_type.gpus),
-        gpu=instance_type.gpu,
-        network_gbps=instance_type.network_gbps,
-        vcpus=instance_type.vcpus,
-        on_demand_price=price,
-        retired_reason="" if is_current else instance_types.RETIREMENT_REASONS.get(name, ""),
-    )
+    """Return a machine type from the built-in tables of all clouds, without a request; None when no table has it."""
+    for find in load_machine_type_tables():
+        assert callable(find)
+        found = find(name)
+        if isinstance(found, MachineType):
+            return found
+    return None

@@ -14,7 +14,7 @@ from train.recipe.schema import Recipe
 from .options import BackendOptions
 from .rentals import RentalPlan
 
-RENTED_DATA_FOLDER = "~/.imgnet/data"  # on the instance's fast disk if it has one: infra/aws/instances/user_data.py
+RENTED_DATA_FOLDER = "~/.imgnet/data"  # on the instance's fast disk if it has one (its boot script)
 
 
 class SourceAccess(StrEnum):

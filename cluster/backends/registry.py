@@ -1,11 +1,12 @@
-"""Opens backends by name."""
+"""Opens backends and clouds by name."""
 
 from cluster.errors import BadInput
 from cluster.state.run_folder import Run
 
-from .base import Backend
-from .catalog import UNKNOWN_MACHINES, load_class
+from .base import Backend, BilledBackend
+from .catalog import UNKNOWN_MACHINES, backend_names, load_class
 from .planner import MachinePlanner, MachineRequest
+from .rentals import CloudAdministration
 
 
 def backend_class(name: str) -> type[Backend]:
@@ -30,3 +31,12 @@ def open_backend(run: Run) -> Backend:
 def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
     """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
     return MachinePlanner(request) if name == UNKNOWN_MACHINES else backend_class(name).open_planner(request)
+
+
+def open_cloud(name: str | None = None) -> CloudAdministration:
+    """Return the cloud of a backend; without a name, of the first backend that has one. Raises `BadInput`."""
+    for backend_name in [name] if name else backend_names():
+        backend = backend_class(backend_name)
+        if issubclass(backend, BilledBackend) and backend.administration:
+            return backend.administration()
+    raise BadInput(f"the backend {name} rents from no cloud" if name else "no backend rents from a cloud")

@@ -1,14 +1,17 @@
-"""What a backend that rents machines reports: what a launch would rent, offers, rented jobs, leftovers and costs.
+"""What a cloud reports without a run folder: what a launch would rent, offers, rented jobs, leftovers, findings.
 
 The fields of rows that commands print as JSON have the names that the JSON has.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 from cluster.state.spec import JobSpec
-from train.tools.records import encode
+from train.data.fetch.sources import Source
+from train.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,79 +93,101 @@ class Garbage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineCost:
-    """What one machine of a job has cost. Times are in seconds since 1970."""
+class LaunchFinding:
+    """What a check of a launch found."""
 
-    id: str
-    name: str
-    type: str
-    market: str
-    zone: str
-    launched: float
-    ended: float | None  # None while the machine is billed
-    price: float | None  # dollars an hour at the launch, None when unknown
-    seconds: float  # billed time
-    dollars: float | None  # of the machine alone, None when its price is unknown
-    disk_dollars: float
-    address_dollars: float
-    why: str  # why it ended, "" while it is billed
-
-    @property
-    def total_dollars(self) -> float:
-        """The known dollars of machine, disk and address."""
-        return (self.dollars or 0.0) + self.disk_dollars + self.address_dollars
-
-    def to_json(self) -> dict[str, object]:
-        """Return the row as plain data, with the sum of its dollars."""
-        return {**encode(self), "all": self.total_dollars}
+    level: str  # "error", "warning" or "ok"
+    what: str
+    type_next: str  # a command that helps, "" if none does
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobCost:
-    """What the machines of a job have cost."""
+class CloudAdministration(ABC):
+    """A cloud without a run folder: its stack, tagged resources, prices, permissions.
 
-    machines: tuple[MachineCost, ...] = ()  # in the order of their launch
-    shared_address_dollars: float = 0.0  # of addresses that belong to the job and to no machine
+    Everything works from tags alone, on a computer that never saw the jobs. The stack of a region is what its jobs
+    share. A region of None is the one that the user's environment names. Methods raise `ClusterError`. Lines are for
+    the user, one for each resource.
+    """
 
-    @property
-    def dollars(self) -> float:
-        """All known dollars."""
-        return sum(machine.total_dollars for machine in self.machines) + self.shared_address_dollars
+    backend: ClassVar[str]  # the name of the backend that rents from this cloud
 
-    @property
-    def machine_dollars(self) -> float:
-        """The known dollars of the machines without disks and addresses."""
-        return sum(machine.dollars or 0.0 for machine in self.machines)
+    @abstractmethod
+    def resolve_regions(self, requested: Sequence[str]) -> list[str]:
+        """Return the requested regions, or the environment's region if none is requested."""
 
-    @property
-    def disk_dollars(self) -> float:
-        """The dollars of the disks."""
-        return sum(machine.disk_dollars for machine in self.machines)
+    @abstractmethod
+    def regions_of(self, spec: JobSpec) -> set[str]:
+        """Return the regions in which a job of this cloud may have rented machines."""
 
-    @property
-    def address_dollars(self) -> float:
-        """The dollars of the public addresses."""
-        return sum(machine.address_dollars for machine in self.machines) + self.shared_address_dollars
+    @abstractmethod
+    def ensure_stack(self, region: str | None, address: str | None, bucket: str | None) -> str:
+        """Create what is missing of a region's stack, and return a line about the stack.
 
-    @property
-    def unknown(self) -> list[str]:
-        """The IDs of the machines whose price is unknown. They are in no sum."""
-        return [machine.id for machine in self.machines if machine.dollars is None]
+        `address` is the address range that may connect over ssh, None for this computer.
+        """
 
-    @property
-    def running(self) -> int:
-        """The number of machines that are still billed."""
-        return sum(machine.ended is None for machine in self.machines)
+    @abstractmethod
+    def missing_stack_parts(self, region: str | None) -> list[str]:
+        """Return a line for each part that `ensure_stack` would create."""
 
-    def to_json(self) -> dict[str, object]:
-        """Return rows and sums as plain data."""
-        return {
-            "machines": [machine.to_json() for machine in self.machines],
-            "dollars": self.dollars,
-            "machine_dollars": self.machine_dollars,
-            "disk_dollars": self.disk_dollars,
-            "address_dollars": self.address_dollars,
-            "hours": sum(machine.seconds for machine in self.machines) / 3600,
-            "unknown": self.unknown,
-            "running": self.running,
-        }
+    @abstractmethod
+    def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
+        """Remove a region's stack, unless machines still run in it. Returns a line for each resource that is left."""
+
+    @abstractmethod
+    def rented_jobs(self, region: str) -> list[RentedJob]:
+        """Return a row for each job that has rented machines in a region."""
+
+    @abstractmethod
+    def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
+        """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
+
+        Another owner's job has to be named by its uid. Returns a line for each resource that is not gone. Raises
+        `NoSuchJob`.
+        """
+
+    @abstractmethod
+    def terminate_jobs(self, region: str, uids: Sequence[str]) -> list[str]:
+        """Terminate all resources of some jobs. Returns a line for each that is not gone."""
+
+    @abstractmethod
+    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
+        """Find the resources in a region that no live job needs.
+
+        `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it
+        is left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970.
+        """
+
+    @abstractmethod
+    def offer_rows(
+        self, region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
+    ) -> list[OfferRow]:
+        """Return a row for each machine type and zone on offer, with prices.
+
+        With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
+        number), and the cheapest row is first.
+        """
+
+    @abstractmethod
+    def check_launch(
+        self, region: str | None, types: Sequence[str], machine_count: int, market: str
+    ) -> list[LaunchFinding]:
+        """Check everything that a launch needs of the cloud, and return the findings, good and bad."""
+
+    @abstractmethod
+    def iam_policies(self, data: str | None = None) -> Mapping[str, object]:
+        """Return the least permissions of the user and of the machines, as plain data.
+
+        With `data`, a location outside the stack's bucket, also the permission to read there.
+        """
+
+
+class ObjectStore(Source, Protocol):
+    """A packed data set in a cloud's object store. Made from its URL."""
+
+    def upload(self, folder: Path, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
+        """Upload a packed set. Files that are there already are skipped; the manifests come last.
+
+        A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
+        Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
+        """

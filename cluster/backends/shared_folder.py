@@ -1,6 +1,7 @@
 """Backends whose machines share the run folder with this computer, so that no file has to be copied to or from them."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from cluster.connectors import log_sync, tmux
 from cluster.connectors.local import Connector
@@ -14,6 +15,9 @@ from .base import Backend
 
 class SharedFolderBackend(Backend):
     """A backend of agents that write straight into the run folder. The supervisor runs on this computer."""
+
+    # Whether agents are on this computer, where they open the job's tmux session again after somebody killed it.
+    agents_open_session: ClassVar[bool] = False
 
     @abstractmethod
     def has_agent(self, machine: str) -> bool:
@@ -32,7 +36,7 @@ class SharedFolderBackend(Backend):
         if is_running and len(spec.machine_names) > 1 and not self.is_supervised():
             if tmux.is_owned_by(spec.name, folder.path):
                 tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
-            else:
+            elif not self.agents_open_session:
                 self.start_session()
         return is_running
 

@@ -4,11 +4,11 @@ Start-up must stay fast: a command imports what it needs inside its function, so
 package.
 """
 
-import io
 import sys
 
 import click
 
+from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
 from . import cloud, data, data_fetch, evaluate, inspect, launch, plan, record, report
@@ -38,8 +38,7 @@ cli.add_command(data.data)
 
 def main() -> None:
     """Run the command line and exit. Usage errors that click finds are one line too."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # in a pipe or a file, each line must be visible at once
-        sys.stdout.reconfigure(line_buffering=True)
+    prepare_standard_streams()
     try:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as help:

@@ -12,24 +12,22 @@ from cluster.errors import EXIT_ERROR, BadInput, ClusterError, NoSuchJob
 from .options import (
     FiniteFloatRange,
     GroupedCommand,
+    cloud_option,
     dry_run_option,
     grouped_option,
+    open_cloud,
     output_option,
     print_json,
     yes_option,
 )
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from cluster.jobs.job import Job
 
 region_option = grouped_option(
     "AWS", "--region", metavar="REGION", help="AWS region.  [default: from the AWS configuration]"
 )
-
-
-def print_progress(text: str) -> None:
-    """Print a line about work in progress on stderr: stdout is for data."""
-    click.echo(text, err=True)
 
 
 def fail_if_resources_remain(descriptions: list[str]) -> None:
@@ -66,25 +64,24 @@ def confirm_or_abort(question: str, assume_yes: bool) -> None:
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
 @region_option
+@cloud_option
 @dry_run_option
-def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
+def up(
+    stack: bool, bucket: str | None, address: str | None, region: str | None, backend: str | None, dry_run: bool
+) -> None:
     """Create the AWS resources that jobs of a region share.
 
     A launch does so by itself. Run `up --stack` again when the address of this computer has changed: it then allows ssh
     from the new address.
     """
-    from cluster.backends.aws import admin
-
     if not stack:
         raise BadInput("nothing to create; run: imgnet-cluster up --stack")
+    cloud = open_cloud(backend)
     if dry_run:
-        for description in admin.missing_stack_parts(region) or ["nothing is missing"]:
+        for description in cloud.missing_stack_parts(region) or ["nothing is missing"]:
             click.echo(description)
         return
-    created_stack = admin.ensure_stack(region, address, bucket, print_progress)
-    click.echo(
-        f"the stack of {created_stack.region} is ready: {created_stack.vpc}, file system {created_stack.file_system}"
-    )
+    click.echo(cloud.ensure_stack(region, address, bucket))
 
 
 @click.command()
@@ -100,10 +97,18 @@ def up(stack: bool, bucket: str | None, address: str | None, region: str | None,
 )
 @click.option("--delete-data", is_flag=True, help="With --stack: delete the file system and the bucket with all data.")
 @region_option
+@cloud_option
 @dry_run_option
 @yes_option
 def down(
-    job: str | None, all_jobs: bool, stack: bool, delete_data: bool, region: str | None, dry_run: bool, yes: bool
+    job: str | None,
+    all_jobs: bool,
+    stack: bool,
+    delete_data: bool,
+    region: str | None,
+    backend: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Terminate JOB at once, with all its rented machines.
 
@@ -115,24 +120,22 @@ def down(
     if sum((bool(job), all_jobs, stack)) != 1:
         raise BadInput("give exactly one of: a job, --all, --stack")
     if stack:
-        from cluster.backends.aws import admin
-
+        cloud = open_cloud(backend)
         target = "the stack, its file system and all data" if delete_data else "the stack except for its file system"
         if dry_run:
-            return click.echo(f"would remove {target} of {admin.resolve_regions([region] if region else [])[0]}")
+            return click.echo(f"would remove {target} of {cloud.resolve_regions([region] if region else [])[0]}")
         confirm_or_abort(f"remove {target}?", yes)
-        return fail_if_resources_remain(admin.remove_stack(region, delete_data, print_progress))
+        return fail_if_resources_remain(cloud.remove_stack(region, delete_data))
     if all_jobs:
-        return _down_all(region, dry_run, yes)
+        return _down_all(open_cloud(backend), region, dry_run, yes)
     try:
         local_job = store.find(job)
     except NoSuchJob:
-        from cluster.backends.aws import admin
-
-        job_region = admin.resolve_regions([region] if region else [])[0]
+        cloud = open_cloud(backend)
+        job_region = cloud.resolve_regions([region] if region else [])[0]
         if dry_run:
             return click.echo(f"would terminate everything tagged {job} in {job_region}")
-        fail_if_resources_remain(admin.terminate_job(job_region, str(job), print_progress))
+        fail_if_resources_remain(cloud.terminate_job(job_region, str(job)))
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
@@ -155,26 +158,24 @@ def _rented_jobs() -> "list[Job]":
     return rented_jobs
 
 
-def _regions_to_search(region: str | None) -> list[str]:
+def _regions_to_search(cloud: "CloudAdministration", region: str | None) -> list[str]:
     """Return the named region; without one, the configured region and those of this folder's jobs."""
-    from cluster.backends.aws import admin
-
     if region:
         return [region]
-    job_regions = {place["region"] for job in _rented_jobs() for place in (job.spec.cloud or {})["places"]}
-    return sorted({*admin.resolve_regions([]), *job_regions})
+    own_specs = [job.spec for job in _rented_jobs() if job.spec.backend == cloud.backend]
+    job_regions = {job_region for spec in own_specs for job_region in cloud.regions_of(spec)}
+    return sorted({*cloud.resolve_regions([]), *job_regions})
 
 
-def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
+def _down_all(cloud: "CloudAdministration", region: str | None, dry_run: bool, assume_yes: bool) -> None:
     """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions."""
-    from cluster.backends.aws import admin
     from cluster.jobs import billing
 
     # Waiting jobs first: otherwise the queue would start them as soon as the running ones end.
     unfinished_jobs = sorted((job for job in _rented_jobs() if not job.has_ended), key=lambda job: not job.is_waiting)
-    regions = sorted(_regions_to_search(region))
+    regions = _regions_to_search(cloud, region)
     own_uids = {job.spec.uid for job in unfinished_jobs}
-    tagged_uids = [row.uid for name in regions for row in admin.summarize_by_job(admin.list_instances(name))]
+    tagged_uids = [row.uid for name in regions for row in cloud.rented_jobs(name)]
     names = [*(job.name for job in unfinished_jobs), *(uid for uid in tagged_uids if uid not in own_uids)]
     if not names:
         return click.echo("nothing to terminate")
@@ -188,8 +189,7 @@ def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
         except (ClusterError, OSError) as error:
             remaining.append(str(error))
     for name in regions:
-        uids = sorted({instance.job_uid for instance in admin.list_instances(name)})
-        remaining += admin.terminate_jobs(name, uids, print_progress)
+        remaining += cloud.terminate_jobs(name, [row.uid for row in cloud.rented_jobs(name)])
     fail_if_resources_remain(remaining)
     click.echo(f"{', '.join(names)}: gone")
 
@@ -197,23 +197,24 @@ def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
 @click.command()
 @click.option("--unknown", is_flag=True, help="Include resources of jobs that are not in this folder.")
 @region_option
+@cloud_option
 @click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
 @output_option
-def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
+def gc(unknown: bool, region: str | None, backend: str | None, yes: bool, output: str) -> None:
     """Remove leftover AWS resources of imgnet-cluster's jobs.
 
     A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
     resources are only listed.
     """
-    from cluster.backends.aws import admin
     from cluster.backends.rentals import Garbage
     from train.tools.records import encode
 
+    cloud = open_cloud(backend)
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in _rented_jobs()}
     remaining: list[str] = []
     found: list[Garbage] = []
-    for name in _regions_to_search(region):
-        garbage = admin.find_garbage(name, is_live_by_uid, unknown, time.time())
+    for name in _regions_to_search(cloud, region):
+        garbage = cloud.find_garbage(name, is_live_by_uid, unknown, time.time())
         found.append(garbage)
         if output == "table":
             for description in garbage.remove.values():
@@ -221,7 +222,7 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
             for description in garbage.stay:
                 click.echo(f"leaving {description}")
         if yes:
-            remaining += admin.terminate_jobs(name, list(garbage.remove), print_progress)
+            remaining += cloud.terminate_jobs(name, list(garbage.remove))
     if output == "json":
         print_json([encode(garbage) for garbage in found])
     elif not any(garbage.remove for garbage in found):
@@ -245,7 +246,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
     Per machine, disk and address; per epoch; until the target; and for work that had to be repeated after losses.
     """
-    from cluster.display import cloud
+    from cluster.display import cloud as display_cloud
     from cluster.jobs import billing, store
 
     from .inspect import refresh
@@ -256,7 +257,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
     if output == "json":
         print_json(report.to_json())
     else:
-        cloud.show_cost(report)
+        display_cloud.show_cost(report)
 
 
 @click.command()
@@ -290,25 +291,27 @@ def extend(job: str, max_hours: float) -> None:
     help="Number of machines for the forecast.  [default: as the recipe says]",
 )
 @region_option
+@cloud_option
 @output_option
-def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
+def offers(
+    gpu: str | None, recipe: str | None, machines: int | None, region: str | None, backend: str | None, output: str
+) -> None:
     """Show the GPU instance types that EC2 offers now, with prices.
 
     One row for each type and availability zone.
     """
-    from cluster.backends.aws import admin
-    from cluster.display import cloud
+    from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
     from train.tools.records import encode
 
     recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
-    rows = admin.offer_rows(region, gpu, recipes[0] if recipes else None, machines)
+    rows = open_cloud(backend).offer_rows(region, gpu, recipes[0] if recipes else None, machines)
     if output == "json":
         print_json([encode(row) for row in rows])
     else:
-        cloud.show_offers(rows)
+        display_cloud.show_offers(rows)
 
 
 @click.command(cls=GroupedCommand)
@@ -323,6 +326,7 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
 @grouped_option("AWS", "--type", metavar="TYPE", help="EC2 instance type.  [default: the types of the recipe]")
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @region_option
+@cloud_option
 @grouped_option(
     "AWS",
     "--iam",
@@ -344,6 +348,7 @@ def check(
     iam: bool,
     data: str | None,
     region: str | None,
+    backend: str | None,
     output: str,
 ) -> None:
     """Check whether a launch on AWS would succeed.
@@ -351,26 +356,24 @@ def check(
     Checks permissions, quotas, prices and types, and shows what to type next for each problem. Exit code 1 if there is
     a problem.
     """
-    from cluster.backends.aws import admin
-    from cluster.display import cloud
+    from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
+    from train.tools.records import encode
 
+    cloud = open_cloud(backend)
     if iam:
-        return print_json(admin.iam_policies(data))
+        return print_json(cloud.iam_policies(data))
     if data:
         raise BadInput("--data needs --iam: it adds the permission to read that data set to the policies")
     checked_recipe = load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(checked_recipe.types) if checked_recipe else []
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
-    findings = admin.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
-    rows: list[cloud.FindingRow] = [
-        {"level": finding.level, "what": finding.message, "type_next": finding.next_command} for finding in findings
-    ]
+    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
     if output == "json":
-        print_json(rows)
+        print_json([encode(finding) for finding in findings])
     else:
-        cloud.show_findings(rows)
-    if any(row["level"] == "error" for row in rows):
+        display_cloud.show_findings(findings)
+    if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)
 
 

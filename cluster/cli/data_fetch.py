@@ -92,7 +92,7 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
 
     PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
     """
-    from cluster.backends.aws.s3_source import upload_dataset
+    from cluster.backends import catalog
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import format_bytes
     from train.data.manifest import FetchError
@@ -107,7 +107,8 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
             destination = data_fetch.copies_location(destination, "", short_side)
         try:
             with ProgressBar(f"uploading {source}", format_bytes) as progress:
-                uploaded, existing = upload_dataset(Path(source).expanduser(), destination, progress)
+                store = catalog.open_object_store(destination)
+                uploaded, existing = store.upload(Path(source).expanduser(), progress)
         except FetchError as error:
             raise ClusterError(str(error)) from error
         uploaded_files += uploaded

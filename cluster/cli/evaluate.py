@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,8 @@ from .options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    EvaluationMessage = Mapping[str, Any]
+    from cluster.jobs.evaluation import RectGain
+    from train.evaluation.protocol import Accuracy, EvaluationBegin, EvaluationExamples, EvaluationRow, RatioBucket
 
 PLOTTED_IMAGES = 6  # images that --plot shows
 
@@ -78,7 +79,7 @@ def copies_option() -> list[GroupedOption]:
 )
 @output_option
 def evaluate(
-    job_or_checkpoint: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any
+    job_or_checkpoint: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: str | int | None
 ) -> None:
     """Measure the validation accuracy of a trained network.
 
@@ -105,47 +106,49 @@ def evaluate(
     if plot and not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
     evaluation_options = {
-        **_evaluation_options(job_or_checkpoint, options["data"]),
+        **_evaluation_options(job_or_checkpoint, has_own_data=bool(options["data"])),
         **{name: value for name, value in options.items() if value is not None},
+        "crops": crops,
+        "sizes": sizes,
+        "shown": PLOTTED_IMAGES if plot else 0,
     }
-    argv = evaluation.evaluation_command(
-        **evaluation_options, crops=crops, sizes=sizes, shown=PLOTTED_IMAGES if plot else 0
-    )
-    run_info: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    sample_images: dict[str, Any] = {}
-    for message in evaluation.run_evaluation(argv):
-        kind = message.pop("kind")
-        if kind == "row":
+    rows: list[EvaluationRow] = []
+    for message in evaluation.run_evaluation(evaluation.evaluation_command(evaluation_options)):
+        if message["kind"] == "row":
             rows.append(message)
-        elif kind == "begin":
+        elif message["kind"] == "begin":
             run_info = message
         else:
-            sample_images = message
+            examples = message
     gains = evaluation.rect_gains(rows, run_info["buckets"])
     if output == "json":
-        print_json({**run_info, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
+        result = {**run_info, "rows": [_without_kind(row) for row in rows], "gains": gains}
+        print_json({**_without_kind(result), "plot": str(plot) if plot else None})
     else:
         _print_results(run_info, rows, gains)
     if plot:  # after the numbers: they took longer, and must not be lost when the picture cannot be written
-        _draw_crops(plot, run_info, sample_images, has_several_sizes=len({row["size"] for row in rows}) > 1)
+        _draw_crops(plot, run_info, examples, has_several_sizes=len({row["size"] for row in rows}) > 1)
         if output != "json":
             click.echo(f"picture: {plot}")
 
 
+def _without_kind(message: "Mapping[str, object]") -> dict[str, object]:
+    return {name: value for name, value in message.items() if name != "kind"}
+
+
 def _draw_crops(
-    path: Path, run_info: "EvaluationMessage", sample_images: "EvaluationMessage", has_several_sizes: bool
+    path: Path, run_info: "EvaluationBegin", examples: "EvaluationExamples", has_several_sizes: bool
 ) -> None:
     from cluster.plots import crops
 
     title = f"{run_info['recipe']}, {run_info['epoch']} epochs done, step {run_info['step']}"
     try:
-        crops.draw_crops(path, title, sample_images["size"], sample_images["images"], has_several_sizes)
+        crops.draw_crops(path, title, examples["size"], examples["images"], has_several_sizes)
     except OSError as error:
         raise ClusterError(f"--plot {path}: {error.strerror or error}; the picture was not written") from error
 
 
-def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, Any]:
+def _evaluation_options(job_or_checkpoint: str, has_own_data: bool) -> dict[str, object]:
     """Return the options that follow from a job, or from a checkpoint file. Raises `ClusterError`."""
     from cluster.jobs import evaluation, store
 
@@ -161,14 +164,12 @@ def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, A
         f"downloading the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB"
     ) as progress:
         options = evaluation.job_evaluation_options(job, progress)
-    if data:  # the job's copies belong to the job's own data set
+    if has_own_data:  # the job's copies belong to the job's own data set
         del options["copies"]
     return options
 
 
-def _print_results(
-    run_info: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
-) -> None:
+def _print_results(run_info: "EvaluationBegin", rows: "Sequence[EvaluationRow]", gains: "Sequence[RectGain]") -> None:
     from cluster.display import tables
 
     click.echo(
@@ -196,27 +197,23 @@ def _print_results(
     )
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
-        named_buckets = [
-            *((_format_ratio_range(bucket), bucket) for bucket in gain["buckets"]),
-            ("all", {"images": run_info["images"], **gain}),
-        ]
         tables.print_table(
             ("w/h", "images", "top-1", "top-5"),
             [
-                (name, bucket["images"], _format_points(bucket["top1"]), _format_points(bucket["top5"]))
-                for name, bucket in named_buckets
+                *((_format_ratio_range(bucket), bucket["images"], *_format_gain(bucket)) for bucket in gain["buckets"]),
+                ("all", run_info["images"], *_format_gain(gain)),
             ],
         )
 
 
-def _format_ratio_range(bucket: "Mapping[str, Any]") -> str:
+def _format_ratio_range(bucket: "RatioBucket") -> str:
     """Return a range of aspect ratios such as 0.75-0.80, or one number when both ends are rounded to the same."""
-    return "-".join(dict.fromkeys(f"{bucket[end]:.2f}" for end in ("from", "to")))
+    return "-".join(dict.fromkeys((f"{bucket['from']:.2f}", f"{bucket['to']:.2f}")))
 
 
-def _format_points(gain: float) -> str:
+def _format_gain(gain: "Accuracy") -> tuple[str, str]:
     """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
-    return f"{round(gain, 1) + 0.0:+5.1f}"
+    return f"{round(gain['top1'], 1) + 0.0:+5.1f}", f"{round(gain['top5'], 1) + 0.0:+5.1f}"
 
 
 COMMANDS = (evaluate,)

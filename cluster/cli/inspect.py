@@ -1,5 +1,6 @@
 """The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. They change no job."""
 
+import codecs
 import os
 import sys
 import time
@@ -10,9 +11,10 @@ import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
-from .options import output_option, print_json
+from .options import cloud_option, open_cloud, output_option, print_json, warn
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -26,13 +28,16 @@ machine_option = click.option(
 def refresh(job: "Job") -> None:
     """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
 
-    Raises `ClusterError` when job.json is damaged.
+    Raises `DamagedJob`.
     """
-    _ = job.spec  # read first: a damaged job.json must raise here, and not become a warning below
+    from cluster.jobs.job import DamagedJob
+
     try:
         job.refresh()
+    except DamagedJob:
+        raise
     except ClusterError as error:
-        click.echo(f"warning: {error}", err=True)
+        warn(error)
 
 
 @click.command()
@@ -44,39 +49,39 @@ def refresh(job: "Job") -> None:
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
 )
+@cloud_option
 @output_option
-def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
+def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
     from cluster.jobs import store
     from train.tools.records import encode
 
     if cloud:
-        return _ls_cloud(regions, output)
+        return _ls_cloud(open_cloud(backend), regions, output)
     if regions:
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
-    statuses = []
-    rows = []
+    statuses: dict[str, JobStatus | None] = {}
+    rows: list[dict[str, object]] = []
     for job in store.all_jobs():
         try:
             refresh(job)
-            statuses.append(job.status())
-            rows.append({**encode(statuses[-1]), "hparams": job.hparams})
+            statuses[job.name] = job.status()
+            rows.append({**encode(statuses[job.name]), "hparams": job.hparams})
         except ClusterError as error:
-            click.echo(f"warning: {error}", err=True)
+            warn(error)
+            statuses[job.name] = None
+            rows.append({"job": job.name, "state": display_status.DAMAGED, "reason": str(error)})
     if output == "json":
         return print_json(rows)
     display_status.show_jobs(statuses)
 
 
-def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
-    from cluster.backends.aws import admin
+def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
     from train.tools.records import encode
 
-    rows = [
-        row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
-    ]
+    rows = [row for region in cloud.resolve_regions(regions) for row in cloud.rented_jobs(region)]
     if output == "json":
         print_json([encode(row) for row in rows])
     else:
@@ -177,14 +182,17 @@ class LogPrinter:
         self.path = path
         self.format_line = format_line
         self.printed_bytes = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
+        from train.tools.filesystem import open_regular
+
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.printed_bytes:  # a log that was full started anew
             self.printed_bytes = 0
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.printed_bytes)
             if self.path.suffix == ".jsonl":
                 for line in file:
@@ -197,7 +205,10 @@ class LogPrinter:
 
     def _write(self, data: bytes, text: bytes) -> None:
         self.printed_bytes += len(data)
-        sys.stdout.buffer.write(text)
+        if sys.stdout.isatty():  # a terminal would obey control characters; a file gets the log as it is
+            sys.stdout.write(self.decoder.decode(text))
+        else:
+            sys.stdout.buffer.write(text)
 
 
 def _describe_logs(job: "Job") -> str:
@@ -213,12 +224,13 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
     Raises `BadInput` when the machine takes no part in the last attempt.
     """
     from cluster.state import attempts
+    from cluster.state.run_folder import agent_log_path, setup_log_path
 
     if kind == "supervisor":
-        return job.supervisor_log_path
+        return job.run_folder.supervisor_log_path
     if kind:
         name = job.rank0_machine if machine is None else str(machine)
-        return job.agent_log_path(name) if kind == "agent" else job.setup_log_path(name)
+        return agent_log_path(job.path, name) if kind == "agent" else setup_log_path(job.path, name)
     number = job.status().attempt
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
@@ -250,7 +262,7 @@ def attach(job: str | None, machine: int | None) -> None:
             f"{found_job.name} is {found_job.state}, so its session has ended; read its log: "
             f"imgnet-cluster logs {found_job.name}"
         )
-    argv = found_job.attach_command(machine)
+    argv = found_job.backend.attach_command(found_job.resolve_machine(machine))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.name}")
     os.environ.pop("TMUX", None)  # tmux refuses to attach from inside another session, such as the user's own
@@ -272,7 +284,8 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """
     from cluster.jobs import store
 
-    argv = store.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    found_job = store.find(job)
+    argv = found_job.backend.shell_command(found_job.resolve_machine(machine), command, tty=sys.stdin.isatty())
     os.execvp(argv[0], argv)
 
 

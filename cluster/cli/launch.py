@@ -1,11 +1,11 @@
 """The commands that start, stop and change a job: launch, stop, resume, lose, adopt."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, NoCloudAccess
 
 from .options import (
     FiniteFloatRange,
@@ -89,7 +89,7 @@ def launch(
     dry_run: bool,
     yes: bool,
     only: tuple[str, ...],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Train RECIPE and follow the job.
 
@@ -111,8 +111,8 @@ def launch(
             make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
             for selected_recipe in select_recipes(recipe, only)
         ]
-    except AwsNotConfigured as error:
-        raise AwsNotConfigured(
+    except NoCloudAccess as error:
+        raise NoCloudAccess(
             f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
         ) from error
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1

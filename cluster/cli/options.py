@@ -1,22 +1,22 @@
 """What all commands share: grouped options, errors as one line with an exit code, JSON output."""
 
-import contextlib
 import functools
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from cluster.display.terminal import clean_output, cut_text, discard
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
 
 if TYPE_CHECKING:
+    from cluster.backends.rentals import CloudAdministration
     from train.tools.option_fields import Option, OptionSet
 
-CommandFunction = Callable[..., Any]
+CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
@@ -25,7 +25,12 @@ OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Li
 class FiniteFloatRange(click.FloatRange):
     """A number in a range. NaN and infinity are refused."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self,
+        value: Any,  # Any: a text or a number
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
         """Return the number. Fails as click's types do."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
@@ -36,12 +41,14 @@ class FiniteFloatRange(click.FloatRange):
 class GroupedOption(click.Option):
     """An option that names the group under which `--help` shows it."""
 
-    def __init__(self, *args: Any, help_group: str, **attributes: Any) -> None:
+    def __init__(self, *args: Any, help_group: str, **attributes: Any) -> None:  # Any: as click.Option takes them
         super().__init__(*args, **attributes)
         self.help_group = help_group
 
 
-def grouped_option(help_group: str, *declarations: str, **attributes: Any) -> Callable[[Any], Any]:
+def grouped_option(
+    help_group: str, *declarations: str, **attributes: object
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator like `click.option` whose option is shown under a heading of `--help`."""
     return click.option(*declarations, cls=GroupedOption, help_group=help_group, **attributes)
 
@@ -120,45 +127,45 @@ class CommandGroup(click.Group):
         """Return the names of the commands in the order of their definition."""
         return list(self.commands)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run a command. Errors that the user can fix become one line on stderr."""
-        try:
+        with clean_output():
             try:
-                return super().invoke(ctx)
-            finally:
-                # A write error must show up here: while the interpreter shuts down it could no longer be reported.
-                sys.stdout.flush()
-        except ClusterError as error:
-            exit_with_error(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            exit_with_error("interrupted", EXIT_INTERRUPTED)
-        except BrokenPipeError:  # the reader has closed the pipe: `imgnet-cluster ls | head`
-            discard_stdout()
-            sys.exit(EXIT_ERROR)
-        except OSError as error:
-            from train.tools.filesystem import one_line_error
+                try:
+                    return super().invoke(ctx)
+                finally:
+                    # A write error must show up here: while the interpreter shuts down it could no longer be reported.
+                    sys.stdout.flush()
+            except ClusterError as error:
+                exit_with_error(str(error), error.exit_code)
+            except KeyboardInterrupt:
+                exit_with_error("interrupted", EXIT_INTERRUPTED)
+            except BrokenPipeError:  # the reader of a log has closed the pipe: `imgnet-cluster logs -f | head`
+                discard(sys.stdout)
+                sys.exit(EXIT_ERROR)
+            except OSError as error:
+                from train.tools.filesystem import one_line_error
 
-            discard_stdout()
-            exit_with_error(one_line_error(error), EXIT_ERROR)
-
-
-def discard_stdout() -> None:
-    """Send the rest of stdout to /dev/null: at exit Python writes its buffer once more and would report an error."""
-    with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                discard(sys.stdout)
+                exit_with_error(one_line_error(error), EXIT_ERROR)
 
 
 def exit_with_error(text: str, code: int) -> NoReturn:
     """Print one line on stderr and exit."""
-    click.echo(f"error: {text}", err=True)
+    click.echo(f"error: {cut_text(text)}", err=True)
     sys.exit(code)
+
+
+def warn(text: object) -> None:
+    """Print one line on stderr about what is wrong while the command goes on."""
+    click.echo(f"warning: {cut_text(str(text))}", err=True)
 
 
 def translate_data_errors(command: CommandFunction) -> CommandFunction:
     """Decorate a command so that errors of a data set become `ClusterError`."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         from train.data.index.open import DataError
 
         try:
@@ -169,7 +176,7 @@ def translate_data_errors(command: CommandFunction) -> CommandFunction:
     return wrapped
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
     from train.tools.filesystem import replace_nonfinite
 
@@ -181,7 +188,7 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-class CheckedType(click.ParamType[Any]):
+class CheckedType(click.ParamType[object]):
     """The type of a declared option: its own check, so that Python and the command line refuse the same values."""
 
     name = "value"
@@ -189,7 +196,7 @@ class CheckedType(click.ParamType[Any]):
     def __init__(self, option: "Option") -> None:
         self.option = option
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         """Return the value of the option. Fails as click's types do."""
         try:
             return self.option.convert(value)
@@ -227,7 +234,7 @@ def _click_options(option: "Option") -> Iterator[GroupedOption]:
         )
 
 
-def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return those of a command's options that the user typed. The defaults of the others are in the dataclasses."""
     ctx = click.get_current_context()
     return {
@@ -253,3 +260,17 @@ dry_run_option = grouped_option(
 only_option = grouped_option(
     "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
+
+
+cloud_option = grouped_option(
+    "Machines", "--backend", metavar="NAME", help="Backend that rents from the cloud.  [default: aws]"
+)
+
+
+def open_cloud(backend: str | None) -> "CloudAdministration":
+    """Return the cloud of a backend, and show on stderr what it does. Raises `BadInput`."""
+    from cluster.backends import registry
+    from train.tools import process_log
+
+    process_log.log_to_user()
+    return registry.open_cloud(backend)

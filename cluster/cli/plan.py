@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -141,7 +141,7 @@ def plan(
     within: str | None,
     output: str,
     only: tuple[str, ...],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Show the schedule of RECIPE and a forecast; start nothing.
 
@@ -169,7 +169,7 @@ def plan(
     needs_forecast = bool(
         type_names or epochs or measured_job or plot or criterion or trainer != "ours" or len(machines or ()) > 1
     )
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for selected_recipe in recipes:
         if not needs_forecast:
             rows.append(_show_single_plan(selected_recipe, recipe, machines, launch_options, output))
@@ -194,7 +194,7 @@ def plan(
 
 def _show_single_plan(
     recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: "LaunchOptions", output: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Show a plan with its forecast on the recipe's first type that can be rented. Returns the plan for JSON."""
     from cluster.display import forecast as display_forecast
     from cluster.display import plan as display_plan
@@ -276,7 +276,7 @@ def _forecast_candidates(
     return candidates, notes
 
 
-def _plan_json(job_plan: "Plan") -> dict[str, Any]:
+def _plan_json(job_plan: "Plan") -> dict[str, object]:
     from train.tools.records import encode
 
     return {
@@ -290,11 +290,11 @@ def _plan_json(job_plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _candidate_json(candidate: "Candidate") -> dict[str, Any]:
+def _candidate_json(candidate: "Candidate") -> dict[str, object]:
     return {**_plan_json(candidate.plan), **candidate.to_json()}
 
 
-def _choice_json(candidate: "Candidate", chosen: "Candidate | None", launch_command: str) -> dict[str, Any]:
+def _choice_json(candidate: "Candidate", chosen: "Candidate | None", launch_command: str) -> dict[str, object]:
     """Return the fields that say whether a candidate is the chosen one; none when nothing was to be chosen."""
     if chosen is None:
         return {}

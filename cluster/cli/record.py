@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,7 @@ from cluster.errors import BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
+    from cluster.records.writers import JsonMapping
 
 FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
 MLLOG_MARK = ":::MLLOG"
@@ -74,14 +75,14 @@ def record(
         click.echo(f"written: {path}")
 
 
-def _load_run_data(job: "Job") -> dict[str, Any]:
+def _load_run_data(job: "Job") -> "JsonMapping":
     """Return the data of a run from its run folder. Raises `ClusterError`."""
     from cluster.records import run_data
 
     from .inspect import refresh
 
     refresh(job)
-    with _damage_as_cluster_error(f"{job.path}: a file of this run folder is damaged"):
+    with job.report_damaged_files():
         return run_data.collect_run_data(job)
 
 
@@ -94,7 +95,7 @@ def _damage_as_cluster_error(description: str) -> Iterator[None]:
         raise ClusterError(f"{description} ({type(error).__name__}: {error})") from error
 
 
-def _require_consistent_result(run_data: dict[str, Any]) -> None:
+def _require_consistent_result(run_data: "JsonMapping") -> None:
     """Raise `ClusterError` when metrics and result.json disagree about an epoch: a record could follow only one."""
     from cluster.records import check as records_check
 
@@ -106,7 +107,7 @@ def _require_consistent_result(run_data: dict[str, Any]) -> None:
             )
 
 
-def _render(record_format: str, run_data: dict[str, Any], **authorship: str | None) -> str:
+def _render(record_format: str, run_data: "JsonMapping", **authorship: str | None) -> str:
     """Return the record in one of the formats."""
     from cluster.records import writers
     from train.tools.filesystem import to_json_bytes
@@ -191,7 +192,7 @@ def _read_text(path: Path) -> str:
         raise ClusterError(f"{path}: is not text; a record is TSV, JSON or lines of {MLLOG_MARK}") from None
 
 
-def _parse_entry(text: str, path: Path) -> dict[str, Any]:
+def _parse_entry(text: str, path: Path) -> "JsonMapping":
     """Return the JSON object of a record. Raises `ClusterError`."""
     from cluster.records.check import parse_json
 
@@ -204,7 +205,7 @@ def _parse_entry(text: str, path: Path) -> dict[str, Any]:
     return entry
 
 
-def _find_job_of_entry(entry: dict[str, Any] | None) -> "Job | None":
+def _find_job_of_entry(entry: "JsonMapping | None") -> "Job | None":
     """Return the job of this folder that a record describes, None when there is none."""
     from cluster.jobs import store
 
@@ -217,7 +218,7 @@ def _find_job_of_entry(entry: dict[str, Any] | None) -> "Job | None":
     return None
 
 
-def _check_summary(text_by_format: dict[str, str], entry: dict[str, Any] | None, job: "Job | None") -> str:
+def _check_summary(text_by_format: dict[str, str], entry: "JsonMapping | None", job: "Job | None") -> str:
     """Return in one line what was checked, and what could not be."""
     parts = []
     if "tsv" in text_by_format:

@@ -9,7 +9,7 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 from pathlib import Path
 
 from train.tools.agent_protocol import LOG_FOLDERS
-from train.tools.filesystem import locked
+from train.tools.filesystem import locked, open_regular
 
 from .local import Connector
 from .untrusted import ArrivalFolder, is_mirrored_path
@@ -40,7 +40,7 @@ class LogShipper:
         target.parent.mkdir(parents=True, exist_ok=True)
         # A full disk may take a part of the write. Forget the offset until all is written.
         self.sent_offsets.pop(source, None)
-        with source.open("rb") as source_file, target.open("ab") as target_file:
+        with open_regular(source) as source_file, open_regular(target, "ab") as target_file:
             offset = target_file.seek(0, 2)
             source_file.seek(offset)
             data = source_file.read()

@@ -2,22 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
-from cluster.backends.rentals import OfferRow, RentalSummary, RentedJob
+from cluster.backends.rentals import LaunchFinding, OfferRow, RentalSummary, RentedJob
 from cluster.jobs.billing import CostReport
 
 from .tables import print_table
 
 LABEL_WIDTH = 14
-
-
-class FindingRow(TypedDict):
-    """The result of one check, as `check -o json` prints it."""
-
-    level: str  # "ok", "warning" or "error"
-    what: str
-    type_next: str  # a command, "" for none
 
 
 def format_dollars(value: float | None, digits: int = 2) -> str:
@@ -139,12 +130,12 @@ def show_offers(rows: Sequence[OfferRow]) -> None:
         print("* price of July 2026 that ships with the program, because AWS's price list could not be read")
 
 
-def show_findings(rows: Sequence[FindingRow]) -> None:
+def show_findings(findings: Sequence[LaunchFinding]) -> None:
     """Print the findings of a check, good and bad, each with the command to type next."""
-    for finding in rows:
-        print(f"{finding['level']:8} {finding['what']}")
-        if finding["type_next"]:
-            print(f"{'':8} {finding['type_next']}")
+    for finding in findings:
+        print(f"{finding.level:8} {finding.what}")
+        if finding.type_next:
+            print(f"{'':8} {finding.type_next}")
 
 
 def show_rented_machines(rows: Sequence[RentedJob]) -> None:

@@ -12,6 +12,7 @@ from train.tools.records import encode
 from .tables import print_table
 
 MAX_REASON_CHARACTERS = 140
+DAMAGED = "damaged"  # in place of the state of a job that cannot be read
 # The labels under which `show_status` prints values whose keys are not plain words.
 STATUS_LABELS = {
     "procs": "processes",
@@ -24,12 +25,12 @@ STATUS_LABELS = {
 }
 
 
-def show_jobs(job_statuses: Sequence[JobStatus]) -> None:
-    """Print a row for each job."""
+def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
+    """Print a row for each job, by name. None: a file of its run folder is damaged."""
     columns = ("job", "recipe", "state", "machines", "epoch", "step", "top1", "top5", "img/s", "time")
     rows = [
         (
-            status.job,
+            name,
             status.recipe,
             status.state,
             status.machines,
@@ -40,7 +41,9 @@ def show_jobs(job_statuses: Sequence[JobStatus]) -> None:
             status.images_per_second and f"{status.images_per_second:.0f}",
             format_duration(status.seconds),
         )
-        for status in job_statuses
+        if status
+        else (name, "", DAMAGED, *[""] * 7)
+        for name, status in job_statuses.items()
     ]
     print_table(columns, rows)
 

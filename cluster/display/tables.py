@@ -1,14 +1,15 @@
 """The console and the table layout that all terminal output uses."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
 from cluster.state.states import JobState
 
+from .terminal import clean, styled_stream
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 STATE_EXIT_CODES = {JobState.DONE: EXIT_OK, JobState.FAILED: EXIT_JOB_FAILED, JobState.STOPPED: EXIT_JOB_STOPPED}
 STATE_COLORS: dict[str, str] = {  # of the states of jobs, and of the states of machines with the same names
@@ -27,10 +28,19 @@ def console(to_stderr: bool = False) -> "Console":
     Output to a file or a pipe has no color and no cut lines. NO_COLOR is respected.
     """
     from rich.console import Console
+    from rich.segment import Segment
 
-    stream = sys.stderr if to_stderr else sys.stdout
+    class CleanConsole(Console):
+        """A console that removes control characters from text before it is styled."""
+
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            """Yield the segments of what is printed."""
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+    stream = styled_stream(to_stderr)
     width = None if stream.isatty() else PLAIN_WIDTH_CHARACTERS
-    return Console(stderr=to_stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+    return CleanConsole(file=stream, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
@@ -51,8 +61,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     has_state = len(columns) > 2 and columns[2] == "state"
     for cells in cell_rows:
         table.add_row(*cells, style=STATE_COLORS.get(cells[2]) if has_state else None)
-    # Wider than most terminals on purpose: the terminal then wraps lines, while rich would cut the cells.
-    console().print(table, width=PLAIN_WIDTH_CHARACTERS)
+    out = console()
+    out.width = PLAIN_WIDTH_CHARACTERS  # of any terminal: a narrower one wraps lines, while rich would cut the cells
+    out.print(table)
 
 
 def format_cell(value: object) -> str:

@@ -1,8 +1,6 @@
 """Live view of a job's machines: one row each, refreshed every second. Decides nothing.
 
-Training is synchronous: all ranks have the same step time, and all except the slowest wait for it. So the slowest rank
-is the one that waits least. The age of a status is measured with this computer's clock only, because the machines'
-clocks may be wrong.
+The age of a status is measured with this computer's clock only, because the machines' clocks may be wrong.
 """
 
 import contextlib
@@ -10,10 +8,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from cluster.state.heartbeats import MachineLoad
+from cluster.state.heartbeats import MachineLoad, find_slowest_rank
 from cluster.state.states import MachineState
 from cluster.state.status import JobStatus, MachineRow
 from train.metrics.text import format_duration
@@ -41,7 +39,6 @@ COLUMN_DROP_ORDER = (
 UNCUT_WIDTH_CHARACTERS = 1000  # of output that does not go to a terminal, so that nothing is cut
 TOP_REFRESH_SECONDS = 1.0
 STALE_STATUS_SECONDS = 5.0  # an agent writes its status about once a second
-SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the median
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def machine_table_rows(machines: Machines, now: float, tracker: StatusAgeTracker
     tracker = tracker or StatusAgeTracker()
     ages = {name: tracker.status_age(name, now) for name in machines}
     fresh_names = [name for name, age in ages.items() if (age or 0.0) <= STALE_STATUS_SECONDS]
-    slowest = _find_slowest({name: machines[name] for name in fresh_names})
+    slowest = find_slowest_rank({name: status for name in fresh_names if (status := machines[name].status)})
     rows = []
     for name in sorted(machines, key=_natural_sort_key):
         machine = machines[name]
@@ -102,9 +99,8 @@ def machine_table_rows(machines: Machines, now: float, tracker: StatusAgeTracker
         if age is not None:
             lower_bound = "" if name in tracker.seen_changing else "> "
             cells["last status"] = f"{lower_bound}{age:.0f} s ago"
-        if slowest is not None and slowest[0] == name:
-            has_several_ranks = len(_busy_shares(machine)) > 1
-            cells["slowest"] = f"slowest: GPU {slowest[1]}" if has_several_ranks else "slowest"
+        if slowest is not None and slowest.machine == name:
+            cells["slowest"] = f"slowest: GPU {slowest.local_rank}" if slowest.ranks_here > 1 else "slowest"
         reason = " ".join(machine.reason.split())
         rows.append(TableRow(cells, machine.state, age, reason))
     return rows
@@ -136,32 +132,6 @@ def _cells(name: str, machine: MachineRow) -> dict[str, str]:
         "in Gbit/s": _format_number(load.net_in_gbit, ".2f"),
         "out Gbit/s": _format_number(load.net_out_gbit, ".2f"),
     }
-
-
-def _find_slowest(machines: Machines) -> tuple[str, int] | None:
-    """Return the machine and local rank of the slowest rank, None if none is clearly busier than the median.
-
-    Ranks of an older attempt are left out: they no longer wait for the others.
-    """
-    attempts = {name: machine.status.attempt for name, machine in machines.items() if machine.status}
-    newest_attempt = max(attempts.values(), default=0)
-    busy_shares = [
-        (share, name, rank)
-        for name, attempt in attempts.items()
-        if attempt == newest_attempt
-        for rank, share in enumerate(_busy_shares(machines[name]))
-        if share is not None
-    ]
-    if not busy_shares:
-        return None
-    max_share, name, rank = max(busy_shares, key=lambda entry: entry[0])
-    margin = max_share - median(share for share, _, _ in busy_shares)
-    return (name, rank) if margin >= SLOWEST_BUSY_MARGIN - 1e-9 else None
-
-
-def _busy_shares(machine: MachineRow) -> Sequence[float | None]:
-    """Return the share of the time in which each GPU of a machine worked."""
-    return (machine.status and machine.status.busy) or ()
 
 
 def _numbers(values: Iterable[float | None]) -> list[float]:

@@ -1,7 +1,7 @@
 """The Python interface to jobs: `from cluster import launch, jobs`, then `jobs.find("job-1")`."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .job import Job as Job
@@ -14,7 +14,7 @@ MODULE_BY_NAME = {"Job": "job", "all_jobs": "store", "find": "store", "launch": 
 __all__ = ["Job", "all_jobs", "find", "launch", "runs_folder"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name on first use.
 
     `python -m cluster.jobs.supervisor` imports this package first; it must not import the submodule a second time.

@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 
 from cluster.backends.base import BilledBackend
-from cluster.backends.rentals import JobCost
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
+from infra.costs import JobCost
 from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 
@@ -35,9 +35,7 @@ def terminate_job(job: Job) -> None:
         silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
-                result.write_result(
-                    job.run_folder, job.spec, job.backend, silent_machines, DOWN_REASON, JobState.STOPPED
-                )
+                result.write_result(job.run, job.backend, silent_machines, DOWN_REASON, JobState.STOPPED)
         except OSError as error:
             raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
 
@@ -69,8 +67,15 @@ class CostReport:
 
 
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
-    """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent."""
+    """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent.
 
+    Raises `ClusterError` when a file of the run folder is damaged.
+    """
+    with job.report_damaged_files():
+        return _cost_report(job, target_top5)
+
+
+def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return _job_cost(job, moment).dollars
 
@@ -81,7 +86,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
         target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
     begin, end = (steps[0].time, epochs[-1].time) if steps and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
-    losses = timeline.lost_intervals(job.path, job.run_folder.shared)
+    losses = timeline.lost_intervals(job.run_folder)
     return CostReport(
         job=job.name,
         backend=job.backend.description,

@@ -3,12 +3,11 @@
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
+from train.evaluation.protocol import Accuracy, EvaluationMessage, EvaluationRow, RatioBucket
 from train.tools.process import die_with_parent, kill_process_groups
 
 from . import checkpoints
@@ -17,7 +16,7 @@ from .job import Job
 EVALUATION_MODULE = "train.evaluation.__main__"
 
 
-def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, total: None) -> dict[str, Any]:
+def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, total: None) -> dict[str, object]:
     """Return the options by which a job's own validation is repeated: newest checkpoint, data set, fraction of images.
 
     Raises `ClusterError` as `checkpoints.newest_checkpoint` does.
@@ -32,15 +31,16 @@ def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, t
     }
 
 
-def evaluation_command(checkpoint: Path, *, skip_bad: bool = False, **options: Any) -> list[str]:
-    """Return the command that evaluates a checkpoint. `options` are its options by name; None leaves one out."""
-    argv = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    if skip_bad:
+def evaluation_command(options: Mapping[str, object]) -> list[str]:
+    """Return the command that evaluates `options["checkpoint"]` by the other options; None leaves one out."""
+    valued = {name: value for name, value in options.items() if name not in ("checkpoint", "skip_bad")}
+    argv = [f"--{name}={value}" for name, value in valued.items() if value is not None]
+    if options.get("skip_bad"):
         argv.append("--skip-bad")
-    return module_command(EVALUATION_MODULE, *argv, "--", str(checkpoint))
+    return module_command(EVALUATION_MODULE, *argv, "--", str(options["checkpoint"]))
 
 
-def run_evaluation(argv: Sequence[str]) -> Iterator[dict[str, Any]]:
+def run_evaluation(argv: Sequence[str]) -> Iterator[EvaluationMessage]:
     """Run an evaluation command and yield its messages as they come. Its progress goes to stderr.
 
     When the caller closes the iterator, the process and its children are killed. Raises `ClusterError` with the error
@@ -63,17 +63,25 @@ def run_evaluation(argv: Sequence[str]) -> Iterator[dict[str, Any]]:
         process.stdout.close()
 
 
-def rect_gains(rows: Sequence[Mapping[str, Any]], buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return by how many percentage points rectangular crops are better than square center crops.
+class BucketGain(RatioBucket, Accuracy):
+    """By how many points an accuracy is better in a bucket of aspect ratios."""
 
-    One dict for each size that has both: "size", "top1", "top5", and "buckets" with the gains by aspect ratio.
-    """
-    gains = []
+
+class RectGain(Accuracy):
+    """By how many points rectangular crops are better than square center crops at one size, also by aspect ratio."""
+
+    size: int
+    buckets: list[BucketGain]
+
+
+def rect_gains(rows: Sequence[EvaluationRow], buckets: Sequence[RatioBucket]) -> list[RectGain]:
+    """Return the gain of rectangular crops for each size that has both rectangular and center crops."""
+    gains: list[RectGain] = []
     for rect_row in rows:
         center_row = next((row for row in rows if (row["crop"], row["size"]) == ("center", rect_row["size"])), None)
         if rect_row["crop"] != "rect" or center_row is None:
             continue
-        bucket_gains = [
+        bucket_gains: list[BucketGain] = [
             {**bucket, **_accuracy_difference(rect_bucket, center_bucket)}
             for bucket, center_bucket, rect_bucket in zip(
                 buckets, center_row["buckets"], rect_row["buckets"], strict=True
@@ -83,5 +91,5 @@ def rect_gains(rows: Sequence[Mapping[str, Any]], buckets: Sequence[Mapping[str,
     return gains
 
 
-def _accuracy_difference(row: Mapping[str, Any], reference_row: Mapping[str, Any]) -> dict[str, float]:
-    return {metric: row[metric] - reference_row[metric] for metric in ("top1", "top5")}
+def _accuracy_difference(row: Accuracy, reference_row: Accuracy) -> Accuracy:
+    return {"top1": row["top1"] - reference_row["top1"], "top5": row["top5"] - reference_row["top5"]}

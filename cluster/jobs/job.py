@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import Run, RunFolder, agent_log_path, setup_log_path
+from cluster.state.run_folder import Run, RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
@@ -27,8 +27,7 @@ from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
-from train.tools.process_log import SUPERVISOR_LOG
-from train.tools.records import DamagedRecord, read_record
+from train.tools.records import DamagedRecord, damaged, read_record
 
 from . import queue_state
 
@@ -44,8 +43,12 @@ class JobBusy(ClusterError):
     """Another command is changing the job."""
 
 
-class Job:
-    """A job in its run folder. Cheap to create: every property reads the files again.
+class DamagedJob(ClusterError):
+    """A file of the run folder is damaged."""
+
+
+class JobReader:
+    """What the files of a job's run folder say. Cheap to create: every property reads the files again.
 
     Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
     that it copies into the run folder.
@@ -58,20 +61,35 @@ class Job:
         self.is_supervisor = is_supervisor
 
     @cached_property
-    def spec(self) -> JobSpec:
-        """The job's specification. Raises `ClusterError` when job.json is missing or damaged."""
+    def run(self) -> Run:
+        """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
         try:
-            return Run.read(self.path).spec
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
+            return Run.read(self.path)
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except OSError as error:
+            raise self._damage(damaged(error)) from error
+
+    def _damage(self, error: DamagedRecord) -> DamagedJob:
+        """Return the error about a damaged file of the run folder. It names the file and says what to do."""
+        return DamagedJob(
+            f"{self.path}: a file in it is damaged ({error}); restore the file, or delete the folder to forget the job"
+        )
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's specification."""
+        return self.run.spec
 
     @cached_property
     def backend(self) -> Backend:
         """The backend that provides the machines."""
         try:
-            return registry.open_backend(Run(self.spec, self.run_folder))
+            return registry.open_backend(self.run)
         except BadInput as error:
             raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
 
     @property
     def is_alive(self) -> bool:
@@ -81,7 +99,7 @@ class Job:
     @property
     def result(self) -> JobResult | None:
         """The content of result.json, None until the job has ended. Raises `ClusterError` when it is damaged."""
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return read_record(self.run_folder.result_path, JobResult)
 
     @property
@@ -92,14 +110,15 @@ class Job:
     @property
     def is_waiting(self) -> bool:
         """Whether the job is in a queue and has not been started yet."""
-        return not queue_state.has_left_queue(self.run_folder, self.spec)
+        return not queue_state.has_left_queue(self.run)
 
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
-        schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
-        return flat_settings(schedule, self.spec.machines * self.spec.procs)
+        with self.report_damaged_files():
+            images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
+            schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
+            return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
     @property
     def state(self) -> JobState:
@@ -111,13 +130,14 @@ class Job:
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
-        with self._report_damaged_files():
+        with self.report_damaged_files():
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
-        job_status = state_status.job_status(self.run_folder, self.spec, self.result)
+        attempts.check_attempts(self.run_folder.shared)
+        job_status = state_status.job_status(self.run, self.result)
         if self.is_waiting:
-            wait = queue_state.describe_wait(self.run_folder, self.spec)
+            wait = queue_state.describe_wait(self.run)
             return replace(job_status, state=JobState.WAITING, doing=wait)
         if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
             return replace(job_status, state=JobState.WAITING, doing=wait)
@@ -125,10 +145,89 @@ class Job:
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
             has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
-            state, reason = state_status.infer_end_state(self.run_folder, self.spec)
+            state, reason = state_status.infer_end_state(self.run)
             if not has_training_result:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
+
+    @contextlib.contextmanager
+    def report_damaged_files(self) -> Iterator[None]:
+        """Turn the errors that a damaged file causes into `DamagedJob`.
+
+        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
+        """
+        try:
+            yield
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            if self.is_supervisor:  # its log keeps the traceback
+                raise
+            raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
+
+    @property
+    def has_agent_status(self) -> bool:
+        """Whether an agent of the last launch has written a status."""
+        return bool(state_status.machine_statuses(self.run))
+
+    @property
+    def is_booting(self) -> bool:
+        """Whether the agents of the last launch were started so recently that their first status may still come."""
+        start = state_status.agents_start_time(self.run)
+        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
+
+    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
+        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
+        return state_status.read_metrics(self.run_folder, row_type)
+
+    def scalars(self, name: str) -> list[tuple[int, float]]:
+        """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
+        values: list[tuple[int, float | None]]
+        if name.startswith("val/"):
+            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
+        else:
+            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
+        return [(images, value) for images, value in values if value is not None]
+
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
+
+        Before the first attempt it is the log of the machine's set-up.
+        """
+        number = attempt or self.status().attempt
+        return rank_log_file(self.path, number, rank) if number else setup_log_path(self.path, machine)
+
+    def timeline(self) -> list[AttemptRow]:
+        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
+        with self.report_damaged_files():
+            return state_timeline.attempt_rows(self.run_folder)
+
+    def machine_details(self) -> dict[str, MachineRow]:
+        """Return the last status of each machine, with the seconds of each stage up to its first step.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
+        with self.report_damaged_files():
+            return state_status.machine_rows(self.run)
+
+    @property
+    def rank0_machine(self) -> str:
+        """The name of the machine of rank 0."""
+        newest = attempts.newest_attempt(self.run_folder.shared)
+        return newest.machine_names[0] if newest and newest.members else "0"
+
+    def resolve_machine(self, machine: int | None) -> str:
+        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
+        name = self.rank0_machine if machine is None else str(machine)
+        if name not in self.spec.machine_names:
+            raise BadInput(
+                f"{self.name} has the machines {', '.join(self.spec.machine_names)}; there is no machine {name}"
+            )
+        return name
+
+
+class Job(JobReader):
+    """A job in its run folder, with the commands that change it."""
 
     def refresh(self) -> None:
         """Copy new files into the run folder; if the agents are gone, write the result.
@@ -138,31 +237,13 @@ class Job:
         Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
         """
         try:
-            with self._report_damaged_files():
+            with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
         except OSError as error:
             reason = error.strerror or error
             raise ClusterError(
                 f"{self.path}: {reason}; until then the files of the job cannot be copied here"
-            ) from error
-
-    @contextlib.contextmanager
-    def _report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `ClusterError`.
-
-        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
-        """
-        try:
-            yield
-        except DamagedRecord as error:
-            raise ClusterError(f"{self.path}: a file in it is damaged ({error})") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if self.is_supervisor:  # its log keeps the traceback
-                raise
-            raise ClusterError(
-                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-                "restore it, or delete the folder to forget the job"
             ) from error
 
     def _advance(self) -> None:
@@ -191,30 +272,17 @@ class Job:
         """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
         with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
-                state, _ = state_status.infer_end_state(self.run_folder, self.spec)
+                state, _ = state_status.infer_end_state(self.run)
                 end_reason = self.backend.explain_end()
                 silent_machines = self.backend.terminate()
-                state_result.write_result(
-                    self.run_folder, self.spec, self.backend, silent_machines, end_reason, end_state=state
-                )
+                state_result.write_result(self.run, self.backend, silent_machines, end_reason, end_state=state)
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()
-            state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines, reason, end_state)
-
-    @property
-    def has_agent_status(self) -> bool:
-        """Whether an agent of the last launch has written a status."""
-        return bool(state_status.machine_statuses(self.run_folder, self.spec))
-
-    @property
-    def is_booting(self) -> bool:
-        """Whether the agents of the last launch were started so recently that their first status may still come."""
-        start = state_status.agents_start_time(self.run_folder, self.spec)
-        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
+            state_result.write_result(self.run, self.backend, silent_machines, reason, end_state)
 
     def wait(self, timeout_seconds: float | None = None) -> JobState:
         """Wait until the job has ended and return its final state. Raises `ClusterError` after the timeout."""
@@ -229,75 +297,6 @@ class Job:
                 )
             time.sleep(WAIT_POLL_SECONDS)
 
-    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
-        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
-        return state_status.read_metrics(self.path, row_type)
-
-    def scalars(self, name: str) -> list[tuple[int, float]]:
-        """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
-        values: list[tuple[int, float | None]]
-        if name.startswith("val/"):
-            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
-        else:
-            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
-        return [(images, value) for images, value in values if value is not None]
-
-    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one).
-
-        Before the first attempt it is the log of the machine's set-up.
-        """
-        number = attempt or self.status().attempt
-        return rank_log_file(self.path, number, rank) if number else self.setup_log_path(machine)
-
-    def agent_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's agent: its changes of state, as JSON lines."""
-        return agent_log_path(self.path, machine)
-
-    def setup_log_path(self, machine: str = "0") -> Path:
-        """Return the log of a machine's set-up."""
-        return setup_log_path(self.path, machine)
-
-    @property
-    def supervisor_log_path(self) -> Path:
-        """The log of the job's supervisor, as JSON lines."""
-        return self.path / SUPERVISOR_LOG
-
-    def timeline(self) -> list[AttemptRow]:
-        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
-        return state_timeline.attempt_rows(self.path, self.run_folder.shared)
-
-    def machine_details(self) -> dict[str, MachineRow]:
-        """Return the last status of each machine, with the seconds of each stage up to its first step.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
-        with self._report_damaged_files():
-            return state_status.machine_rows(self.run_folder, self.spec)
-
-    @property
-    def rank0_machine(self) -> str:
-        """The name of the machine of rank 0."""
-        newest = attempts.newest_attempt(self.run_folder.shared)
-        return newest.machine_names[0] if newest and newest.members else "0"
-
-    def attach_command(self, machine: int | None = None) -> list[str]:
-        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
-        return self.backend.attach_command(self._resolve_machine(machine))
-
-    def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-        """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
-        return self.backend.shell_command(self._resolve_machine(machine), argv, tty)
-
-    def _resolve_machine(self, machine: int | None) -> str:
-        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
-        name = self.rank0_machine if machine is None else str(machine)
-        if name not in self.spec.machine_names:
-            raise BadInput(
-                f"{self.name} has the machines {', '.join(self.spec.machine_names)}; there is no machine {name}"
-            )
-        return name
-
     def start(self) -> None:
         """Start the job. Raises `ClusterError`; a job that had ended before then keeps its result."""
         with self.locked():
@@ -309,10 +308,10 @@ class Job:
 
         Raises `ClusterError` when too few are free.
         """
-        spec = queue_state.with_free_machines(self.run_folder, self.spec)
+        spec = queue_state.with_free_machines(self.run)
         if spec != self.spec:
             self.run_folder.write_spec(spec)
-            self.spec = spec
+            self.run = replace(self.run, spec=spec)
             vars(self).pop("backend", None)  # it works by the old specification
 
     def start_locked(self) -> None:
@@ -321,7 +320,7 @@ class Job:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
         (self.run_folder.shared / "stop").unlink(missing_ok=True)
         for name in self.spec.machine_names:
-            self._disabled_marker(name).unlink(missing_ok=True)
+            self.run_folder.disabled_marker(name).unlink(missing_ok=True)
         previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
@@ -374,8 +373,7 @@ class Job:
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
                 self.backend.terminate()
             state_result.write_result(
-                self.run_folder,
-                self.spec,
+                self.run,
                 self.backend,
                 end_reason="stopped while it waited",
                 end_state=JobState.STOPPED,
@@ -391,18 +389,10 @@ class Job:
         self.refresh()
         if self.has_ended or self.is_waiting:
             raise ClusterError(f"{self.name} is {self.state}; it has no machine that could be lost")
-        name = self._resolve_machine(int(machine))
+        name = self.resolve_machine(int(machine))
         if is_permanent:
-            self._disabled_marker(name).touch()
+            self.run_folder.disabled_marker(name).touch()
         self.backend.kill_machine(name, notice_seconds)
-
-    def _disabled_marker(self, machine: str) -> Path:
-        """Return the file that exists when a machine must not be replaced."""
-        return self.path / f".away-{machine}"
-
-    def is_disabled(self, machine: str) -> bool:
-        """Whether a machine was killed for good, and must not be replaced."""
-        return self._disabled_marker(machine).exists()
 
     def resume(self) -> None:
         """Start a stopped or failed job again, from its newest complete checkpoint.

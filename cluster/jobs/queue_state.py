@@ -8,12 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cluster.connectors import tmux
 from cluster.connectors.local import module_command
 from cluster.errors import BadInput, ClusterError
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.tools.filesystem import locked, read_json
 
@@ -32,9 +31,9 @@ def queue_start_marker(runs_folder: Path, queue_id: str) -> Path:
     return runs_folder / f".queue-{queue_id}.asked"
 
 
-def has_left_queue(run_folder: RunFolder, spec: JobSpec) -> bool:
+def has_left_queue(run: Run) -> bool:
     """Whether the job is not waiting: it was started, it has ended, or it never belonged to a queue."""
-    return not spec.queue or run_folder.started_marker.exists() or run_folder.result_path.exists()
+    return not run.spec.queue or run.folder.started_marker.exists() or run.folder.result_path.exists()
 
 
 def queue_run_folders(runs_folder: Path, queue_id: str) -> list[RunFolder]:
@@ -53,12 +52,12 @@ def _job_number(run_folder: RunFolder) -> int:
     return int(run_folder.path.name.removeprefix("job-"))
 
 
-def describe_wait(run_folder: RunFolder, spec: JobSpec) -> str:
+def describe_wait(run: Run) -> str:
     """Return what a waiting job waits for: the unfinished jobs before it in its queue."""
-    own_number = _job_number(run_folder)
+    own_number = _job_number(run.folder)
     names = [
         other.path.name
-        for other in queue_run_folders(run_folder.path.parent, spec.queue)
+        for other in queue_run_folders(run.folder.path.parent, run.spec.queue)
         if _job_number(other) < own_number and not other.result_path.exists()
     ]
     if len(names) > MAX_JOBS_LISTED:
@@ -96,18 +95,19 @@ def running_specs(runs_folder: Path, queue_id: str) -> list[JobSpec]:
     return specs
 
 
-def with_free_machines(run_folder: RunFolder, spec: JobSpec) -> JobSpec:
+def with_free_machines(run: Run) -> JobSpec:
     """Return the spec with as many machines of its hosts file as it needs, none of them used by its queue's other jobs.
 
     A job that has its machines already keeps them. Raises `ClusterError` when too few are free.
     """
+    spec = run.spec
     needed_count = len(spec.machine_names)
     machines = (spec.hosts or {}).get("machines", [])
     if len(machines) <= needed_count:
         return spec
     other_specs: list[JobSpec] = []
     if spec.queue:
-        running = running_specs(run_folder.path.parent, spec.queue)
+        running = running_specs(run.folder.path.parent, spec.queue)
         other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
     used_addresses = {
         _host_address(host) for other_spec in other_specs for host in (other_spec.hosts or {}).get("machines", [])
@@ -123,7 +123,7 @@ def with_free_machines(run_folder: RunFolder, spec: JobSpec) -> JobSpec:
     return replace(spec, hosts={**(spec.hosts or {}), "machines": free_machines[:needed_count]})
 
 
-def _host_address(host: Mapping[str, Any]) -> tuple[str, int]:
+def _host_address(host: Mapping[str, object]) -> tuple[str, object]:
     return str(host["host"]).lower(), host.get("port") or DEFAULT_SSH_PORT
 
 

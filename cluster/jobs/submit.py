@@ -5,7 +5,6 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from cluster.backends import registry
@@ -13,7 +12,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
@@ -28,7 +27,7 @@ __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", 
 FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
 
 
-def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
+def launch(recipe: str | Path | Recipe | Plan, backend: str | None = None, **options: object) -> Job:
     """Start a job and return it as soon as its agent is at work.
 
     `options` are those of `make_launch_options`: the options of the command line, with underscores. Raises `BadInput`,
@@ -38,15 +37,15 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
         recipes = load_recipes(str(recipe))
         if len(recipes) > 1:
             raise BadInput(f"{recipe}: has {len(recipes)} recipes; launch one at a time")
-        job_plan = plan(recipes[0], make_launch_options(**options), recipe_file=str(recipe))
+        job_plan = plan(recipes[0], make_launch_options(backend, **options), recipe_file=str(recipe))
     elif isinstance(recipe, Recipe):
-        job_plan = plan(recipe, make_launch_options(**options))
+        job_plan = plan(recipe, make_launch_options(backend, **options))
     else:
         job_plan = recipe
-    backend = registry.backend_class(job_plan.spec.backend)
+    backend_class = registry.backend_class(job_plan.spec.backend)
     if interrupted_job := find_interrupted_duplicate(job_plan.spec):
         return interrupted_job
-    backend.check(job_plan.spec, runs_folder())
+    backend_class.check(job_plan.spec, runs_folder())
     job = create_job(job_plan.spec)
     job.start()
     return job
@@ -68,7 +67,7 @@ def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     return duplicate
 
 
-def request_fingerprint(spec: JobSpec) -> dict[str, Any]:
+def request_fingerprint(spec: JobSpec) -> dict[str, object]:
     """Return what the user asked for, without the fields that are new with each launch: names, times, prices."""
     rental = dict(spec.cloud or {})
     places = {(place["region"], place["zone"], place["type"], place["market"]) for place in rental.pop("places", [])}
@@ -85,7 +84,7 @@ def create_job(spec: JobSpec) -> Job:
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)
         run_folder.shared.mkdir(parents=True)
-        run_folder.write_spec(spec if spec.queue else with_free_machines(run_folder, spec))
+        run_folder.write_spec(spec if spec.queue else with_free_machines(Run(spec, run_folder)))
     except BaseException as error:
         if path:
             shutil.rmtree(path, ignore_errors=True)

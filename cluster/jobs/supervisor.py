@@ -73,7 +73,7 @@ class MachineReplacer:
         run_folder = self.job.run_folder
         if len(spec.machine_names) == 1 or (run_folder.shared / "stop").exists():
             return []
-        statuses = status.machine_statuses(run_folder, spec)
+        statuses = status.machine_statuses(self.job.run)
         has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
             machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
             for machine_status in statuses.values()
@@ -90,7 +90,11 @@ class MachineReplacer:
             return []
         # While the job boots, a machine without a status may only be slow.
         started_machines = [name for name in dead_machines if name in statuses or not self.job.is_booting]
-        return [name for name in started_machines if name not in failed_machines and not self.job.is_disabled(name)]
+        return [
+            name
+            for name in started_machines
+            if name not in failed_machines and not run_folder.disabled_marker(name).exists()
+        ]
 
 
 def main() -> int:

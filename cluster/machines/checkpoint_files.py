@@ -6,11 +6,11 @@ from typing import BinaryIO
 
 from cluster.connectors.local import Connector
 from cluster.connectors.untrusted import MAX_CHECKPOINT_BYTES, ArrivalFolder, BadAnswer, checkpoint_age
-from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, checkpoint_folders
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, RESUME_PATTERN, checkpoint_folders
 from train.tools.filesystem import newest_intact_file, verify_checksum
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
-CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, "resume-*.pt")
+CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, RESUME_PATTERN)
 
 # Called with the bytes received so far and the size of the file.
 DownloadProgress = Callable[[int, int], None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from cluster.backends import catalog
 from cluster.backends.planner import RENTED_DATA_FOLDER, MachinePlanner, SourceAccess
 from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import fetch_manifest, fetch_small_file
@@ -33,9 +34,7 @@ def is_s3(location: str) -> bool:
 def open_source(location: str) -> Source:
     """Open a folder or an S3 location as the source of a fetch. Raises `ClusterError`."""
     if is_s3(location):
-        from cluster.backends.aws.s3_source import S3Source
-
-        return S3Source(location)
+        return catalog.open_object_store(location)
     return FolderSource(Path(location).expanduser().absolute())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from cluster.backends import registry
 from cluster.backends.planner import MachineRequest
 from cluster.errors import BadInput
-from cluster.state.spec import JobSpec
+from cluster.state.spec import MAX_MACHINES, JobSpec
 from train.forecast import Constants
 from train.recipe.components import SAMPLE
 from train.recipe.files import RecipeError, read_recipes
@@ -17,8 +17,6 @@ from . import data_fetch
 from .data_fetch import count_splits
 from .launch_options import LaunchOptions, make_launch_options
 from .plan import Plan
-
-MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
 
 
 def plan(
@@ -72,7 +70,7 @@ def plan(
     if options.train.copies and not is_s3_data:
         copies_root = Path(options.train.copies).expanduser().absolute()
     else:
-        copies_root = root.with_name(root.name + "-sz")
+        copies_root = root.parent / f"{root.name}-sz"  # not `with_name`: the root of all folders has no name
 
     remote_dataset = None
     if is_s3_data or options.fetch:
@@ -85,7 +83,7 @@ def plan(
             source, recipe, options.train.copies, options.fetch or "", planner
         )
         root = remote_dataset.target
-        copies_root = root.with_name(root.name + "-sz")
+        copies_root = root.parent / f"{root.name}-sz"
 
     if options.recovery.min_machines > machines:
         raise BadInput(

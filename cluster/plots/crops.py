@@ -4,10 +4,12 @@ The part of an image that the network does not see is dimmed.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from train.evaluation.protocol import CropAnswer, ExampleImage
 
 from .figures import font_points, make_pixel_figure, matplotlib_settings, save_png
 from .palette import BACKGROUND_COLOR, TEXT_COLOR
@@ -31,11 +33,11 @@ WRONG_COLOR = "#d1495b"
 FRAME_COLOR = "#ffcc00"
 DIM_FRACTION = 0.65  # how far a dimmed pixel is moved towards white
 CROP_LABELS = {"tta": "tta: also mirrored"}
-# What the trainer says of an image or an answer: one of the messages of `python -m train.evaluation`.
-Message = Mapping[str, Any]  # JSON of which each key has its own type
 
 
-def draw_crops(path: Path, title: str, size: int, images: Sequence[Message], has_several_sizes: bool = False) -> None:
+def draw_crops(
+    path: Path, title: str, size: int, images: Sequence[ExampleImage], has_several_sizes: bool = False
+) -> None:
     """Write the plot to `path`: one row for each image, one column for each crop.
 
     `images` is the list "seen" in the output of `python -m train.evaluation`. It was evaluated at `size` pixels; when
@@ -45,7 +47,7 @@ def draw_crops(path: Path, title: str, size: int, images: Sequence[Message], has
         save_png(crops_figure(title, size, images, has_several_sizes), path)
 
 
-def crops_figure(title: str, size: int, images: Sequence[Message], has_several_sizes: bool = False) -> "Figure":
+def crops_figure(title: str, size: int, images: Sequence[ExampleImage], has_several_sizes: bool = False) -> "Figure":
     """Return the plot, as `draw_crops` says. One unit of its axes is a pixel, counted from the top left."""
     import numpy as np
 
@@ -73,7 +75,7 @@ def crops_figure(title: str, size: int, images: Sequence[Message], has_several_s
     return figure
 
 
-def _answer_height(image: Message) -> int:
+def _answer_height(image: ExampleImage) -> int:
     is_all_right = all(answer["right"] for answer in image["answers"])
     return ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT)
 
@@ -108,7 +110,7 @@ def _draw_header(axes: "Axes", title: str, subtitle: str) -> None:
         text = axes.annotate(words, (1, 0), xycoords=text, va="bottom", color=color, fontsize=font_points(13))
 
 
-def _draw_answer(axes: "Axes", center_x: int, top: int, answer: Message, true_class: str) -> None:
+def _draw_answer(axes: "Axes", center_x: int, top: int, answer: CropAnswer, true_class: str) -> None:
     """Draw the predicted class and its probability, and the true class where the prediction is wrong."""
     prediction = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
     color = CORRECT_COLOR if answer["right"] else WRONG_COLOR

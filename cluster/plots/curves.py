@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from train.forecast import TermComparison
 from train.metrics.text import PART_TITLES
 
 from . import figures, svg
-from .job_facts import JobFacts, JsonObject
+from .job_facts import CurvePoint, JobFacts, StepPoint
 from .palette import SERIES_COLORS
 
 if TYPE_CHECKING:
@@ -72,14 +72,15 @@ def job_color(index: int) -> str:
 
 def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
     """Return the charts over time and over images, with the curves of all jobs in each. Empty charts are left out."""
-    time = time_unit(_largest_value(all_facts, "at"))
-    images = image_unit(_largest_value(all_facts, "images"))
-    rates = _training_curves(all_facts, "lr", images)
+    all_points = [point for facts in all_facts for point in (*facts.steps, *facts.epochs)]
+    time = time_unit(max((point.seconds for point in all_points), default=0.0))
+    images = image_unit(max((point.images for point in all_points), default=0))
+    rates = _training_curves(all_facts, lambda point: point.lr, images)
+    accuracy_over_time = _accuracy_curves(all_facts, lambda point: point.seconds, time)
+    accuracy_over_images = _accuracy_curves(all_facts, lambda point: point.images, images)
     charts = [
-        _curve_chart("acc-time", "Accuracy over time", "percent", time, _accuracy_curves(all_facts, "at", time)),
-        _curve_chart(
-            "acc-images", "Accuracy over images", "percent", images, _accuracy_curves(all_facts, "images", images)
-        ),
+        _curve_chart("acc-time", "Accuracy over time", "percent", time, accuracy_over_time),
+        _curve_chart("acc-images", "Accuracy over images", "percent", images, accuracy_over_images),
         _curve_chart("loss", "Loss over images", "loss", images, _loss_curves(all_facts, images)),
         _curve_chart("rate", "Learning rate over images", "learning rate", images, rates, y_from_zero=True),
         _size_and_batch_chart(all_facts, images),
@@ -93,10 +94,6 @@ def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
         ),
     ]
     return [chart for chart in charts if chart]
-
-
-def _largest_value(all_facts: Sequence[JobFacts], key: str) -> float:
-    return max((row[key] for facts in all_facts for row in (*facts.train, *facts.epochs)), default=0.0)
 
 
 def time_unit(max_seconds: float) -> Unit:
@@ -113,18 +110,25 @@ def image_unit(max_images: float) -> Unit:
     return ("images seen, thousands", 1e3) if max_images < 5e6 else ("images seen, millions", 1e6)
 
 
-def _accuracy_curves(all_facts: Sequence[JobFacts], x_column: str, unit: Unit) -> list[Curve]:
+def _accuracy_curves(
+    all_facts: Sequence[JobFacts], x_of_point: Callable[[CurvePoint], float], unit: Unit
+) -> list[Curve]:
     curves = []
     for index, facts in enumerate(all_facts):
-        for metric_index, (metric, style) in enumerate((("top1", "solid"), ("top5", "dashed"))):
-            label = metric.replace("top", "top-")
+        top1 = [(x_of_point(epoch) / unit[1], epoch.result.top1) for epoch in facts.epochs]
+        top5 = [(x_of_point(epoch) / unit[1], epoch.result.top5) for epoch in facts.epochs]
+        for metric_index, (label, style, points) in enumerate((("top-1", "solid", top1), ("top-5", "dashed", top5))):
             color = job_color(metric_index)
             if len(all_facts) > 1:  # the color tells the jobs apart, the style the metrics
                 label = f"{facts.job} {label}"
                 color = job_color(index)
-            points = [(row[x_column] / unit[1], row[metric]) for row in facts.epochs if row.get(metric) is not None]
-            curves.append(Curve(LegendEntry(label, color, style), points))
+            curves.append(Curve(LegendEntry(label, color, style), _known(points)))
     return curves
+
+
+def _known(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """Return the points whose y is known."""
+    return [(x, y) for x, y in points if y is not None]
 
 
 def _loss_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
@@ -132,19 +136,22 @@ def _loss_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
     for index, facts in enumerate(all_facts):
         prefix = f"{facts.job} " if len(all_facts) > 1 else ""
         validation_color = job_color(index if len(all_facts) > 1 else 1)
-        training = [(row["images"] / unit[1], row["loss"]) for row in facts.train if row["loss"] is not None]
-        validation = [
-            (row["images"] / unit[1], row["val_loss"]) for row in facts.epochs if row.get("val_loss") is not None
-        ]
+        training = _known([(step.images / unit[1], step.loss) for step in facts.steps])
+        validation = _known([(epoch.images / unit[1], epoch.result.val_loss) for epoch in facts.epochs])
         curves.append(Curve(LegendEntry(f"{prefix}training", job_color(index)), training))
         curves.append(Curve(LegendEntry(f"{prefix}validation", validation_color, "dashed"), validation))
     return curves
 
 
-def _training_curves(all_facts: Sequence[JobFacts], column: str, unit: Unit, is_step_plot: bool = False) -> list[Curve]:
+def _training_curves(
+    all_facts: Sequence[JobFacts],
+    y_of_step: Callable[[StepPoint], float | None],
+    unit: Unit,
+    is_step_plot: bool = False,
+) -> list[Curve]:
     curves = []
     for index, facts in enumerate(all_facts):
-        points = [(row["images"] / unit[1], row[column]) for row in facts.train if row[column] is not None]
+        points = _known([(step.images / unit[1], y_of_step(step)) for step in facts.steps])
         # Earlier jobs get wider lines, so that lines which cover each other are all visible.
         width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
         curves.append(Curve(LegendEntry(facts.job, job_color(index)), points, is_step_plot, width))
@@ -157,13 +164,13 @@ def _speed_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
     for index, facts in enumerate(all_facts):
         points: list[tuple[float, float]] = []
         last_attempt = None
-        for row in facts.train:
-            if row["speed"] is None:
+        for step in facts.steps:
+            if step.images_per_second is None:
                 continue
-            if last_attempt not in (None, row["attempt"]):
-                points.append((row["at"] / unit[1], math.nan))
-            points.append((row["at"] / unit[1], row["speed"]))
-            last_attempt = row["attempt"]
+            if last_attempt not in (None, step.attempt):
+                points.append((step.seconds / unit[1], math.nan))
+            points.append((step.seconds / unit[1], step.images_per_second))
+            last_attempt = step.attempt
         curves.append(Curve(LegendEntry(facts.job, job_color(index)), points))
     return curves
 
@@ -217,8 +224,10 @@ def short_piece_ends(points: Points, min_length: float) -> list[int]:
 
 def _size_and_batch_chart(all_facts: Sequence[JobFacts], unit: Unit) -> Chart | None:
     """Return the chart of the image size above the global batch."""
-    size_curves = [curve for curve in _training_curves(all_facts, "size", unit, is_step_plot=True) if curve.points]
-    batch_curves = [curve for curve in _training_curves(all_facts, "batch", unit, is_step_plot=True) if curve.points]
+    size_curves = _training_curves(all_facts, lambda step: step.image_size, unit, is_step_plot=True)
+    size_curves = [curve for curve in size_curves if curve.points]
+    batch_curves = _training_curves(all_facts, lambda step: step.global_batch, unit, is_step_plot=True)
+    batch_curves = [curve for curve in batch_curves if curve.points]
     if not size_curves and not batch_curves:
         return None
     figure, (upper_axes, lower_axes) = figures.make_axes(rows=2)
@@ -243,7 +252,11 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
 
     `name` is the prefix of the SVG ids, unique in the page.
     """
-    rows = [(row["epoch"], row.get("where") or _training_and_validation_seconds(row)) for row in facts.epochs]
+    epochs = [point.result for point in facts.epochs]
+    rows = [
+        (epoch.epoch, epoch.where or {"steps": epoch.train_seconds, "validation": epoch.val_seconds})
+        for epoch in epochs
+    ]
     parts = [part for part in PART_TITLES if any(seconds.get(part, 0.0) > 0 for _, seconds in rows)]
     if not rows or not parts:
         return None
@@ -260,10 +273,6 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
     title = "Time of each epoch by part"
     legend = [LegendEntry(PART_TITLES[part], _part_color(part), "box") for part in parts]
     return Chart(title, svg.figure_to_svg(figure, f"{name}-where", title), legend)
-
-
-def _training_and_validation_seconds(row: JsonObject) -> dict[str, float]:
-    return {"steps": row.get("train_seconds") or 0.0, "validation": row.get("val_seconds") or 0.0}
 
 
 def _part_color(part: str) -> str:

@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from cluster.backends.rentals import MachineCost
 from cluster.state.job_result import JobResult
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
+from infra.costs import MachineCost
 from train.forecast import ForecastRecord, TermComparison
+from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
-
-JsonObject = dict[str, Any]  # Any: the columns of the curves, which differ
 
 
 class Activity(StrEnum):
@@ -29,6 +27,33 @@ ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
 SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of an image
 PixelSize = tuple[int, int]  # width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """A moment of a curve: the seconds at work, and the images seen until then."""
+
+    seconds: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPoint(CurvePoint):
+    """What was measured about once a second; None for what was not."""
+
+    attempt: int
+    loss: float | None = None
+    lr: float | None = None
+    image_size: float | None = None
+    global_batch: float | None = None
+    images_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPoint(CurvePoint):
+    """The end of an epoch, and what the epoch measured."""
+
+    result: EpochResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +98,9 @@ class SampleImage:
 class JobFacts:
     """All that a report shows of a job, in any state. Times are in seconds at work.
 
-    `epochs` and `train` have the rows of the metrics, with "at". `schedule`, `forecast` and `forecast_comparison` are
-    those of the result or, before it, of the plan. `settings` are those worth comparing with other jobs, None where a
-    value would mislead. `losses` are (machine, moment). `provenance` is what is needed to reproduce the numbers.
+    `schedule`, `forecast` and `forecast_comparison` are those of the result or, before it, of the plan. `settings` are
+    those worth comparing with other jobs, None where a value would mislead. `losses` are (machine, moment).
+    `provenance` is what is needed to reproduce the numbers.
     """
 
     job: str
@@ -87,8 +112,8 @@ class JobFacts:
     backend: str
     machines: int
     processes: int
-    epochs: Sequence[JsonObject]
-    train: Sequence[JsonObject]
+    epochs: Sequence[EpochPoint]
+    steps: Sequence[StepPoint]
     schedule: Sequence[PhaseRow]
     timeline: Sequence[TimelineRow]
     activity: SpansByMachine

@@ -8,13 +8,14 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from train.tools.filesystem import json_roundtrip
 
 from . import writers
 from .check_entry import CLOCK_TOLERANCE_SECONDS, INVALID_ACCURACIES, check_entry
-from .differences import TOLERANCES, differences
+from .differences import differences
 from .writers import JsonMapping
 
 MLLOG_PREFIX = ":::MLLOG "
@@ -33,7 +34,11 @@ FIELDS_IN_METRICS_AND_RESULT = (
 Row = tuple[str, JsonMapping]  # where it is, for messages, and its fields
 
 
-def parse_json(text: str) -> Any:  # JSON has no type of its own
+class BadForm(Exception):
+    """A TSV or a log is damaged. The text is one line that names the place."""
+
+
+def parse_json(text: str) -> Any:  # Any: JSON of any shape
     """Return the value of a JSON text.
 
     Raises `ValueError` when it is not JSON, is nested too deep, or contains a number that is not finite.
@@ -62,26 +67,26 @@ def find_problems(
     Raises `ArithmeticError`, `AttributeError`, `LookupError`, `RecursionError`, `TypeError` or `ValueError` when a JSON
     or a log has a form that this program never writes.
     """
-    if run_data is not None:
-        yield from check_metrics_against_result(run_data)
-    if table is not None:
-        recipe = (run_data or (entry or {}).get("misc") or {}).get("recipe")
-        table_problems = list(_check_tsv(table, recipe and writers.tsv_columns(recipe)))
-        if table_problems:
-            yield from table_problems
-            return
-    if entry is not None:
-        yield from check_entry(entry)
-    if table is not None and (reference := entry or (run_data and writers.dawnbench_entry(run_data))):
-        yield from _check_rows(_tsv_rows(table), _validated_rows(reference), "; the run says")
-    if log is not None:
-        prefix = "" if table is None and entry is None else "the log, "
-        for problem in _check_log(log, table, entry, run_data):
-            yield prefix + problem
+    try:
+        if run_data is not None:
+            yield from check_metrics_against_result(run_data)
+        table_rows = None if table is None else _parse_tsv(table, _tsv_columns(entry, run_data))
+        if entry is not None:
+            yield from check_entry(entry)
+        if table_rows is not None and (reference := entry or (run_data and writers.dawnbench_entry(run_data))):
+            yield from _check_rows(table_rows, _validated_rows(reference), "; the run says")
+        if log is not None:
+            prefix = "" if table is None and entry is None else "the log, "
+            events = _parse_log(log, prefix)
+            for problem in _check_log(log, events, table_rows, entry, run_data):
+                yield f"{prefix}{problem}"
+    except BadForm as damage:
+        yield str(damage)
+        return
     if run_data is not None:
         if entry is not None:
             expected = _without_changing_fields(json_roundtrip(writers.dawnbench_entry(run_data)))
-            yield from differences(_without_changing_fields(entry), expected, "; the run says", is_complete=True)
+            yield from differences(_without_changing_fields(entry), expected, "; the run says", is_exact=True)
         yield from _check_run_times(run_data)
 
 
@@ -89,7 +94,7 @@ def _check_rows(rows: Sequence[Row], expected_rows: Sequence[JsonMapping], sourc
     """Yield the accuracies, or their moments, that differ from the expected rows of validated epochs."""
     for (where, row), expected in zip(rows, expected_rows, strict=False):
         expected_row = {name: expected[name] for name in row if name in expected}  # CIFAR-10's TSV has no top-5
-        yield from differences(row, expected_row, source, where, TOLERANCES)
+        yield from differences(row, expected_row, source, where)
     if len(rows) != len(expected_rows):
         yield f"it has {len(rows)} validated epochs{source} {len(expected_rows)}"
 
@@ -101,120 +106,108 @@ def _validated_rows(entry: JsonMapping) -> list[JsonMapping]:
 # --- the TSV --------------------------------------------------------------------------------------------------------
 
 
-def _tsv_rows(table: str) -> list[Row]:
-    """Return the rows of a TSV. Raises `ValueError`, with the number of the row, where one has another form."""
-    rows: list[Row] = []
-    header, *lines = table.splitlines()
+def _tsv_columns(entry: JsonMapping | None, run_data: JsonMapping | None) -> list[Sequence[str]]:
+    """Return the possible columns of a TSV: those of the recipe, or all when it is unknown."""
+    recipe = (run_data or (entry or {}).get("misc") or {}).get("recipe")
+    return [writers.tsv_columns(recipe)] if recipe else [writers.TSV_COLUMNS, *writers.TSV_COLUMNS_BY_DATA.values()]
+
+
+def _parse_tsv(table: str, possible_columns: Sequence[Sequence[str]]) -> list[Row]:
+    """Return the rows of a TSV. Raises `BadForm` for wrong columns, and for the first row that cannot be right."""
+    header, *lines = table.splitlines() or [""]
+    possible_headers = ["\t".join(columns) for columns in possible_columns]
+    if header not in possible_headers:
+        raise BadForm(f"the first line is {header!r}, not the columns {possible_headers[0]!r}")
+    if not lines:
+        raise BadForm("there are no rows below the columns")
     names = TSV_NUMBERS[: len(header.split("\t"))]
+    rows: list[Row] = []
+    last = {"epoch": 0.0, "hours": 0.0}
     for number, line in enumerate(lines, 1):
         try:
             row = dict(zip(names, map(float, line.split("\t")), strict=True))
         except ValueError:
-            raise ValueError(f"row {number}: {line!r} is not {len(names)} numbers with tabs between them") from None
-        rows.append((f"row {number} (epoch {row['epoch']:g}): ", row))
-    return rows
-
-
-def _check_tsv(table: str, columns: Sequence[str] | None) -> Iterator[str]:
-    """Yield the problems within a TSV: columns, order, accuracies. `columns` are None where the recipe is unknown."""
-    header, *lines = table.splitlines() or [""]
-    possible_headers = [columns] if columns else [writers.TSV_COLUMNS, *writers.TSV_COLUMNS_BY_DATA.values()]
-    if header not in ["\t".join(possible_header) for possible_header in possible_headers]:
-        yield f"the first line is {header!r}, not the columns {chr(9).join(possible_headers[0])!r}"
-        return
-    try:
-        rows = _tsv_rows(table)
-    except ValueError as error:
-        yield str(error)
-        return
-    if not rows:
-        yield "there are no rows below the columns"
-    last: JsonMapping = {"epoch": 0.0, "hours": 0.0}
-    for line, (where, row) in zip(lines, rows, strict=True):
-        if not all(map(math.isfinite, row.values())) or row["epoch"] != int(row["epoch"]):
-            yield f"{where}{line!r} is not a whole number and {len(row) - 1} finite numbers"
-        for name in ("epoch", "hours"):
-            if row[name] <= last[name]:
-                yield f"{where}{name} {row[name]:g} comes after {last[name]:g}"
+            raise BadForm(f"row {number}: {line!r} is not {len(names)} numbers with tabs between them") from None
+        where = f"row {number} (epoch {row['epoch']:g}): "
+        if not all(map(math.isfinite, row.values())) or not row["epoch"].is_integer():
+            raise BadForm(f"{where}{line!r} is not a whole number and {len(row) - 1} finite numbers")
+        for name, last_value in last.items():
+            if row[name] <= last_value:
+                raise BadForm(f"{where}{name} {row[name]:g} comes after {last_value:g}")
         if "top5" not in row and not 0 <= row["top1"] <= 100:
-            yield f"{where}top1 {row['top1']} is not an accuracy in percent"
-        elif "top5" in row and not 0 <= row["top1"] <= row["top5"] <= 100:
-            yield f"{where}top1 {row['top1']} and top5 {row['top5']} {INVALID_ACCURACIES}"
-        last = row
+            raise BadForm(f"{where}top1 {row['top1']} is not an accuracy in percent")
+        if "top5" in row and not 0 <= row["top1"] <= row["top5"] <= 100:
+            raise BadForm(f"{where}top1 {row['top1']} and top5 {row['top5']} {INVALID_ACCURACIES}")
+        rows.append((where, row))
+        last = {name: row[name] for name in last}
+    return rows
 
 
 # --- the log --------------------------------------------------------------------------------------------------------
 
 
-def _check_log(log: str, table: str | None, entry: JsonMapping | None, run_data: JsonMapping | None) -> Iterator[str]:
-    """Yield the problems of a log: by itself, then against the run, else against the JSON, else against the TSV."""
-    form_problems = list(_check_log_form(log))
-    if form_problems:
-        yield from form_problems
-    elif run_data is not None:
-        org = next((event["value"] for _, event in _log_events(log) if event["key"] == "submission_org"), None)
-        expected_lines = writers.render_mlperf_log(run_data, org).splitlines()  # the author's to choose
-        lines = log.splitlines()
-        for number in range(max(len(lines), len(expected_lines))):
-            line, expected = ("".join(part[number : number + 1]) for part in (lines, expected_lines))
-            if line != expected:
-                event, expected_event = (text.removeprefix(MLLOG_PREFIX) for text in (line, expected))
-                yield f"line {number + 1}: {event or 'is missing'}; the run says {expected_event or 'nothing'}"
-                return
-    elif entry is not None:
-        yield from _check_rows(_accuracy_rows(log), _validated_rows(entry), "; the file beside it says")
-        yield from _check_log_settings(log, entry)
-    elif table is not None:
-        expected_rows = [{**row, "seconds": 3600 * row["hours"]} for _, row in _tsv_rows(table)]
-        yield from _check_rows(_accuracy_rows(log), expected_rows, "; the file beside it says")
+def _parse_log(log: str, prefix: str) -> list[Row]:
+    """Return the events of a log. Raises `BadForm` for the first line that cannot be right, after `prefix`.
 
-
-def _log_events(log: str) -> list[Row]:
-    """Return the events of a log. Raises `ValueError`, with the name of the line, where one has another form."""
-    events = []
+    The times must be in order, each interval needs a begin and an end, and accuracies are fractions.
+    """
+    events: list[Row] = []
+    last_time_ms = 0
+    open_intervals: list[str] = []
     for number, line in enumerate(log.splitlines(), 1):
         try:
             event = parse_json(line.removeprefix(MLLOG_PREFIX)) if line.startswith(MLLOG_PREFIX) else None
         except ValueError:
             event = None
         if not isinstance(event, Mapping) or not event.keys() >= MLLOG_KEYS:
-            raise ValueError(
-                f"line {number}: is not {MLLOG_PREFIX}and a JSON object with time, type, key, value and metadata"
-            )
-        events.append((f"line {number} ({event['key']}): ", event))
-    return events
-
-
-def _check_log_form(log: str) -> Iterator[str]:
-    """Yield the problems within a log: its form, the order of times, intervals without begin or end."""
-    try:
-        events = _log_events(log)
-    except ValueError as error:
-        yield str(error)
-        return
-    last_time_ms = 0
-    open_intervals: list[str] = []
-    for where, event in events:
+            form = f"{MLLOG_PREFIX}and a JSON object with time, type, key, value and metadata"
+            raise BadForm(f"{prefix}line {number}: is not {form}")
+        where = f"line {number} ({event['key']}): "
         if event["time_ms"] < last_time_ms:
-            yield f"{where}is earlier than the line above it"
+            raise BadForm(f"{prefix}{where}is earlier than the line above it")
         last_time_ms = event["time_ms"]
         interval = f"{event['key'].rpartition('_')[0]} {event['metadata'].get('epoch_num', '')}".strip()
         if event["event_type"] == writers.INTERVAL_START:
             open_intervals.append(interval)
         elif event["event_type"] == writers.INTERVAL_END:
-            if interval in open_intervals:
-                open_intervals.remove(interval)
-            else:
-                yield f"{where}ends an interval that has no beginning"
+            if interval not in open_intervals:
+                raise BadForm(f"{prefix}{where}ends an interval that has no beginning")
+            open_intervals.remove(interval)
         if event["key"] == "eval_accuracy" and not 0 <= event["value"] <= event["metadata"].get("top5", 1) <= 1:
-            yield f"{where}{event['value']} is not between 0 and 1, or above its top-5"
+            raise BadForm(f"{prefix}{where}{event['value']} is not between 0 and 1, or above its top-5")
+        events.append((where, event))
     if open_intervals:
-        yield f"line {len(events)}: {open_intervals[0]} has a beginning and no end"
+        raise BadForm(f"{prefix}line {len(events)}: {open_intervals[0]} has a beginning and no end")
+    return events
 
 
-def _accuracy_rows(log: str) -> list[Row]:
+def _check_log(
+    log: str,
+    events: Sequence[Row],
+    table_rows: Sequence[Row] | None,
+    entry: JsonMapping | None,
+    run_data: JsonMapping | None,
+) -> Iterator[str]:
+    """Yield the problems of a log, compared with the run, else with the JSON, else with the TSV."""
+    if run_data is not None:
+        lines = log.splitlines()
+        org = next((event["value"] for _, event in events if event["key"] == "submission_org"), None)
+        expected_lines = writers.render_mlperf_log(run_data, org).splitlines()  # the author's to choose
+        for number, (line, expected) in enumerate(zip_longest(lines, expected_lines, fillvalue=""), 1):
+            if line != expected:
+                event, expected_event = line.removeprefix(MLLOG_PREFIX), expected.removeprefix(MLLOG_PREFIX)
+                yield f"line {number}: {event or 'is missing'}; the run says {expected_event or 'nothing'}"
+                return
+    elif entry is not None:
+        yield from _check_rows(_accuracy_rows(events), _validated_rows(entry), "; the file beside it says")
+        yield from _check_log_settings(events, entry)
+    elif table_rows is not None:
+        expected_rows = [{**row, "seconds": 3600 * row["hours"]} for _, row in table_rows]
+        yield from _check_rows(_accuracy_rows(events), expected_rows, "; the file beside it says")
+
+
+def _accuracy_rows(events: Sequence[Row]) -> list[Row]:
     """Return the accuracies of a log as the other files have them. Without a run_start, their times are NaN."""
-    events = _log_events(log)
     start_ms = next((event["time_ms"] for _, event in events if event["key"] == "run_start"), math.nan)
     rows: list[Row] = []
     for where, event in events:
@@ -230,7 +223,7 @@ def _accuracy_rows(log: str) -> list[Row]:
     return rows
 
 
-def _check_log_settings(log: str, entry: JsonMapping) -> Iterator[str]:
+def _check_log_settings(events: Sequence[Row], entry: JsonMapping) -> Iterator[str]:
     """Yield the settings of a log, and its end, that differ from the JSON."""
     misc = entry["misc"]
     epochs = [{**row, "first_lr": row["lr"][0], "last_lr": row["lr"][1]} for row in misc["epochs"]]
@@ -239,7 +232,6 @@ def _check_log_settings(log: str, entry: JsonMapping) -> Iterator[str]:
     settings |= {"submission_benchmark": writers.MLPERF_BENCHMARK, "submission_platform": entry["hardware"]}
     batch_by_epoch = {row["epoch"]: row["global_batch"] for row in misc["epochs"]}
     end = {"status": "success" if writers.has_succeeded(misc) else "aborted", "day": entry["timestamp"]}
-    events = _log_events(log)
     for where, event in events:
         key = event["key"]
         epoch = event["metadata"].get("epoch_num")
@@ -260,13 +252,14 @@ def _check_log_settings(log: str, entry: JsonMapping) -> Iterator[str]:
 
 def _without_changing_fields(entry: JsonMapping) -> JsonMapping:
     """Return a JSON without the fields that change after the run or that its author chooses."""
-    fields = {name: value for name, value in entry.items() if name not in AUTHORSHIP_FIELDS}
-    misc = {name: value for name, value in fields["misc"].items() if name != "state"}
-    machines = [
-        {name: value for name, value in machine.items() if name not in LATE_BILLING_FIELDS}
-        for machine in misc["machines"]
-    ]
-    return {**fields, "misc": {**misc, "machines": machines, "cost": {**misc["cost"], "billed": None}}}
+    misc = entry["misc"]
+    machines = [_without(machine, LATE_BILLING_FIELDS) for machine in misc["machines"]]
+    stable = {**_without(misc, ("state",)), "machines": machines, "cost": {**misc["cost"], "billed": None}}
+    return {**_without(entry, AUTHORSHIP_FIELDS), "misc": stable}
+
+
+def _without(row: JsonMapping, names: Sequence[str]) -> JsonMapping:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def _check_run_times(run_data: JsonMapping) -> Iterator[str]:
@@ -286,15 +279,15 @@ def check_metrics_against_result(run_data: JsonMapping) -> Iterator[str]:
     result_row_by_epoch = {row["epoch"]: row for row in run_data["result_epochs"]}
     for row in run_data["epochs"]:
         where = f"epoch {row['epoch']}: "
-        result_row = result_row_by_epoch.get(row["epoch"])
-        if result_row is not None:
-            expected = {name: result_row.get(name) for name in FIELDS_IN_METRICS_AND_RESULT}
-            yield from differences(row, expected, " in the metrics; result.json says", where)
+        if result_row := result_row_by_epoch.get(row["epoch"]):
+            noted, expected = (
+                {name: each.get(name) for name in FIELDS_IN_METRICS_AND_RESULT} for each in (row, result_row)
+            )
+            yield from differences(noted, expected, " in the metrics; result.json says", where, is_exact=True)
         elif run_data["state"] == "done":
             yield f"{where}is in the metrics, but not in result.json"
-    validated_rows = [row for row in run_data["result_epochs"] if row["top1"] is not None]
-    if validated_rows:
+    if validated_rows := [row for row in run_data["result_epochs"] if row["top1"] is not None]:
         last_row = validated_rows[-1]
         expected = {name: last_row[name] for name in run_data["result_top"]}
         source = f"; its epoch {last_row['epoch']} has"
-        yield from differences(run_data["result_top"], expected, source, "result.json: ")
+        yield from differences(run_data["result_top"], expected, source, "result.json: ", is_exact=True)

@@ -1,14 +1,14 @@
 """Checks whether DAWNBench's JSON of a run is consistent by itself. Each problem is one line that names the epoch."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Recipe
 from train.tools.filesystem import json_roundtrip
 
 from . import writers
-from .differences import TOLERANCES, differences
+from .differences import differences, last_name, pairs
 from .writers import JsonMapping
 
 # The time that an epoch may take beyond its steps and its validation: seconds, plus a fraction of its own time.
@@ -27,7 +27,9 @@ def check_entry(entry: JsonMapping) -> Iterator[str]:
         yield f"the fields {', '.join(missing)} are missing"
         return
     misc = entry["misc"]
-    yield from _check_no_negative_seconds(misc, "misc")
+    for path, value, _ in pairs(misc, misc, "misc"):
+        if isinstance(value, int | float) and "seconds" in last_name(path) and value < 0:
+            yield f"{path} is {value:g}; a time cannot be negative"
     recipe = Recipe.from_json(misc["recipe"])
     if recipe.epochs > MAX_EPOCHS:
         yield f"misc.recipe: {recipe.epochs} epochs; no run has more than {MAX_EPOCHS}"
@@ -41,10 +43,10 @@ def check_entry(entry: JsonMapping) -> Iterator[str]:
             yield f"{where}the recipe has {len(schedule.epochs)} epochs"
             return
         expected = _expected_epoch(row, schedule.epochs[index], misc["images"], steps_so_far)
-        yield from differences(row, expected, SOURCE, where, TOLERANCES)
+        yield from differences(row, expected, SOURCE, where)
         yield from _check_accuracies(row, where)
     yield from _check_epoch_seconds(misc)
-    yield from differences(entry, _expected_entry(entry, recipe), SOURCE, tolerances=TOLERANCES)
+    yield from differences(entry, _expected_entry(entry, recipe), SOURCE)
 
 
 def _expected_epoch(row: JsonMapping, planned_epoch: Epoch, images: JsonMapping, steps_so_far: int) -> JsonMapping:
@@ -98,19 +100,6 @@ def _expected_entry(entry: JsonMapping, recipe: Recipe) -> JsonMapping:
         "misc": expected_misc,
         "costPerHour": sum(prices) if prices and None not in prices else None,
     }
-
-
-def _check_no_negative_seconds(value: object, path: str) -> Iterator[str]:
-    """Yield each number of seconds below zero, with its path."""
-    children: list[tuple[str, object]] = []
-    if isinstance(value, Mapping):
-        children = [(f"{path}.{name}", child) for name, child in value.items()]
-    elif isinstance(value, list):
-        children = [(f"{path}[{index}]", child) for index, child in enumerate(value)]
-    for child_path, child in children:
-        if isinstance(child, int | float) and "seconds" in child_path.rpartition(".")[2] and child < 0:
-            yield f"{child_path} is {child:g}; a time cannot be negative"
-        yield from _check_no_negative_seconds(child, child_path)
 
 
 def _check_accuracies(row: JsonMapping, where: str) -> Iterator[str]:

@@ -17,25 +17,18 @@ TOLERANCES = {
     "dollars": (1e-9, 1e-9),
     "costPerHour": (1e-9, 0.0),
 }
-EXACT = (0.0, 0.0)
-Tolerances = Mapping[str, tuple[float, float]]
 
 
 def differences(
-    actual: object,
-    expected: object,
-    source: str,
-    where: str = "",
-    tolerances: Tolerances | None = None,
-    is_complete: bool = False,
+    actual: object, expected: object, source: str, where: str = "", is_exact: bool = False
 ) -> Iterator[str]:
     """Yield a line for each value that differs: `where`, its path, both values, and the `source` of the expected one.
 
-    Of two mappings, the names in `expected` are compared; when that `is_complete`, also the others. Numbers have the
-    tolerance of the last name in their path.
+    Of two mappings, the names in `expected` are compared, and numbers have the tolerance of the last name in their
+    path. When the comparison `is_exact`, all names are compared, and numbers must be equal.
     """
-    for path, value, expected_value in _pairs(actual, expected, "", is_complete):
-        relative, absolute = (tolerances or {}).get(path.rpartition(".")[2].partition("[")[0], EXACT)
+    for path, value, expected_value in pairs(actual, expected, "", is_exact):
+        relative, absolute = (0.0, 0.0) if is_exact else TOLERANCES.get(last_name(path), (0.0, 0.0))
         are_numbers = isinstance(value, int | float) and isinstance(expected_value, int | float)
         if are_numbers and math.isclose(value, expected_value, rel_tol=relative, abs_tol=absolute):
             continue
@@ -43,14 +36,19 @@ def differences(
             yield f"{where}{path} is {json.dumps(value)}{source} {json.dumps(expected_value)}"
 
 
-# The values are those of JSON, which has no type of its own.
-def _pairs(actual: Any, expected: Any, path: str, is_complete: bool) -> Iterator[tuple[str, Any, Any]]:
+def last_name(path: str) -> str:
+    """Return "lr" for "epochs[3].lr[0]"."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+# Any: JSON of any shape.
+def pairs(actual: Any, expected: Any, path: str, is_complete: bool = False) -> Iterator[tuple[str, Any, Any]]:
     """Yield the path and both values of all that is neither a mapping nor a list of the same length."""
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
         for name in {**expected, **actual} if is_complete else expected:
-            yield from _pairs(actual.get(name), expected.get(name), f"{path}.{name}".lstrip("."), is_complete)
+            yield from pairs(actual.get(name), expected.get(name), f"{path}.{name}".lstrip("."), is_complete)
     elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
         for index, (item, expected_item) in enumerate(zip(actual, expected, strict=True)):
-            yield from _pairs(item, expected_item, f"{path}[{index}]", is_complete)
+            yield from pairs(item, expected_item, f"{path}[{index}]", is_complete)
     else:
         yield path, actual, expected

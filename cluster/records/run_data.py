@@ -7,7 +7,6 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cluster.backends import machine_types
 from cluster.backends.base import BilledBackend
@@ -15,12 +14,14 @@ from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
 from cluster.state import result as state_result
-from train.metrics.records import EpochRow, RowT, StartRow, StepRow, read_metrics_file
+from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
 from train.recipe.history import EpochResult
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
-JsonDict = dict[str, Any]
+from .writers import JsonDict
+
 AttemptsByNumber = Mapping[int, attempts.Attempt]
 
 METRICS_ONLY_FIELDS = ("kind", "time", "images", "where", "gap_steps")  # of an epoch's line; not part of a record
@@ -31,7 +32,7 @@ def collect_run_data(job: Job) -> JsonDict:
     """Return what a job has run.
 
     Raises `ClusterError` when the job has not ended, when no epoch was validated, or when the version that trained it
-    was too old.
+    was too old, and `DamagedRecord` for a damaged line of the metrics.
     """
     if not job.has_ended:
         raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
@@ -39,6 +40,8 @@ def collect_run_data(job: Job) -> JsonDict:
     run_folder = job.run_folder
     result = job.result
     assert result  # the job has ended
+    for path in metrics_files(job.path):
+        check_metrics_file(path)  # a record must not leave out what cannot be read
     attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
@@ -50,7 +53,12 @@ def collect_run_data(job: Job) -> JsonDict:
         raise ClusterError(
             f"{job.name} has validated no epoch, so there is nothing to record; it is {status.state}{reason}"
         )
-    if not start_rows or any(row.get("clock") is None for row in epochs):
+    if start_rows and any(row.get("clock") is None for row in epochs):
+        raise ClusterError(
+            f"{job.name} cannot be recorded: {CLOCK_JUMPED} between two of its attempts, so its time is not known; "
+            "run it again"
+        )
+    if not start_rows:
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
     last_start = start_rows[-1]
     first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time
@@ -64,7 +72,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "max_steps": spec.train.max_steps,
         "scale": spec.train.scale,
         "commit": spec.git_commit,
-        "launched_at": state_result.first_launch_time(run_folder, spec),
+        "launched_at": state_result.first_launch_time(job.run),
         "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
         "loading_began_at": start_rows[0].begun,
         "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
@@ -76,7 +84,7 @@ def collect_run_data(job: Job) -> JsonDict:
         "versions": last_start.versions,
         "processes_by_attempt": {str(row.attempt): row.world for row in start_rows},
         "epochs": epochs,
-        "attempts": encode(timeline.attempt_rows(job.path, run_folder.shared)),
+        "attempts": encode(timeline.attempt_rows(run_folder)),
         "recovery_costs": recovery_costs(start_rows[0].begun, training_rows, attempts_by_number),
         "target": encode(result.target),
         "schedule": encode(result.schedule),

@@ -13,7 +13,8 @@ from typing import Any
 from train.recipe.components import OPTIMIZERS
 from train.recipe.schema import REFERENCE_BATCH
 
-JsonMapping = Mapping[str, Any]
+JsonMapping = Mapping[str, Any]  # Any: JSON of any shape, also of files that others wrote
+JsonDict = dict[str, Any]  # Any: as above
 
 # Columns of DAWNBench's TSV. Its tests want exactly these, and no top-5 accuracy for CIFAR-10.
 TSV_COLUMNS = ("epoch", "hours", "top1Accuracy", "top5Accuracy")
@@ -104,7 +105,7 @@ def dawnbench_entry(
     email: str | None = None,
     code_url: str | None = None,
     log_filename: str | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return DAWNBench's JSON as plain data.
 
     `log_filename` is the name of MLPerf's log beside it. The field "misc" holds everything that is known of the run.
@@ -161,7 +162,7 @@ def dawnbench_entry(
     }
 
 
-def used_optimizer_settings(optim: JsonMapping) -> dict[str, Any]:
+def used_optimizer_settings(optim: JsonMapping) -> JsonDict:
     """Return the settings that the optimizer uses; all settings for an optimizer that is not built in."""
     name = optim["name"]
     return {
@@ -171,7 +172,7 @@ def used_optimizer_settings(optim: JsonMapping) -> dict[str, Any]:
     }
 
 
-def epoch_entry(epoch_row: JsonMapping) -> dict[str, Any]:
+def epoch_entry(epoch_row: JsonMapping) -> JsonDict:
     """Return an epoch as it was executed.
 
     "seconds" is the clock at its end, "lr" the learning rates of its first and last step.
@@ -184,7 +185,7 @@ def epoch_entry(epoch_row: JsonMapping) -> dict[str, Any]:
     }
 
 
-def executed_phases(epoch_entries: Sequence[JsonMapping], recipe: JsonMapping) -> list[dict[str, Any]]:
+def executed_phases(epoch_entries: Sequence[JsonMapping], recipe: JsonMapping) -> list[JsonDict]:
     """Return the phases as they were executed, from the entries of the epochs and the phases of the recipe."""
     phases = []
     for index, group in groupby(epoch_entries, key=lambda row: phase_index(recipe, row["epoch"])):
@@ -215,7 +216,7 @@ def phase_index(recipe: JsonMapping, epoch_number: int) -> int:
     raise ValueError(f"no phase of the recipe contains epoch {epoch_number}")
 
 
-def attempt_entries(run_data: JsonMapping) -> list[dict[str, Any]]:
+def attempt_entries(run_data: JsonMapping) -> list[JsonDict]:
     """Return the attempts: machines, number of processes, first step, reason, and the seconds of the clock it cost."""
     seconds_by_attempt = {cost["attempt"]: cost["seconds"] for cost in run_data["recovery_costs"]}
     return [
@@ -271,7 +272,7 @@ def render_mlperf_log(run_data: JsonMapping, org: str | None = None) -> str:
     """
     events: list[tuple[float, str]] = []
 
-    def add_event(at: float | None, event_type: str, key: str, value: Any = None, **metadata: Any) -> None:
+    def add_event(at: float | None, event_type: str, key: str, value: object = None, **metadata: object) -> None:
         if at is not None:
             event = {"namespace": "", "time_ms": round(1000 * at), "event_type": event_type, "key": key, "value": value}
             events.append((at, f":::MLLOG {json.dumps({**event, 'metadata': metadata})}"))
@@ -312,7 +313,7 @@ def has_succeeded(run_data: JsonMapping) -> bool:
     return bool(target["reached"] if target else run_data["state"] == "done")
 
 
-def submission_settings(run_data: JsonMapping, org: str | None) -> dict[str, Any]:
+def submission_settings(run_data: JsonMapping, org: str | None) -> JsonDict:
     """Return what MLPerf logs about a submission, by MLPerf's keys."""
     return {
         "submission_org": org,
@@ -323,7 +324,7 @@ def submission_settings(run_data: JsonMapping, org: str | None) -> dict[str, Any
     }
 
 
-def mlperf_settings(run_data: JsonMapping) -> dict[str, Any]:
+def mlperf_settings(run_data: JsonMapping) -> JsonDict:
     """Return the settings that MLPerf logs before a run, by MLPerf's keys. Learning rates are the executed ones."""
     optim = run_data["recipe"]["optim"]
     optimizer = optim["name"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from cluster.plots.job_facts import Activity, ActivitySpan, SpansByMachine
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, state_changes
 
@@ -23,11 +23,11 @@ ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
 }  # all others: waiting
 
 
-def machine_activity(run_folder: RunFolder, names: Sequence[str]) -> SpansByMachine:
+def machine_activity(run: Run) -> SpansByMachine:
     """Return the activity of each machine. Seconds are of the wall clock.
 
     A machine is LOST from when it was gone until it came back."""
-    return {name: list(_machine_spans(run_folder, name)) for name in names}
+    return {name: list(_machine_spans(run.folder, name)) for name in run.spec.machine_names}
 
 
 def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:

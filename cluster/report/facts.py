@@ -3,32 +3,25 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from cluster.backends.base import BilledBackend
-from cluster.errors import ClusterError
 from cluster.jobs.job import Job
-from cluster.plots.job_facts import CostFacts, JobFacts, JsonObject, TimelineRow
+from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, StepPoint, TimelineRow
 from cluster.state.job_result import JobResult
 from train.forecast import ForecastRecord
 from train.metrics import text
 from train.metrics.records import EpochRow, StepRow
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow, Schedule, scaled_image_count
-from train.tools.records import decode, encode
+from train.tools.records import decode
 
 from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
 
 MAX_CURVE_POINTS = 400  # points of a curve: more cannot be told apart in a chart of this size
 COST_CURVE_POINTS = 80  # points of the curve of dollars
-METRIC_BY_COLUMN = {  # column of a curve -> name in the metrics
-    "loss": "train/loss",
-    "lr": "sizes/lr",
-    "size": "sizes/image",
-    "batch": "sizes/batch_total",
-    "speed": "times/images_per_second",
-}
 
 
 def collect_facts(job: Job) -> JobFacts:
@@ -36,13 +29,8 @@ def collect_facts(job: Job) -> JobFacts:
 
     Raises `ClusterError` when the run folder is damaged.
     """
-    try:
+    with job.report_damaged_files():
         return _collect_facts(job)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ClusterError(
-            f"{job.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
-            "restore it, or delete the folder to forget the job"
-        ) from error
 
 
 def _collect_facts(job: Job) -> JobFacts:
@@ -50,7 +38,7 @@ def _collect_facts(job: Job) -> JobFacts:
     result = job.result
     status = job.status()
     timeline = job.timeline()
-    activity = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
+    activity = extend_losses_to_job_end(machine_activity(job.run), timeline)
     training_rows = job.metric_rows(StepRow)
     clock = WorkClock(activity, training_rows[0].time if training_rows else spec.created)
     schedule = (result and result.schedule) or _planned_schedule(job)
@@ -65,7 +53,7 @@ def _collect_facts(job: Job) -> JobFacts:
         machines=spec.machines,
         processes=spec.machines * spec.procs,
         epochs=epochs_over_time(job.metric_rows(EpochRow), result.epochs if result else (), clock),
-        train=downsample([_training_row(row, clock) for row in training_rows]),
+        steps=downsample([_step_point(row, clock) for row in training_rows]),
         schedule=schedule,
         timeline=[TimelineRow(**vars(row), seconds=clock.seconds_at(row.at)) for row in timeline],
         activity={
@@ -84,55 +72,55 @@ def _collect_facts(job: Job) -> JobFacts:
 
 def epochs_over_time(
     metrics_rows: Sequence[EpochRow], result_epochs: Sequence[EpochResult], clock: WorkClock
-) -> list[JsonObject]:
-    """Return the rows of the epochs with "at", in seconds at work, and "images", the number of images seen.
-
-    They come from the metrics, or from the result of an old run that has no metrics.
-    """
+) -> list[EpochPoint]:
+    """Return the finished epochs. They come from the metrics, or from the result of an old run that has no metrics."""
     if metrics_rows:
-        return [{**encode(row), "at": clock.seconds_at(row.time)} for row in metrics_rows]
-    rows = []
+        return [EpochPoint(seconds=clock.seconds_at(row.time), images=row.images, result=row) for row in metrics_rows]
+    points = []
     seconds = 0.0
     images = 0
     for row in result_epochs:
         seconds += row.seconds
         images += row.train_images
-        rows.append({**encode(row), "at": seconds, "images": images})
-    return rows
+        points.append(EpochPoint(seconds=seconds, images=images, result=row))
+    return points
 
 
-def _training_row(row: StepRow, clock: WorkClock) -> JsonObject:
-    """Return the columns of the curves from a row of the metrics; None for a scalar that was not measured."""
-    return {
-        "images": row.images,
-        "at": clock.seconds_at(row.time),
-        "attempt": row.attempt,
-        **{column: row.scalars.get(metric) for column, metric in METRIC_BY_COLUMN.items()},
-    }
+def _step_point(row: StepRow, clock: WorkClock) -> StepPoint:
+    return StepPoint(
+        seconds=clock.seconds_at(row.time),
+        images=row.images,
+        attempt=row.attempt,
+        loss=row.scalars.get("train/loss"),
+        lr=row.scalars.get("sizes/lr"),
+        image_size=row.scalars.get("sizes/image"),
+        global_batch=row.scalars.get("sizes/batch_total"),
+        images_per_second=row.scalars.get("times/images_per_second"),
+    )
 
 
-def downsample(rows: Sequence[JsonObject], max_rows: int = MAX_CURVE_POINTS) -> list[JsonObject]:
-    """Return at most `max_rows` rows.
+def downsample(points: Sequence[StepPoint], max_points: int = MAX_CURVE_POINTS) -> list[StepPoint]:
+    """Return at most `max_points` points.
 
-    Several rows become one, with their mean loss and median speed; its other columns are those of the last of them.
+    Several points become one, with their mean loss and median speed; its other values are those of the last of them.
     """
-    if len(rows) <= max_rows:
-        return list(rows)
-    edges = [len(rows) * index // max_rows for index in range(max_rows + 1)]
-    groups = [rows[begin:end] for begin, end in pairwise(edges)]
+    if len(points) <= max_points:
+        return list(points)
+    edges = [len(points) * index // max_points for index in range(max_points + 1)]
+    groups = [points[begin:end] for begin, end in pairwise(edges)]
     return [
-        {
-            **group[-1],
-            "loss": _aggregate(statistics.fmean, group, "loss"),
-            "speed": _aggregate(statistics.median, group, "speed"),
-        }
+        replace(
+            group[-1],
+            loss=_aggregate(statistics.fmean, [point.loss for point in group]),
+            images_per_second=_aggregate(statistics.median, [point.images_per_second for point in group]),
+        )
         for group in groups
     ]
 
 
-def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonObject], column: str) -> float | None:
-    values = [row[column] for row in rows if row[column] is not None]
-    return function(values) if values else None
+def _aggregate(function: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    known_values = [value for value in values if value is not None]
+    return function(known_values) if known_values else None
 
 
 def _launch_forecast(job: Job) -> ForecastRecord | None:
@@ -190,7 +178,7 @@ def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tup
     return [(name, value) for name, value in rows if value]
 
 
-def comparable_settings(job: Job) -> JsonObject:
+def comparable_settings(job: Job) -> dict[str, str | int | float | None]:
     """Return the settings of a job, by name, that are worth comparing with other jobs; None where it would mislead."""
     recipe = job.spec.recipe
     hparams = job.hparams

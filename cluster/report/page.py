@@ -102,7 +102,7 @@ def report_data(all_facts: Sequence[JobFacts]) -> ReportData:
     recipe_names = ", ".join(dict.fromkeys(facts.status.recipe for facts in all_facts))
     has_several_jobs = len(all_facts) > 1
     charts = curves.training_charts(all_facts)
-    has_validation = any(row.get("top1") is not None for facts in all_facts for row in facts.epochs)
+    has_validation = any(epoch.result.top1 is not None for facts in all_facts for epoch in facts.epochs)
     note = "" if has_validation else "No validation yet."
     if not charts:
         note = "Training has not started yet."

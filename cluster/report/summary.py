@@ -29,9 +29,9 @@ def headline_values(facts: JobFacts) -> dict[str, str]:
     result = facts.result
     forecast = facts.forecast
     target = result.target if result else None
-    validated = [row for row in facts.epochs if row.get("top1") is not None]
+    validated = [epoch.result for epoch in facts.epochs if epoch.result.top1 is not None]
     if validated:
-        top1, top5 = validated[-1]["top1"], validated[-1].get("top5")
+        top1, top5 = validated[-1].top1, validated[-1].top5
     else:
         top1, top5 = (result.top1, result.top5) if result else (None, None)
     speed = (result and result.images_per_second) or status.images_per_second

@@ -145,18 +145,18 @@ def epochs_table(facts: JobFacts) -> Table | None:
     )
     rows = [
         (
-            row["epoch"],
-            row["size"],
-            row["global_batch"],
-            row["lr"],
-            _format_number(row["train_loss"], 3),
-            _format_number(row["val_loss"], 3),
-            _format_number(row["top1"], 2),
-            _format_number(row["top5"], 2),
-            _format_number(row["seconds"], 1),
-            _format_number(row["images_per_second"], 0),
+            epoch.epoch,
+            epoch.size,
+            epoch.global_batch,
+            epoch.lr,
+            _format_number(epoch.train_loss, 3),
+            _format_number(epoch.val_loss, 3),
+            _format_number(epoch.top1, 2),
+            _format_number(epoch.top5, 2),
+            _format_number(epoch.seconds, 1),
+            _format_number(epoch.images_per_second, 0),
         )
-        for row in facts.epochs
+        for epoch in (point.result for point in facts.epochs)
     ]
     return make_table(columns, rows) if rows else None
 

@@ -1,17 +1,18 @@
 """Attempt files: who trains next, and from which checkpoint. Each is created once, by an exclusive link.
 
     <shared>/attempts/000002.json       members, rendezvous address, resume checkpoint, reason
-    <shared>/checkpoints/000002/        what attempt 2 saved, and the checkpoint it began with
+    <shared>/checkpoints/000002/        what attempt 2 saved, the checkpoint it began with, and the one before that
 
 The first proposer of an attempt wins, and every agent follows the newest attempt. There is no leader, and no store that
 could fail. The attempt's number fences off older attempts: the proposer of attempt 3 reads only the folder of attempt 2
-and links the checkpoint it chose into the folder of attempt 3. What an older attempt still writes or removes is never
-read again.
+and links the checkpoint it chose into the folder of attempt 3, with the one before it in case the trainers cannot read
+the newer one. What an older attempt still writes or removes is never read again.
 """
 
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -21,17 +22,20 @@ from uuid import uuid4
 from train.tools.agent_protocol import (
     CHECKPOINT_PATTERN,
     RESULT_FILE,
+    RESUME_PATTERN,
     attempt_name,
     checkpoint_folder,
     checkpoint_folders,
+    checkpoint_step,
 )
-from train.tools.filesystem import create_once, newest_intact_file, to_json_bytes
+from train.tools.filesystem import create_once, is_intact, to_json_bytes
 from train.tools.records import DamagedRecord, encode, read_record
 
 from .states import MachineState
 
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
+RESUME_PATH = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+\.pt)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +43,11 @@ class Attempt:
     """One fixed membership of a job, its members in the order of their ranks.
 
     An attempt without members ends the job in the state `end_state`. `resume` is a checkpoint relative to the shared
-    folder, "" for the beginning. The same members have failed `crash_count` times at step `crash_step`. `fault_counts`
-    counts each machine's own failures. `proposer` is the id of the machine that proposed it, and `time` is by the wall
-    clock of that machine (seconds since 1970).
+    folder, "" for the beginning. The checkpoint of step `resume_before` cannot be read, so only one of an earlier step
+    may be taken; None: there is no such checkpoint. The same members have failed `crash_count` times at step
+    `crash_step`. `fault_counts` counts each machine's own failures. `proposer` is the id of the machine that proposed
+    it, and `time` is by the wall clock of that machine (seconds since 1970). `token` is the secret by which the ranks
+    know each other.
     """
 
     number: int = 0
@@ -51,6 +57,7 @@ class Attempt:
     master_port: int = 0
     token: str = ""
     resume: str = ""
+    resume_before: int | None = None
     reason: str = ""
     end_state: MachineState | None = None
     crash_step: int = -1
@@ -58,6 +65,10 @@ class Attempt:
     fault_counts: dict[str, int] = field(default_factory=dict)
     proposer: str = ""
     time: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not RESUME_PATH.fullmatch(self.resume):
+            raise ValueError(f"resume: {self.resume!r} is not a checkpoint of the shared folder")
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -67,7 +78,7 @@ class Attempt:
     @property
     def first_step(self) -> int:
         """The step of the checkpoint that the attempt resumes from, 0 for the beginning."""
-        return int(self.resume.rpartition("/")[2].split("-")[1]) if self.resume else 0
+        return checkpoint_step(Path(self.resume)) if self.resume else 0
 
 
 def attempt_path(shared: Path, number: int) -> Path:
@@ -77,11 +88,24 @@ def attempt_path(shared: Path, number: int) -> Path:
 
 def read_attempt(shared: Path, number: int) -> Attempt | None:
     """Return an attempt by number; None when it does not exist or its file is damaged."""
-    try:
-        attempt = read_record(attempt_path(shared, number), Attempt)
-    except DamagedRecord:
-        return None
-    return attempt if attempt and (attempt.members or attempt.end_state) else None
+    with contextlib.suppress(DamagedRecord):
+        return _read_intact_attempt(shared, number)
+    return None
+
+
+def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
+    """Return an attempt by the number in the name of its file, None without such a file. Raises `DamagedRecord`."""
+    path = attempt_path(shared, number)
+    attempt = read_record(path, Attempt)
+    if attempt and not (attempt.members or attempt.end_state):
+        raise DamagedRecord(f"{path}: it has neither members nor an end state")
+    return attempt and replace(attempt, number=number)
+
+
+def check_attempts(shared: Path) -> None:
+    """Raise `DamagedRecord` when the file of an attempt is damaged. Other functions take it for a missing one."""
+    newest = newest_attempt(shared)
+    _read_intact_attempt(shared, newest.number + 1 if newest else 1)
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
@@ -152,7 +176,10 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
         if published := read_attempt(shared, number):
             return published
         try:
-            complete = replace(attempt, number=number, resume=_link_resume_checkpoint(shared, number))
+            complete = replace(attempt, number=number, resume=_link_checkpoints(shared, number, attempt.resume_before))
+            if attempt.resume_before is not None:
+                start = f"the one of step {complete.first_step}" if complete.resume else "none: from the beginning"
+                complete = replace(complete, reason=f"{attempt.reason}; instead: {start}")
             if create_once(attempt_path(shared, number), to_json_bytes(encode(complete))):
                 _delete_checkpoints_before(shared, number - 1)
         except FileNotFoundError:  # the checkpoint was pruned after it had been chosen: choose again
@@ -163,26 +190,39 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
     raise OSError(errno.EIO, message, str(attempt_path(shared, number)))
 
 
-def _link_resume_checkpoint(shared: Path, number: int) -> str:
-    """Link the newest intact checkpoint of the attempt before `number` into the folder of attempt `number`.
+def _link_checkpoints(shared: Path, number: int, before_step: int | None) -> str:
+    """Link the newest intact checkpoint of the attempt before `number`, and the one before it, for attempt `number`.
 
-    When that attempt saved nothing, its own resume checkpoint is linked. Returns the link's path relative to the shared
-    folder, "" when there is no checkpoint. Raises `FileNotFoundError` when the checkpoint vanishes meanwhile.
+    What that attempt saved is newer than what it resumed from. Only checkpoints before `before_step` are taken, if it
+    is given. Returns the path of the newest one's link relative to the shared folder, "" when there is no checkpoint.
+    Raises `FileNotFoundError` when a checkpoint vanishes meanwhile.
     """
     if number == 1:
         return ""
     previous_folder = checkpoint_folder(shared, number - 1)
-    own_folder = checkpoint_folder(shared, number)
-    previous = read_attempt(shared, number - 1)
-    resumed = shared / previous.resume if previous and previous.resume else None
-    checkpoint = newest_intact_file(previous_folder, CHECKPOINT_PATTERN) or resumed
-    if checkpoint is None:
+    candidates = [
+        path
+        for pattern in (CHECKPOINT_PATTERN, RESUME_PATTERN)
+        for path in sorted(previous_folder.glob(pattern), reverse=True)
+        if before_step is None or checkpoint_step(path) < before_step
+    ]
+    newest = next(filter(is_intact, candidates), None)
+    if newest is None:
         return ""
+    own_folder = checkpoint_folder(shared, number)
     own_folder.mkdir(parents=True, exist_ok=True)
-    step = checkpoint.stem.split("-")[1]
-    link = own_folder / f"resume-{step}-{uuid4().hex[:8]}.pt"
-    os.link(checkpoint, link)
+    link = _link_checkpoint(newest, own_folder)
+    earlier = next((path for path in candidates if checkpoint_step(path) < checkpoint_step(newest)), None)
+    if earlier:
+        _link_checkpoint(earlier, own_folder)
     return str(link.relative_to(shared))
+
+
+def _link_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    """Link a checkpoint into the folder of an attempt that may resume from it, under a name that no other link has."""
+    link = folder / RESUME_PATTERN.replace("*", f"{checkpoint_step(checkpoint):08d}-{uuid4().hex[:8]}")
+    os.link(checkpoint, link)
+    return link
 
 
 def _delete_checkpoints_before(shared: Path, number: int) -> None:

@@ -7,16 +7,20 @@ two machines are never compared.
 """
 
 import contextlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import median_high
 from typing import Self
 
-from train.tools.records import decode
+from train.tools.filesystem import parse_json, read_file
+from train.tools.records import DamagedRecord, damaged, decode, decode_json
 from train.tools.trainer_reports import Fault, TrainingNumbers
 
 from .states import AgentPhase, MachineState
+
+SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the others
+MAX_STATUS_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +55,10 @@ class MachineStatus(TrainingNumbers):
     fault a failure was.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
-    writing by the machine's own clock (seconds since 1970). `doing` and `progress` describe what the agent does before
-    it trains. `members` and `resume` are those of the attempt, `codes` the exit codes of the trainers. The numbers of
-    training stay until later ones replace them.
+    writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
+    the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
+    `progress` describe what the agent does before it trains. `members` and `resume` are those of the attempt, `codes`
+    the exit codes of the trainers. The numbers of training stay until later ones replace them.
     """
 
     id: str
@@ -77,6 +82,9 @@ class MachineStatus(TrainingNumbers):
     codes: tuple[int | None, ...] = ()
     use: MachineLoad | None = None
     time: float = 0.0
+    boot_id: str = ""
+    clock_offset: float = 0.0
+    clock_jump: float = 0.0
 
     @property
     def machine_name(self) -> str:
@@ -89,12 +97,73 @@ class MachineStatus(TrainingNumbers):
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlowestRank:
+    """The rank that the others wait for. `busy` and `busy_others`, their median, are shares of the time of a step."""
+
+    machine: str
+    local_rank: int
+    ranks_here: int  # on this machine
+    busy: float
+    busy_others: float
+
+    def __str__(self) -> str:
+        rank = f", GPU {self.local_rank}" if self.ranks_here > 1 else ""
+        return (
+            f"machine {self.machine}{rank}: waits {1 - self.busy:.0%} of a step for others, "
+            f"the others {1 - self.busy_others:.0%}"
+        )
+
+
+def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
+    """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
+
+    Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
+    by machine. Those of an older attempt are left out: their ranks no longer wait for the others.
+    """
+    newest_attempt = max((status.attempt for status in statuses.values()), default=0)
+    ranks = sorted(
+        (share, name, local_rank, len(status.busy))
+        for name, status in statuses.items()
+        if status.attempt == newest_attempt and status.busy
+        for local_rank, share in enumerate(status.busy)
+        if share is not None
+    )
+    if len(ranks) < 2:
+        return None
+    *others, (busy, machine, local_rank, ranks_here) = ranks
+    busy_others = median_high(share for share, *_ in others)
+    if busy - busy_others < SLOWEST_BUSY_MARGIN - 1e-9:
+        return None
+    return SlowestRank(
+        machine=machine, local_rank=local_rank, ranks_here=ranks_here, busy=busy, busy_others=busy_others
+    )
+
+
 def parse_status(text: bytes) -> MachineStatus | None:
     """Return the status that a status file holds; None when the file is torn or damaged."""
     try:
-        return decode(MachineStatus, json.loads(text))
+        return decode_json(MachineStatus, text)
+    except DamagedRecord:
+        return None
+
+
+def read_status(path: Path) -> MachineStatus | None:
+    """Return the status in a file; None when there is none, or only a torn one: it is rewritten in place.
+
+    Raises `DamagedRecord` for a file that cannot be read, and for complete JSON that is no status.
+    """
+    try:
+        text = read_file(path, MAX_STATUS_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise damaged(error, path) from error
+    try:
+        data = parse_json(text)
     except ValueError:
         return None
+    return decode(MachineStatus, data, path)
 
 
 class PeerStatuses:
@@ -104,7 +173,7 @@ class PeerStatuses:
         self.status_folder = shared / "status"
         self.machine_names = tuple(machine_names)
         self.launch_id = launch_id
-        self.last_texts: dict[str, str] = {}
+        self.last_texts: dict[str, bytes] = {}
         self.statuses: dict[str, MachineStatus] = {}  # by id; at most one for each machine name
         self.changed_at: dict[str, float] = {}
         # IDs whose status changed while this agent watched. Any other file may be of a machine that died long ago.
@@ -117,11 +186,11 @@ class PeerStatuses:
         """
         for name in self.machine_names:
             with contextlib.suppress(OSError, ValueError):
-                text = (self.status_folder / f"{name}.json").read_text()
+                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
                 if text == self.last_texts.get(name):
                     continue
                 self.last_texts[name] = text
-                status = decode(MachineStatus, json.loads(text))
+                status = decode_json(MachineStatus, text)
                 if status.launch != self.launch_id:
                     continue
                 if status.id in self.statuses:

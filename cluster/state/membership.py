@@ -268,6 +268,7 @@ def next_attempt(
     final_failures = [status for status in statuses.values() if status.fault == Fault.FINAL]
     if final_failures:
         return Attempt(end_state=MachineState.FAILED, reason=final_failures[0].reason)
+    has_unreadable_checkpoint = any(status.fault == Fault.CHECKPOINT for status in statuses.values())
     own_failures = [status for status in statuses.values() if status.fault == Fault.OWN]
     first_failure_reason = next(
         (status.reason for status in statuses.values() if status.phase == AgentPhase.FAILED), ""
@@ -278,8 +279,11 @@ def next_attempt(
         fault_counts[status.machine_name] = fault_counts.get(status.machine_name, 0) + 1
     step = max((status.last_step for status in statuses.values()), default=-1)
     crash_count = 0
-    if len(responsive_ids) == len(attempt.members) and any(
-        status.phase == AgentPhase.FAILED for status in statuses.values()
+    # A checkpoint that cannot be read is tried once: the next attempt takes an earlier one.
+    if (
+        not has_unreadable_checkpoint
+        and len(responsive_ids) == len(attempt.members)
+        and any(status.phase == AgentPhase.FAILED for status in statuses.values())
     ):
         crash_count = 1 + (attempt.crash_count if attempt.crash_step == step else 0)
     if crash_count >= MAX_CRASHES:
@@ -315,6 +319,7 @@ def next_attempt(
     return Attempt(
         members=members,
         reason="; ".join(reasons) or first_failure_reason,
+        resume_before=attempt.first_step if has_unreadable_checkpoint and attempt.resume else None,
         crash_step=step,
         crash_count=crash_count,
         fault_counts=fault_counts,

@@ -1,8 +1,8 @@
 """Writes result.json when a job has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from train.data.order import usage_log
 from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
@@ -11,12 +11,11 @@ from train.recipe import target
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
-from train.tools.records import decode, encode, read_record
+from train.tools.records import DamagedRecord, decode, encode, read_record
 
 from . import attempts, timeline
 from .job_result import JobResult
-from .run_folder import RunFolder
-from .spec import JobSpec
+from .run_folder import Run, RunFolder
 from .states import JobState
 from .status import (
     add_job_times,
@@ -39,23 +38,22 @@ class CostMeter(Protocol):
         """Return what the job had cost at `moment` (seconds since 1970); None when a machine's price is unknown."""
 
 
-def first_launch_time(run_folder: RunFolder, spec: JobSpec) -> float:
+def first_launch_time(run: Run) -> float:
     """Return when the job was first launched, in seconds since 1970.
 
     A job that waited in a queue was launched when its machines were first recorded: in the journal of the backend, or
     as a state of an agent.
     """
-    if not spec.queue:
-        return spec.created
-    first_signs = [float(row["time"]) for row in read_json_lines(run_folder.path / "cloud.jsonl", "time")][:1]
-    for name in spec.machine_names:
-        first_signs += [begin for _, begin in timeline.state_changes(run_folder, name)[:1]]
-    return min(first_signs, default=spec.created)
+    if not run.spec.queue:
+        return run.spec.created
+    first_signs = [float(row["time"]) for row in read_json_lines(run.folder.path / "cloud.jsonl", "time")][:1]
+    for name in run.spec.machine_names:
+        first_signs += [begin for _, begin in timeline.state_changes(run.folder, name)[:1]]
+    return min(first_signs, default=run.spec.created)
 
 
 def write_result(
-    run_folder: RunFolder,
-    spec: JobSpec,
+    run: Run,
     cost: CostMeter,
     unreachable: Sequence[str] = (),
     end_reason: str = "",
@@ -67,54 +65,58 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    measured = read_record(run_folder.shared / RESULT_FILE, TrainResult)
+    try:
+        measured = read_record(run.folder.shared / RESULT_FILE, TrainResult)
+    except DamagedRecord as error:  # the machines wrote it: it must not keep the job from its end
+        measured = None
+        end_reason, end_state = f"the result of the trainers is damaged: {error}", JobState.FAILED
     if measured:
         state, reason = JobState.DONE, ""
-        usage_errors = check_image_usage(run_folder, measured.epochs) if spec.train.log_ids else None
+        usage_errors = check_image_usage(run.folder, measured.epochs) if run.spec.train.log_ids else None
     else:
-        state, reason = (end_state, end_reason) if end_reason else infer_end_state(run_folder, spec)
-        measured = _measurements_so_far(run_folder, spec)
+        state, reason = (end_state, end_reason) if end_reason else infer_end_state(run)
+        measured = _measurements_so_far(run)
         usage_errors = None
-    agent_seconds = seconds_by_state(run_folder, spec)
+    agent_seconds = seconds_by_state(run)
     trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
     measured = replace(
         measured,
-        recipe=measured.recipe or spec.recipe.name,
-        seed=spec.recipe.seed if measured.seed is None else measured.seed,
-        goodput=_job_goodput(run_folder, measured),
-        where=add_job_times(run_folder, spec, measured.where, agent_seconds["total"]) if measured.where else None,
+        recipe=measured.recipe or run.spec.recipe.name,
+        seed=run.spec.recipe.seed if measured.seed is None else measured.seed,
+        goodput=_job_goodput(run.folder, measured),
+        where=add_job_times(run, measured.where, agent_seconds["total"]) if measured.where else None,
         seconds={**agent_seconds, **trainer_seconds},
-        target=target_outcome(run_folder, spec, cost, measured.epochs),
-        procs=spec.procs,
-        git_commit=spec.git_commit,
+        target=target_outcome(run, cost, measured.epochs),
+        procs=run.spec.procs,
+        git_commit=run.spec.git_commit,
     )
-    newest = attempts.newest_attempt(run_folder.shared)
+    newest = attempts.newest_attempt(run.folder.shared)
     result = JobResult(
         **vars(measured),
-        job=spec.name,
+        job=run.spec.name,
         state=state,
         reason=reason,
-        machines=spec.machines,
-        setup={name: row.seconds for name, row in machine_rows(run_folder, spec).items()},
-        attempts=attempts.last_training_attempt_number(run_folder.shared, newest),
-        timeline=timeline.attempt_rows(run_folder.path, run_folder.shared),
+        machines=run.spec.machines,
+        setup={name: row.seconds for name, row in machine_rows(run).items()},
+        attempts=attempts.last_training_attempt_number(run.folder.shared, newest),
+        timeline=timeline.attempt_rows(run.folder),
         dollars=cost.cost_dollars(),
-        backend=spec.backend,
+        backend=run.spec.backend,
         did_not_answer=list(unreachable),
         ids_wrong=usage_errors,
     )
-    write_atomic(run_folder.result_path, to_json_bytes(encode(with_forecast(result, spec.forecast))))
+    write_atomic(run.folder.result_path, to_json_bytes(encode(with_forecast(result, run.spec.forecast))))
 
 
-def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainResult:
+def _measurements_so_far(run: Run) -> TrainResult:
     """Return what is known of a run whose trainers have not written their result."""
-    epochs = read_metrics(run_folder.path, EpochRow)
+    epochs = read_metrics(run.folder, EpochRow)
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     return TrainResult(
         epochs=tuple(epochs),
         top1=last_validated.top1 if last_validated else None,
         top5=last_validated.top5 if last_validated else None,
-        where=reported_time_table(best_informed_status(run_folder, spec)),
+        where=reported_time_table(best_informed_status(run)),
     )
 
 
@@ -123,24 +125,23 @@ def _job_goodput(run_folder: RunFolder, measured: TrainResult) -> float | None:
     wall_seconds = measured.seconds.get("first step to last", 0.0)
     if not measured.goodput or not wall_seconds:
         return measured.goodput
-    lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
+    lost_seconds = timeline.lost_seconds(run_folder)
     return measured.goodput * wall_seconds / (wall_seconds + lost_seconds)
 
 
-def target_outcome(
-    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[EpochResult]
-) -> target.TargetOutcome | None:
+def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> target.TargetOutcome | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
-    outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
+    outcome = target.target_outcome(target.Target.from_options(run.spec.train.target, run.spec.recipe), epochs)
     if outcome is None or outcome.at is None:
         return outcome
+    seconds_all = outcome.at - first_launch_time(run)
     return replace(
         outcome,
-        seconds_all=outcome.at - first_launch_time(run_folder, spec),
+        seconds_all=seconds_all if seconds_all >= (outcome.seconds or 0.0) else None,  # else the clock jumped
         dollars=cost.cost_dollars_until(outcome.at),
     )
 
@@ -154,7 +155,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     return usage_log.find_usage_errors(run_folder.path / USAGE_FOLDER, first_steps, images, steps)
 
 
-def with_forecast(result: JobResult, launch_forecast: dict[str, Any] | None) -> JobResult:
+def with_forecast(result: JobResult, launch_forecast: Mapping[str, object] | None) -> JobResult:
     """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
     Nothing is added for a job that is not done or measured too little.

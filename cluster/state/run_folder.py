@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Self
 
 from train.tools.agent_protocol import LOGS_FOLDER
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.filesystem import open_regular, read_file, read_json, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
+from train.tools.records import damaged
 
 from .spec import JobSpec
 
@@ -18,11 +19,12 @@ from .spec import JobSpec
 AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, it has its process ID
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
+MAX_LAUNCH_ID_BYTES = 1000
 
 
 def is_locked(path: Path) -> bool:
     """Return whether a process of this computer holds a lock file. A missing file is not locked."""
-    with contextlib.suppress(FileNotFoundError), path.open() as lock:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,6 +90,15 @@ class RunFolder:
         return self.path / "machine" / "work" / machine
 
     @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
+
+    def disabled_marker(self, machine: str) -> Path:
+        """Return the file that exists when a machine was killed for good and must not be replaced."""
+        return self.path / f".away-{machine}"
+
+    @property
     def recipe_path(self) -> Path:
         """The recipe as it is run, resolved to plain data."""
         return self.shared / "recipe.json"
@@ -118,9 +129,14 @@ class RunFolder:
 
     @staticmethod
     def read_launch_id(shared: Path) -> str:
-        """Return the ID of the last launch from a shared folder, "" before the first."""
+        """Return the ID of the last launch from a shared folder, "" before the first. Raises `DamagedRecord`."""
         path = shared / "launch"
-        return path.read_text() if path.exists() else ""
+        try:
+            return read_file(path, MAX_LAUNCH_ID_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise damaged(error, path) from error
 
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""
@@ -144,8 +160,7 @@ class Run:
     def read(cls, path: Path) -> Self:
         """Read the run in a run folder.
 
-        Raises `OSError` without a job.json, and `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a damaged
-        one.
+        Raises `OSError` without a job.json, and `DamagedRecord` for a damaged one.
         """
         folder = RunFolder(path)
-        return cls(JobSpec.from_json(json.loads(folder.spec_path.read_text())), folder)
+        return cls(JobSpec.parse(read_file(folder.spec_path), folder.spec_path), folder)

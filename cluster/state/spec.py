@@ -3,14 +3,15 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from cluster.connectors.mounts import mount_of
 from train.engine.options import TrainOptions
 from train.recipe.schema import Recipe
-from train.tools.records import decode
+from train.tools.filesystem import parse_json
+from train.tools.records import DamagedRecord, damaged, decode
 
 from .membership import MembershipRules
 from .recovery_options import RecoveryOptions
@@ -19,6 +20,8 @@ from .recovery_options import RecoveryOptions
 # asks a server: heartbeats are slower there, and silence is tolerated for longer.
 NETWORK_HEARTBEAT_SECONDS = 1.0
 NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
+MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
+MAX_UNIX_TIME = 253_402_300_799  # the year 9999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class JobSpec:
     is_one_computer: bool = True  # all machines of the job are one computer and share its processors
     uid: str = ""
     hosts: dict[str, Any] | None = None
-    cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
+    cloud: dict[str, Any] | None = None  # the rented machines, as their backend describes them
     backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
     machines: int = 1
     procs: int = 1
@@ -64,6 +67,16 @@ class JobSpec:
     forecast: dict[str, Any] | None = None  # the forecast made at the launch, as train/forecast describes it
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        machine_count = self.machines + self.recovery.spares
+        if not 1 <= self.machines <= machine_count <= MAX_MACHINES:
+            raise ValueError(f"machines: a job has 1 to {MAX_MACHINES}, with its spares")
+        for name in ("procs", "parallel"):
+            if not 1 <= getattr(self, name) <= MAX_MACHINES:
+                raise ValueError(f"{name}: must be from 1 to {MAX_MACHINES}")
+        if not 0 <= self.created <= MAX_UNIX_TIME:
+            raise ValueError("created: must be in seconds since 1970")
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -154,14 +167,23 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the JobSpec that `to_json` described; keys of a later version are ignored.
+        """Return the JobSpec that `to_json` described; keys of a later version are ignored. Raises `DamagedRecord`."""
+        if not isinstance(value, Mapping):
+            raise DamagedRecord("it describes no job")
+        types = get_type_hints(cls)
+        try:
+            recipe = Recipe.from_json(value["recipe"])
+            known = {name: decode(types[name], value[name], name) for name in types.keys() & value.keys() - {"recipe"}}
+            return cls(**known, recipe=recipe)
+        except KeyError as error:
+            raise DamagedRecord(f"it has no {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise damaged(error) from error
 
-        Raises `KeyError`, `TypeError` or `ValueError` when required fields are missing or the recipe is not valid.
-        """
-        names = {spec_field.name for spec_field in fields(cls)}
-        known = {key: entry for key, entry in value.items() if key in names}
-        groups = {
-            "train": decode(TrainOptions, value["train"], "train"),
-            "recovery": decode(RecoveryOptions, value["recovery"], "recovery"),
-        }
-        return cls(**{**known, **groups, "recipe": Recipe.from_json(value["recipe"])})
+    @classmethod
+    def parse(cls, text: bytes, source: object) -> Self:
+        """Return the JobSpec of a job.json. `source` says in a message where it is from. Raises `DamagedRecord`."""
+        try:
+            return cls.from_json(parse_json(text))
+        except ValueError as error:
+            raise damaged(error, source) from error

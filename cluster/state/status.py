@@ -4,8 +4,6 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from train.metrics.records import RowT, read_metrics_file
 from train.metrics.time_table import TimeTable
@@ -15,10 +13,9 @@ from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
 from . import attempts, supervisor_records, timeline
-from .heartbeats import MachineStatus
+from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
-from .run_folder import RunFolder
-from .spec import JobSpec
+from .run_folder import Run, RunFolder
 from .states import AgentPhase, JobState, MachineState, SetupStep
 from .supervisor_records import MachineSetup, SetupRecord
 
@@ -63,8 +60,8 @@ class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder.
-    `created` is in seconds since 1970, `seconds` the time at work.
+    0 before the first. `slowest` describes the rank that the others wait for. `target` is the accuracy to reach or, in
+    the end, what became of it. `run` is the run folder. `created` is in seconds since 1970, `seconds` the time at work.
     """
 
     job: str
@@ -86,6 +83,7 @@ class JobStatus:
     lr: float | None = None
     top1: float | None = None
     top5: float | None = None
+    slowest: str | None = None
     where: TimeTable | None = None
     target: str | None = None
     run: str
@@ -107,7 +105,7 @@ class MachineRow:
     notes: tuple[str, ...]
     seconds: dict[str, float]
 
-    def to_json(self) -> dict[str, Any]:  # Any: values of several types, for the output of the command line
+    def to_json(self) -> dict[str, object]:
         """Return the row as plain data, with the known values of the status among the others."""
         row = encode(self)
         known = {name: value for name, value in (row.pop("status") or {}).items() if value is not None}
@@ -116,7 +114,7 @@ class MachineRow:
 
 def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatus | None:
     """Return the last status of a machine's agent in the last launch, None before its first."""
-    status = read_record(run_folder.status_path(machine), MachineStatus)
+    status = read_status(run_folder.status_path(machine))
     return status if status and status.launch == run_folder.launch_id else None
 
 
@@ -125,22 +123,22 @@ def read_setup_record(run_folder: RunFolder) -> SetupRecord:
     return read_record(run_folder.path / "machines.json", SetupRecord) or SetupRecord()
 
 
-def agents_start_time(run_folder: RunFolder, spec: JobSpec) -> float:
+def agents_start_time(run: Run) -> float:
     """Return when the agents of the last launch were started: at the launch, or when their machines were set up."""
-    launch_path = run_folder.launch_path
-    launch_time = launch_path.stat().st_mtime if launch_path.exists() else spec.created
-    setup_record = read_setup_record(run_folder)
-    is_of_this_launch = setup_record.launch == run_folder.launch_id
+    launch_path = run.folder.launch_path
+    launch_time = launch_path.stat().st_mtime if launch_path.exists() else run.spec.created
+    setup_record = read_setup_record(run.folder)
+    is_of_this_launch = setup_record.launch == run.folder.launch_id
     return max(launch_time, setup_record.finished if is_of_this_launch else 0.0)
 
 
-def machine_statuses(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineStatus]:
+def machine_statuses(run: Run) -> dict[str, MachineStatus]:
     """Return the last status of each machine in the last launch, without machines that have not written one."""
-    statuses = {name: read_agent_status(run_folder, name) for name in spec.machine_names}
+    statuses = {name: read_agent_status(run.folder, name) for name in run.spec.machine_names}
     return {name: status for name, status in statuses.items() if status}
 
 
-def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> MachineStatus | None:
+def best_informed_status(run: Run) -> MachineStatus | None:
     """Return the status of the machine that knows most about the job, None before the first status.
 
     A machine that is done comes first, then the machine of the newest attempt, then the order of
@@ -150,26 +148,26 @@ def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> MachineStatus 
     def sort_key(status: MachineStatus) -> tuple[bool, int, int]:
         return status.state != MachineState.DONE, -status.attempt, PHASES_BEST_INFORMED_FIRST.index(status.phase)
 
-    return min(machine_statuses(run_folder, spec).values(), key=sort_key, default=None)
+    return min(machine_statuses(run).values(), key=sort_key, default=None)
 
 
-def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -> JobStatus:
+def job_status(run: Run, result: JobResult | None) -> JobStatus:
     """Return the job's state and numbers. `result` is its result, None while it has not ended."""
-    agent_status = best_informed_status(run_folder, spec)
-    newest = attempts.newest_attempt(run_folder.shared)
+    agent_status = best_informed_status(run)
+    newest = attempts.newest_attempt(run.folder.shared)
     numbers: TrainingNumbers = agent_status or TrainingNumbers()
     where = reported_time_table(agent_status)
     status = JobStatus(
-        job=spec.name,
-        recipe=spec.recipe.name,
-        backend=spec.backend,
-        machines=spec.machines,
-        procs=spec.procs,
-        created=spec.created,
+        job=run.spec.name,
+        recipe=run.spec.recipe.name,
+        backend=run.spec.backend,
+        machines=run.spec.machines,
+        procs=run.spec.procs,
+        created=run.spec.created,
         state=JobState.BOOTING,
         doing=(agent_status.doing or agent_status.state) if agent_status else "",
         reason=agent_status.reason if agent_status else "",
-        attempt=attempts.last_training_attempt_number(run_folder.shared, newest),
+        attempt=attempts.last_training_attempt_number(run.folder.shared, newest),
         progress=agent_status.progress if agent_status else "",
         step=numbers.step,
         steps=numbers.steps,
@@ -179,17 +177,24 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -
         lr=numbers.lr,
         top1=numbers.top1,
         top5=numbers.top5,
-        where=add_job_times(run_folder, spec, where) if where else None,
-        target=spec.train.target or None,
-        run=str(run_folder.path),
+        where=add_job_times(run, where) if where else None,
+        target=run.spec.train.target or None,
+        run=str(run.folder.path),
     )
     if result is not None:
         return _ended_job_status(status, result)
     if agent_status:
-        status = _running_job_status(run_folder, status, agent_status, newest)
+        status = _running_job_status(run.folder, status, agent_status, newest)
+        training = {
+            name: machine_status
+            for name, machine_status in machine_statuses(run).items()
+            if machine_status.phase == AgentPhase.RUNNING
+        }
+        slowest = find_slowest_rank(training)
+        status = replace(status, slowest=str(slowest) if slowest else None)
     else:
-        status = _starting_job_status(run_folder, spec, status)
-    return replace(status, seconds=seconds_by_state(run_folder, spec)["total"])
+        status = _starting_job_status(run, status)
+    return replace(status, seconds=seconds_by_state(run)["total"])
 
 
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
@@ -214,12 +219,12 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
     )
 
 
-def _starting_job_status(run_folder: RunFolder, spec: JobSpec, status: JobStatus) -> JobStatus:
+def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
     """Return the status of a job whose agents have not written one: machines are rented or set up."""
-    activity = supervisor_records.read_activity(run_folder.path) if spec.cloud else None
+    activity = supervisor_records.read_activity(run.folder.path) if run.spec.cloud else None
     if activity and activity.doing:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
-    setup_record = read_record(run_folder.path / "machines.json", SetupRecord)
+    setup_record = read_record(run.folder.path / "machines.json", SetupRecord)
     if setup_record:
         step_counts = Counter(row.step for row in setup_record.machines.values() if row.step)
         steps = ", ".join(f"{step} on {count}" for step, count in step_counts.items())
@@ -243,22 +248,22 @@ def _running_job_status(
     return replace(status, state=state, reason=reason)
 
 
-def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
+def machine_rows(run: Run) -> dict[str, MachineRow]:
     """Return a row for each machine.
 
     The supervisor measures the steps of setting up, the agent those from its start to the first training step.
     """
-    statuses = machine_statuses(run_folder, spec)
-    setup_rows = read_setup_record(run_folder).machines
-    newest = attempts.newest_attempt(run_folder.shared)
+    statuses = machine_statuses(run)
+    setup_rows = read_setup_record(run.folder).machines
+    newest = attempts.newest_attempt(run.folder.shared)
     rows = {}
-    for name in spec.machine_names:
+    for name in run.spec.machine_names:
         setup_row = setup_rows.get(name, MachineSetup())
         status = statuses.get(name)
         state: MachineState | SetupStep = status.state if status else setup_row.step
         if status and not status.ended:
             is_behind = newest and status.phase == AgentPhase.RUNNING and status.attempt < newest.number
-            if is_behind or run_folder.result_path.exists():
+            if is_behind or run.folder.result_path.exists():
                 state = MachineState.LOST
         setup_seconds = {str(step): seconds for step, seconds in setup_row.seconds.items()}
         rows[name] = MachineRow(
@@ -267,30 +272,30 @@ def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, MachineRow]:
             reason=status.reason if status else setup_row.reason,
             status=status,
             notes=setup_row.notes,
-            seconds=setup_seconds | timeline.startup_seconds(run_folder.path, name),
+            seconds=setup_seconds | timeline.startup_seconds(run.folder, name),
         )
     return rows
 
 
-def read_metrics(run_path: Path, row_type: type[RowT]) -> list[RowT]:
+def read_metrics(run_folder: RunFolder, row_type: type[RowT]) -> list[RowT]:
     """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
     rows: list[RowT] = []
-    for path in metrics_files(run_path):
+    for path in metrics_files(run_folder.path):
         attempt_rows = list(read_metrics_file(path, row_type))
         if attempt_rows:
             rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
     return rows
 
 
-def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
+def seconds_by_state(run: Run) -> dict[str, float]:
     """Return the seconds of each state over all launches, and "total", without the time between launches.
 
     At each moment the job is in the state of the machine that is furthest (STATES_BY_PROGRESS): a machine that waits or
     has gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
     """
     spans: list[tuple[float, float, MachineState]] = []
-    for name in spec.machine_names:
-        for (state, begin), (next_state, end) in pairwise(timeline.state_changes(run_folder, name)):
+    for name in run.spec.machine_names:
+        for (state, begin), (next_state, end) in pairwise(timeline.state_changes(run.folder, name)):
             is_new_agent = next_state == MachineState.SETUP  # until then no agent was alive
             if state not in timeline.FINAL_AGENT_STATES and not is_new_agent and end > begin:
                 spans.append((begin, end, state))
@@ -315,17 +320,15 @@ def reported_time_table(agent_status: MachineStatus | None) -> TimeTable | None:
     return decode(TimeTable, table, "the status of a machine") if table else None
 
 
-def add_job_times(
-    run_folder: RunFolder, spec: JobSpec, table: TimeTable, total_seconds: float | None = None
-) -> TimeTable:
+def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None) -> TimeTable:
     """Return the trainers' table of the wall time with the times that they do not know.
 
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
     training step, on the slowest machine. An agent sees the first step a moment late: when `total_seconds` of an ended
     job are given, that moment is subtracted, so that all parts add up to the total.
     """
-    pauses = timeline.lost_seconds(run_folder.path, run_folder.shared)
-    start_seconds = [dict(row.seconds) for row in machine_rows(run_folder, spec).values()]
+    pauses = timeline.lost_seconds(run.folder)
+    start_seconds = [dict(row.seconds) for row in machine_rows(run).values()]
     slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or dict(table.start)
     if total_seconds is not None and SetupStep.FIRST_STEP in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
@@ -335,12 +338,12 @@ def add_job_times(
     return replace(table, start=slowest, pauses=pauses)
 
 
-def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[JobState, str]:
+def infer_end_state(run: Run) -> tuple[JobState, str]:
     """Return state and reason of a job that has neither a result nor a living agent."""
-    agreed = attempts.agreed_end(run_folder.shared, run_folder.launch_id)
+    agreed = attempts.agreed_end(run.folder.shared, run.folder.launch_id)
     if agreed and agreed.end_state:
         return JobState(agreed.end_state), agreed.reason
-    statuses = list(machine_statuses(run_folder, spec).values())
+    statuses = list(machine_statuses(run).values())
     final_statuses = [status for status in statuses if status.ended]
     # A stop on request explains the end best, then a failure with its reason.
     for job_state, machine_state in ((JobState.STOPPED, MachineState.STOPPED), (JobState.FAILED, MachineState.FAILED)):
@@ -349,7 +352,7 @@ def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[JobState, str
                 return job_state, status.reason
     if final_statuses and len(final_statuses) == len(statuses):
         return JobState.STOPPED, final_statuses[0].reason
-    return JobState.FAILED, explain_missing_agent(run_folder, bool(statuses))
+    return JobState.FAILED, explain_missing_agent(run.folder, bool(statuses))
 
 
 def explain_missing_agent(run_folder: RunFolder, has_status: bool = True) -> str:

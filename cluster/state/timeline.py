@@ -3,15 +3,15 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from train.metrics.records import StepRow, read_metrics_file
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
-from train.tools.records import DamagedRecord, decode, read_record
+from train.tools.records import DamagedRecord, decode
 
 from . import attempts
-from .heartbeats import MachineStatus
+from .heartbeats import read_status
 from .run_folder import RunFolder, agent_log_path
 from .states import AttemptReason, MachineState, SetupStep
 
@@ -46,7 +46,7 @@ class AttemptRow:
     `at` is when the attempt was agreed on (seconds since 1970, by the wall clock of the machine that proposed it).
     `machines` are the names of its members; the row of the job's end has none. `pause` is the time in seconds from the
     last step before the attempt to its own first step. `steps_lost` is the number of steps that were done again. Both
-    are None before they are known, and for the first attempt.
+    are None before they are known, and for the first attempt; `pause` also where the clocks contradict.
     """
 
     attempt: int
@@ -59,15 +59,16 @@ class AttemptRow:
     steps_lost: int | None = None
 
 
-def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
+def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     """Return a row for each attempt."""
     rows: list[AttemptRow] = []
-    moved_launches = moved_launch_ids(run_path)
+    moved_launches = moved_launch_ids(run_folder)
     previous_launch = ""
     last_trained_launch = ""
-    last_step: tuple[int, float] | None = None  # number and time of the last step so far, made in that launch
-    for attempt in attempts.history(shared):
-        step_times = _read_step_times(run_path, attempt.number)
+    last_step_time: float | None = None  # of the last step so far, made in that launch
+    position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
+    for attempt in attempts.history(run_folder.shared):
+        step_times = _read_step_times(run_folder, attempt.number)
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
@@ -76,27 +77,34 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
             first_step=attempt.first_step,
             last_step=step_times[-1][0] if step_times else None,
         )
-        if last_step and attempt.members:
-            row = replace(row, steps_lost=max(0, last_step[0] - attempt.first_step))
+        if last_step_time is not None and attempt.members:
+            row = replace(row, steps_lost=max(0, position - attempt.first_step))
             if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                row = replace(row, pause=step_times[0][1] - last_step[1])
+                pause = step_times[0][1] - last_step_time
+                row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
+        if attempt.members:
+            position = attempt.first_step
         if step_times:
-            last_step = step_times[-1]
+            position, last_step_time = step_times[-1]
             last_trained_launch = attempt.launch_id
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
 
 
-def moved_launch_ids(run_path: Path) -> list[str]:
+def _with_jump(reason: str) -> str:
+    return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
+
+
+def moved_launch_ids(run_folder: RunFolder) -> list[str]:
     """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
-    rows = read_json_lines(run_path / "cloud.jsonl", "what", "launch_id")
+    rows = read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id")
     return [str(row["launch_id"]) for row in rows if row["what"] == "move"]
 
 
-def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
+def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     """Return begin and end (seconds since 1970) of each time that a change of attempt cost.
 
     Such a time holds the steps that were done again and, within a launch, the pause before them. The trainers do not
@@ -105,33 +113,35 @@ def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
     intervals: list[tuple[float, float]] = []
     previous_steps: list[tuple[int, float]] = []
     last_trained_launch = ""
-    moved_launches = moved_launch_ids(run_path)
-    for attempt in attempts.history(shared):
-        step_times = _read_step_times(run_path, attempt.number) if attempt.members else []
+    moved_launches = moved_launch_ids(run_folder)
+    for attempt in attempts.history(run_folder.shared):
+        step_times = _read_step_times(run_folder, attempt.number) if attempt.members else []
         if previous_steps and step_times:
             times_before_save = [time for step, time in previous_steps if step <= attempt.first_step]
             begin = max(times_before_save, default=previous_steps[0][1])
             is_same_launch = attempt.launch_id in (last_trained_launch, *moved_launches)
-            intervals.append((begin, step_times[0][1] if is_same_launch else previous_steps[-1][1]))
+            end = step_times[0][1] if is_same_launch else previous_steps[-1][1]
+            if end >= begin:  # the clocks of two machines may differ
+                intervals.append((begin, end))
         if step_times:
             previous_steps = step_times
             last_trained_launch = attempt.launch_id
     return intervals
 
 
-def lost_seconds(run_path: Path, shared: Path) -> float:
+def lost_seconds(run_folder: RunFolder) -> float:
     """Return the seconds that changes of attempt cost."""
-    return sum(end - begin for begin, end in lost_intervals(run_path, shared))
+    return sum(end - begin for begin, end in lost_intervals(run_folder))
 
 
-def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
+def _read_step_times(run_folder: RunFolder, attempt: int) -> list[tuple[int, float]]:
     """Return (step, time) as rank 0 of an attempt logged them: its first step, then about one step per second."""
-    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_path, attempt), StepRow)]
+    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_folder.path, attempt), StepRow)]
 
 
-def _read_state_log(run_path: Path, machine: str) -> Iterator[StateChange]:
+def _read_state_log(run_folder: RunFolder, machine: str) -> Iterator[StateChange]:
     """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(agent_log_path(run_path, machine)):
+    for line in read_json_lines(agent_log_path(run_folder.path, machine)):
         with contextlib.suppress(DamagedRecord):
             yield decode(StateChange, line)
 
@@ -142,14 +152,14 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
     When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
     yet replaced, or it lives and its last heartbeat is recent.
     """
-    changes = [(change.state, change.time) for change in _read_state_log(run_folder.path, machine)]
+    changes = [(change.state, change.time) for change in _read_state_log(run_folder, machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
-        status = read_record(run_folder.status_path(machine), MachineStatus)
+        status = read_status(run_folder.status_path(machine))
         changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 
 
-def startup_seconds(run_path: Path, machine: str) -> dict[str, float]:
+def startup_seconds(run_folder: RunFolder, machine: str) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
     A state that is no step of a start, such as that of a failed attempt, counts under its own name. Returns {} until
@@ -157,7 +167,7 @@ def startup_seconds(run_path: Path, machine: str) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
-    for change in _read_state_log(run_path, machine):
+    for change in _read_state_log(run_folder, machine):
         if previous:
             are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
             if previous.state == MachineState.WARMING and not are_trainers_started:

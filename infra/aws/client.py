@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from .errors import CloudError, ErrorKind, NoCredentials, classify_error, explain_error
+from infra.errors import CloudError, NoCredentials
+
+from .errors import ErrorKind, classify_error, explain_error
 from .tags import Resource
 
 PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the price list

@@ -9,21 +9,7 @@ from enum import Enum
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-
-class CloudError(Exception):
-    """An AWS error that a person can fix, in one line. `code` is AWS's error code, "" when there is none."""
-
-    def __init__(self, text: str, code: str = "") -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class NoCredentials(CloudError):
-    """No credentials or no region is set, or AWS does not accept the credentials."""
-
-
-class Interrupted(CloudError):
-    """The job must stop, so waiting for machines was given up."""
+from infra.errors import CloudError, NoCredentials
 
 
 class ErrorKind(Enum):

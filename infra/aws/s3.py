@@ -13,8 +13,10 @@ from boto3.s3.transfer import S3UploadFailedError, TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
 
+from infra.errors import CloudError, NoCredentials
+
 from .client import Account
-from .errors import DENIED_CODES, CloudError, ErrorKind, NoCredentials, classify_error, explain_error, get_error_code
+from .errors import DENIED_CODES, ErrorKind, classify_error, explain_error, get_error_code
 
 S3_SCHEME = "s3://"
 FALLBACK_REGION = "us-east-1"

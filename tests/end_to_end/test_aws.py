@@ -76,7 +76,7 @@ def assert_costs_match_the_bill(renter: Renter, job: Job) -> None:
 
 def cloud_log_lines(job: Job, word: str) -> list[str]:
     """Return the lines with a word of the supervisor's log."""
-    path = job.supervisor_log_path
+    path = job.run_folder.supervisor_log_path
     return [line for line in path.read_text().splitlines() if word in line] if path.exists() else []
 
 

@@ -31,7 +31,6 @@ EPOCHS = 50
 IMAGES = 60
 BATCH = 4
 STEPS_PER_EPOCH = IMAGES // (3 * BATCH)
-BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -57,7 +56,7 @@ class ElasticJob:
 
     def statuses(self) -> dict[str, MachineStatus]:
         """Return the last status of each machine."""
-        return status.machine_statuses(self.job.run_folder, self.job.spec)
+        return status.machine_statuses(self.job.run)
 
     def attempts(self) -> list[job_attempts.Attempt]:
         return job_attempts.history(self.job.run_folder.shared)
@@ -143,15 +142,14 @@ def elastic_job(sandbox: Sandbox) -> ElasticJob:
 
 
 def final_parameters(job: Job) -> dict[str, Any]:
-    """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
+    """Return weights, batch-norm statistics and momenta of the last checkpoint."""
     assert job.result
     path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result.attempts:06d}")
     assert path is not None
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
-    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
     assert len(momenta) > 20
-    return {**weights, **momenta}
+    return {**checkpoint["model"], **momenta}
 
 
 def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
+from cluster.state.heartbeats import MachineStatus
 from train.metrics.records import EpochRow, StepRow
 
 RESULT_KEYS = {
@@ -308,6 +310,81 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
     assert sandbox.cli("stop", "job-1", cwd=third_folder).code == 0
     assert sandbox.cli("stop", "job-2", cwd=second_folder).code == 0
     assert sandbox.cli("resume", "-d", "job-1").code == 0 and sandbox.cli("stop", "job-1").code == 0
+
+
+def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandbox) -> None:
+    """The trainer of machine 1 is stopped three quarters of the time."""
+    job = sandbox.launch(ENDLESS, "--machines", "2", "--procs", "1", "--no-standby", "--workers", "0")
+    sandbox.wait_for_step(job)
+    agent_pid = (job.machine_details()["1"].status or MachineStatus(id="")).pid
+    (slow,) = [pid for pid in sandbox.trainer_pids() if sandbox.parent_pid(pid) == agent_pid]
+    is_over = threading.Event()
+
+    def slow_down() -> None:
+        while not is_over.wait(0.1):
+            os.kill(slow, signal.SIGSTOP)
+            is_over.wait(0.3)
+            os.kill(slow, signal.SIGCONT)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        sandbox.wait_for(lambda: (job.status().slowest or "").startswith("machine 1: waits "))
+        sandbox.wait_for(lambda: "slowest            machine 1: waits " in sandbox.cli("status", "job-1").out)
+        rows = sandbox.wait_for(
+            lambda: [line for line in sandbox.cli("top", "--once", "job-1").out.splitlines() if "slowest" in line][1:]
+        )
+    finally:
+        is_over.set()
+        thread.join()
+    assert [row.split()[0] for row in rows] == ["1"] and job.status().attempt == 1
+    assert sandbox.cli("stop", "job-1").code == 0
+
+
+JUMPING_CLOCK = """\
+import time
+real_time = time.time
+
+def fake_time():
+    try:
+        with open({path!r}) as file:
+            return real_time() + float(file.read())
+    except (OSError, ValueError):
+        return real_time()
+
+time.time = fake_time
+"""
+
+
+@pytest.mark.parametrize("jump", [-7200.0, pytest.param(7200.0, marks=pytest.mark.rehearsal)])
+def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> None:
+    """It jumps between two attempts, and again between two launches."""
+    path = sandbox.path / "clock"
+    (sandbox.path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(path=str(path)))
+    sandbox.env["PYTHONPATH"] = str(sandbox.path)
+    start = time.monotonic()
+    job = sandbox.launch(40, "--procs", "1", "--workers", "0", "--save-seconds", "0", "--no-standby")
+    sandbox.wait_for_step(job)
+    path.write_text(str(jump))
+    (trainer,) = sandbox.trainer_pids()
+    os.kill(trainer, signal.SIGKILL)
+    sandbox.wait_for(lambda: job.status().attempt == 2)
+    sandbox.wait_for_step(job, (job.status().step or 0) + 8)
+    os.kill(sandbox.agent_pid(), signal.SIGKILL)
+    sandbox.wait_for(lambda: not job.is_alive)
+    path.write_text(str(2 * jump))
+    resumed = sandbox.cli("resume", "job-1", timeout=200)
+    assert resumed.code == 0, resumed
+    elapsed = time.monotonic() - start
+    result = json.loads((job.path / "result.json").read_text())
+    assert result["state"] == "done" and 0 < result["goodput"] <= 1
+    assert all(0 <= seconds < elapsed for seconds in result["seconds"].values()), result["seconds"]
+    clocks = [epoch["clock"] for epoch in result["epochs"]]
+    assert clocks == sorted(clocks) and clocks[0] > 0 and clocks[-1] < elapsed
+    pauses = [row["pause"] for row in result["timeline"] if row["pause"] is not None]
+    assert pauses and all(0 <= pause < elapsed for pause in pauses)
+    recorded = sandbox.cli("record", "job-1", "-o", "json")
+    assert recorded.code == 0, recorded
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -67,13 +67,13 @@ class SlurmSandbox:
         """Wait for a condition. Raises `AssertionError` when it is not true in time."""
 
         def describe() -> str:
-            rows = status.machine_statuses(job.run_folder, job.spec)
+            rows = status.machine_statuses(job.run)
             states = {name: row.state for name, row in rows.items()}
             history = [
                 f"{row.number} {row.machine_names} {row.reason}" for row in attempts.history(job.run_folder.shared)
             ]
             logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
-            log = job.supervisor_log_path.read_text() if job.supervisor_log_path.exists() else ""
+            log = job.run_folder.supervisor_log_path.read_text() if job.run_folder.supervisor_log_path.exists() else ""
             return "\n".join([json.dumps(states), *history, str(job.result), *logs, log, self.cluster.describe()])
 
         self.sandbox.wait_for(condition, seconds, describe=describe, poll_seconds=0.2)
@@ -84,7 +84,7 @@ class SlurmSandbox:
         def have_trained() -> bool:
             assert job.result is None, job.result
             newest = attempts.newest_attempt(job.run_folder.shared)
-            rows = status.machine_statuses(job.run_folder, job.spec)
+            rows = status.machine_statuses(job.run)
             if newest is None or not all(name in rows for name in newest.machine_names):
                 return False
             return (

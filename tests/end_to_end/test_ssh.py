@@ -23,7 +23,6 @@ from train.tools import checkpoint_io
 __all__ = ["testbed"]  # a fixture
 
 EPOCHS = 50
-BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -62,7 +61,7 @@ class SshUser:
         wait_for(condition, seconds, describe=lambda: self.describe(job), poll_seconds=0.1)
 
     def describe(self, job: Job) -> str:
-        log_path = job.supervisor_log_path
+        log_path = job.run_folder.supervisor_log_path
         log = log_path.read_text() if log_path.exists() else ""
         return "\n".join([str(job.timeline()), str(job.status()), log])
 
@@ -73,7 +72,7 @@ class SshUser:
             newest = attempts.newest_attempt(job.run_folder.shared)
             if newest is None or newest.number < attempt or not newest.members:
                 return False
-            statuses = status.machine_statuses(job.run_folder, job.spec).values()
+            statuses = status.machine_statuses(job.run).values()
             return any(
                 machine.attempt == newest.number and machine.last_step >= newest.first_step + steps
                 for machine in statuses
@@ -99,13 +98,12 @@ def make_user(sandbox: Sandbox, testbed: Callable[..., Testbed]) -> Callable[[in
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:
-    """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
+    """Return weights, batch-norm statistics and momenta of the last checkpoint."""
     path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
-    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
-    return {**weights, **momenta}
+    return {**checkpoint["model"], **momenta}
 
 
 def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[[int], SshUser]) -> None:

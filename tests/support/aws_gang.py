@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
@@ -99,7 +100,7 @@ class GangTestbed:
 
     def gang(self, account: Account | None = None) -> Gang:
         """Return the job's machines, as a new supervisor sees them."""
-        return Gang(account or self.account, self.uid, self.journal, self.log_lines.append, self.clock.sleep)
+        return Gang(account or self.account, self.uid, self.journal, self.clock.sleep)
 
     def place(self, zone: str = "us-east-1a", market: str = "spot", type: str = "g5.xlarge") -> Place:
         """Return a place with its present price."""
@@ -239,7 +240,8 @@ def bed(
     testbed = GangTestbed(front, front_of_session[1], tmp_path)
     for module in (aws_client, instances_gang, instances, journal):
         monkeypatch.setattr(module, "time", testbed.clock)
-    yield testbed
+    with log_lines("infra") as testbed.log_lines:
+        yield testbed
     testbed.end_job()
     testbed.remove_faults()
     assert not front.sim.errors, front.sim.errors

@@ -67,7 +67,7 @@ GRADUAL_WARMUP = "test_rates.py::test_gradual_warmup_rises_linearly_from_base_to
 ORDER = "test_order.py::test_epoch_permutation_is_cut_into_same_batches_on_any_world_size"
 PARAMETER_GROUPS = "test_param_groups.py::test_parameter_groups_hold_each_parameter_once_with_its_decay"
 INITIAL_WEIGHTS = "test_initial_weights.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one"
-AVERAGED_STATISTICS = "test_batchnorm.py::test_run_epoch_averages_statistics_over_ranks_before_validation"
+AVERAGED_STATISTICS = "test_batchnorm.py::test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks"
 LARS_FORMULA = "test_optimizers.py::test_lars_matches_formula_and_skips_norms_and_biases"
 LAMB_FORMULA = "test_optimizers.py::test_lamb_matches_formula_and_skips_norms_and_biases"
 RESUME = "test_resume.py::test_resume_at_any_step_gives_the_same_bits"
@@ -315,17 +315,17 @@ MUTATIONS = [
         "test_batchnorm.py::test_gradient_through_norms_same_on_any_number_of_processes",
     ),
     Mutation(
-        "batch norm: statistics not averaged",
+        "batch norm: statistics not summed over processes",
         TRAINER,
-        "batchnorm.average_running_statistics(self.group, self.model)",
+        "self.running_statistics.start_sum()",
         "pass",
         AVERAGED_STATISTICS,
     ),
     Mutation(
-        "batch norm: statistics summed",
+        "batch norm: statistics of a step not averaged over its chunks",
         BATCHNORM,
-        "sum_over_processes(group, flat) / group.world_size",
-        "sum_over_processes(group, flat)",
+        "self.chunk_sum / chunk_count",
+        "self.chunk_sum",
         AVERAGED_STATISTICS,
     ),
     Mutation(
@@ -406,6 +406,20 @@ MUTATIONS = [
         "test_optimizers.py::test_lars_step_length_is_independent_of_the_gradient",
     ),
     Mutation(
+        "LARS in Google's form: no ratio",
+        LARS,
+        "if ratios and is_google:",
+        "if False:",
+        "test_optimizers.py::test_lars_in_googles_form_matches_tensorflow",
+    ),
+    Mutation(
+        "LARS in Google's form: the gradients are scaled in place",
+        LARS,
+        "if ratios and not is_google:",
+        "if ratios:",
+        "test_optimizers.py::test_lars_leaves_the_gradients_as_they_are",
+    ),
+    Mutation(
         "LAMB: no bias correction of the second moment",
         LAMB,
         '[1 - b2 ** state["step"] for state in states]',
@@ -415,8 +429,8 @@ MUTATIONS = [
     Mutation(
         "LAMB: step as long as Adam's",
         LAMB,
-        "scale_by_ratio(steps, tensor_norms(weights), tensor_norms(steps))",
-        "pass",
+        "norm_ratios(tensor_norms(weights), tensor_norms(steps))",
+        "[1.0 for _ in steps]",
         LAMB_FORMULA,
     ),
     Mutation(
@@ -548,10 +562,10 @@ MUTATIONS = [
         RESUME,
     ),
     Mutation(
-        "resume: all ranks take rank 0's statistics",
-        BATCHNORM,
-        "stored[group.rank] if",
-        "stored[0] if",
+        "resume: running statistics of the last chunk",
+        TRAINER,
+        "        self.running_statistics.write_to_norms()\n        return {",
+        "        return {",
         RESUME,
     ),
     Mutation(

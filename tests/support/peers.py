@@ -12,29 +12,29 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEERS_FOLDER = REPOSITORY / "benchmarks" / ".venv"
 SCRIPTS = REPOSITORY / "tests" / "peers" / "scripts"
+FIND_MODULES = "import sys, importlib.util as util; sys.exit(not all(map(util.find_spec, sys.argv[1:])))"
 
 
 @functools.cache
 def find_python(*modules: str) -> Path | None:
-    """Return the Python that can import these modules, None where neither environment can."""
+    """Return the Python that has these modules, None where neither environment has them."""
     for python in (Path(sys.executable), PEERS_FOLDER / "bin" / "python"):
-        imports = [str(python), "-c", f"import {', '.join(modules)}"]
-        if python.exists() and subprocess.run(imports, capture_output=True).returncode == 0:
+        if python.exists() and subprocess.run([str(python), "-c", FIND_MODULES, *modules]).returncode == 0:
             return python
     return None
 
 
 def peer_python(*modules: str) -> Path:
-    """Return the Python that can import these modules, or skip the test."""
+    """Return the Python that has these modules, or skip the test."""
     python = find_python(*modules)
     if python is None:
-        pytest.skip(f"{', '.join(modules)} cannot be imported here; make peers installs what is compared with")
+        pytest.skip(f"{', '.join(modules)} is not installed; make peers installs what is compared with")
     return python
 
 
-def run_script(name: str, *arguments: object, modules: tuple[str, ...]) -> Any:
-    """Run a script of tests/peers/scripts where these modules are installed, and return the JSON that it prints."""
-    command = [peer_python(*modules), SCRIPTS / name, *arguments]
+def run_script(name: str, *arguments: object, module: str) -> Any:
+    """Run a script of tests/peers/scripts where its module is installed, and return the JSON that it prints."""
+    command = [peer_python("torch", module), SCRIPTS / name, *arguments]
     completed = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
     assert completed.returncode == 0, completed.stderr[-4000:]
     return json.loads(completed.stdout or "null")

@@ -180,7 +180,7 @@ def make_job(
     run.write_status("done" if done else "failed", ended=True)
     if done:
         run.write_shared("result.json", json.dumps(trainer.result(target)))
-    state_result.write_result(run.run_folder, run.spec, run.job.backend)
+    state_result.write_result(run.job.run, run.job.backend)
     return run.job
 
 

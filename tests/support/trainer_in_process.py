@@ -20,6 +20,7 @@ from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.distributed import ddp
+from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.engine.agent_channel import AgentChannel
 from train.engine.options import parse_run_options
@@ -121,6 +122,9 @@ def make_trainer(
     if plain:
         trainer.model.double()
         trainer.preprocessor = PLAIN_PREPROCESSOR
+    if net is not None:
+        trainer.running_statistics = RunningStatistics(group, net)
+    trainer.running_statistics.begin()
     if group.world_size > 1:
         trainer.wrapped_model = ddp.wrap_ddp(trainer.wrapped_model, recipe.comm)
     return trainer

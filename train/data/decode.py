@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from train.tools.filesystem import one_line_error
@@ -146,7 +146,7 @@ def _silence_stderr() -> Iterator[None]:
         os.close(saved_stderr)
 
 
-def encode_jpeg(pixels: Any, quality: int) -> bytes:
+def encode_jpeg(pixels: ArrayLike, quality: int) -> bytes:
     """Return uint8 RGB pixels [height, width, 3] as a baseline 4:2:0 JPEG file."""
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling="420"

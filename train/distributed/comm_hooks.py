@@ -7,6 +7,7 @@ it. All processes handle their buckets in the same order. `ddp.select_hook` choo
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def half_precision_hook(precision: HalfPrecision, bucket: Bucket) -> Future:
     work = dist.all_reduce(shares.to(precision.dtype), async_op=True)
     assert work is not None
 
-    def copy_back(done: Any) -> torch.Tensor:
+    def copy_back(done: Future) -> torch.Tensor:
         return buffer.copy_(done.value()[0]).div_(precision.gradient_scale)
 
     future: Future = work.get_future().then(copy_back)
@@ -81,7 +82,7 @@ class MachineGroups:
     torch creates process groups on all of them, in the same order.
     """
 
-    def __init__(self, ranks_by_machine: list[list[int]], timeout: Any) -> None:
+    def __init__(self, ranks_by_machine: list[list[int]], timeout: timedelta | None) -> None:
         rank = dist.get_rank()
         machine_groups = [dist.new_group(ranks, timeout=timeout) for ranks in ranks_by_machine]
         leaders_group = dist.new_group([ranks[0] for ranks in ranks_by_machine], timeout=timeout)
@@ -91,9 +92,9 @@ class MachineGroups:
         self.leader_rank = self.machine_ranks[0]
         self.leaders_group = leaders_group if rank == self.leader_rank else None
         self.world_size = sum(len(ranks) for ranks in ranks_by_machine)
-        self.stream: Any = None
+        self.stream: torch.cuda.Stream | None = None
 
-    def side_stream(self, buffer: torch.Tensor) -> Any:
+    def side_stream(self, buffer: torch.Tensor) -> contextlib.AbstractContextManager[object]:
         """Return a context in which a GPU runs the sums one after the other, beside the backward pass."""
         if not buffer.is_cuda:
             return contextlib.nullcontext()
@@ -153,7 +154,7 @@ def without_overlap(hook: Hook) -> Hook:
     """Return a hook that collects the buckets, and sums them all with `hook` when the last one is ready."""
     collected: list[Bucket] = []
 
-    def deferred_hook(state: Any, bucket: Bucket) -> Future:
+    def deferred_hook(state: object, bucket: Bucket) -> Future:
         collected.append(bucket)
         if not bucket.is_last():
             return completed_future(bucket.buffer())

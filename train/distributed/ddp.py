@@ -16,6 +16,7 @@ backward pass goes on. The rings or trees that carry the bytes are NCCL's choice
 import inspect
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -45,7 +46,7 @@ UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d
 class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: object, **named: object) -> object:
         """Run the module.
 
         Raises `TrainingError` when the loss of the step before did not depend on some parameter: the bucket that waits
@@ -94,12 +95,30 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
     return wrapped
 
 
-def bucket_cap_mib(comm: Comm) -> Any:
+def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
+    """Call back when a backward pass has computed a network's gradients, before they are summed over all processes.
+
+    The backward pass ends with the parameter that the forward pass uses first, which is the first one of the network.
+    Returns a function that takes the callback away.
+    """
+
+    def hook(_: torch.Tensor) -> None:
+        callback()
+
+    first = next(parameter for parameter in net.parameters() if parameter.requires_grad)
+    handle = first.register_hook(hook)  # type: ignore[no-untyped-call]
+    remove: Callable[[], None] = handle.remove
+    return remove
+
+
+def bucket_cap_mib(comm: Comm) -> float | None:
     """Return the bucket size for DDP in MiB, None for DDP's default: a first bucket of 1 MiB, then 25 MiB."""
     return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
 
 
-def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int) -> tuple[Any, comm_hooks.Hook | None]:
+def select_hook(
+    comm: Comm, exact: bool, device: torch.device, exact_steps: int
+) -> tuple[object, comm_hooks.Hook | None]:
     """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
 
     Raises `TrainingError` when the hook cannot be used with --exact or on this device.
@@ -126,7 +145,7 @@ def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int)
 
 
 @cache
-def machine_groups(world_group: Any, device: torch.device) -> comm_hooks.MachineGroups | None:
+def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) -> comm_hooks.MachineGroups | None:
     """Return the process groups for sums by machine, created once for each `world_group`.
 
     None when there is only one machine, or only one process on each machine.

@@ -5,13 +5,16 @@ rounded to multiples of 2**-30. Sums of such numbers are exact as long as they s
 distribution over processes nor the order of an all-reduce can change them.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
-GRADIENT_GRID = 2.0**30
+GRID = 2.0**30
+
+
+def round_to_grid(values: torch.Tensor) -> torch.Tensor:
+    """Return the values rounded to multiples of 2**-30."""
+    return torch.round(values * GRID) / GRID
 
 
 def make_gradients_exact(model: nn.Module) -> None:
@@ -19,12 +22,12 @@ def make_gradients_exact(model: nn.Module) -> None:
     model.double()
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: torch.round(gradient * GRADIENT_GRID) / GRADIENT_GRID)  # type: ignore[no-untyped-call]
+            parameter.register_hook(round_to_grid)  # type: ignore[no-untyped-call]
 
 
 def exact_sum_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """DDP communication hook that sums without dividing by the world size: a third of a number is not exact."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
-    future: torch.futures.Future[Any] = work.get_future()
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(lambda done: done.value()[0])

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # read when torch is imported; else ranks warn when another one exits
 
@@ -84,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = connect_all_ranks(deadline, rank, world_size)
         join_probe_group(deadline, rank, world_size, store, backend, device)
         result = measure_links(deadline, device, args.bytes, args.rounds)
-        result |= {"torch": torch.__version__, "backend": backend, "transport": detect_transport(backend, nccl_log)}
-        result["warning"] = transport_warning(result["transport"], has_efa())
+        transport = detect_transport(backend, nccl_log)
+        result |= {"torch": torch.__version__, "backend": backend, "transport": transport}
+        result["warning"] = transport_warning(transport, has_efa())
         if rank == 0:
             print(json.dumps(result), flush=True)
         wait_until_all_done(deadline, rank, world_size, store)
@@ -232,7 +232,7 @@ def wait_until_all_done(deadline: Deadline, rank: int, world_size: int, store: S
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure_links(deadline: Deadline, device: torch.device, message_bytes: int, rounds: int) -> dict[str, Any]:
+def measure_links(deadline: Deadline, device: torch.device, message_bytes: int, rounds: int) -> dict[str, object]:
     """Measure each pair of ranks, one pair after the other, and then an all-reduce of `message_bytes`.
 
     Returns {"pairs": {"0-1": Gbit/s, ...}, "all_reduce": ...}, with the values of `time_all_reduce`; the pairs' speeds

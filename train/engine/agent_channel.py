@@ -18,6 +18,7 @@ from typing import Any
 from train.tools import agent_protocol
 from train.tools.errors import TrainingError, is_peer_failure
 from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.host import unix_time
 from train.tools.records import encode
 from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress, TrainerState
 
@@ -89,7 +90,7 @@ class AgentChannel:
         """Write why this process fails."""
         if self.folder is None:
             return
-        failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=time.time())
+        failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=unix_time())
         write_atomic(
             self.folder / agent_protocol.failure_file(self.rank), to_json_bytes(encode(failure)), durable=False
         )

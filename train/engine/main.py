@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from train.data.index.open import DataError
 from train.recipe.files import RecipeError, read_recipes, select_recipes
 from train.recipe.schema import Recipe
-from train.tools.errors import TrainingError, WorkerLost
+from train.tools.errors import TrainingError, UnreadableCheckpoint, WorkerLost
 from train.tools.filesystem import one_line_error
 from train.tools.trainer_reports import Fault, TrainerState
 
@@ -74,6 +74,7 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
     except (TrainingError, WorkerLost, DataError, OSError) as error:
         message = one_line_error(error)
         print(f"error: {message}", file=sys.stderr, flush=True)
-        agent_channel.report_failure(message, Fault.OWN if isinstance(error, WorkerLost) else Fault.FINAL)
+        faults = {WorkerLost: Fault.OWN, UnreadableCheckpoint: Fault.CHECKPOINT}
+        agent_channel.report_failure(message, faults.get(type(error), Fault.FINAL))
         sys.stderr.flush()
         os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

@@ -55,11 +55,13 @@ class ProgressReporter:
         totals: StepTotals,
         step_seconds: float,
         wait_seconds: float,
+        busy: tuple[float, ...],
     ) -> None:
         """Report the steps since the last report.
 
         `lr` is the last step's learning rate, `totals` the sums over the steps and all ranks. `step_seconds` and
-        `wait_seconds` are medians: of a step, and of a step's wait for its images.
+        `wait_seconds` are medians: of a step, and of a step's wait for its images. `busy` has the share of the time in
+        which each rank of this machine did not wait for other ranks.
         """
         self.agent_channel.report_state(
             TrainerState.TRAINING,
@@ -68,6 +70,7 @@ class ProgressReporter:
             epoch=epoch.number + 1,
             images_per_second=totals.images / totals.seconds,
             lr=lr,
+            busy=busy,
             where=encode(self.time_breakdown.table()),
         )
         if self.group.is_first:

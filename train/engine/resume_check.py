@@ -1,7 +1,7 @@
 """Decides whether a checkpoint belongs to the run that wants to resume from it."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -9,27 +9,36 @@ from train.tools.errors import TrainingError
 from train.tools.filesystem import json_roundtrip
 
 
-def run_fingerprint(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
-    """Return what makes a run the same run, as JSON data.
+class RunFingerprint(TypedDict):
+    """What makes a run the same run, as JSON data. An error names the first entry that differs."""
+
+    seed: int
+    images: int
+    gpus: int
+    max_steps: int | None
+    recipe: dict[str, Any]  # Any: the fields of the recipe
+
+
+def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
+    """Return what makes a run the same run.
 
     Two parts of the recipe do not count: a compiled network is the same network, and a target changes when to stop,
     not what is trained.
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
-    fingerprint: dict[str, Any] = json_roundtrip(
+    fingerprint: RunFingerprint = json_roundtrip(
         {
             "seed": recipe.seed,
             "images": schedule.images,
             "gpus": schedule.gpus,
             "max_steps": schedule.max_steps,
-            # The recipe comes last, because the error names the first entry that differs.
             "recipe": {**recipe_json, "target": None},
         }
     )
     return fingerprint
 
 
-def check_same_run(saved: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_same_run(saved: RunFingerprint, expected: RunFingerprint) -> None:
     """Raise `TrainingError` when a checkpoint's fingerprint is another run's.
 
     The resized copies that the phases read may differ: they may have been made since.
@@ -42,6 +51,6 @@ def check_same_run(saved: dict[str, Any], expected: dict[str, Any]) -> None:
             )
 
 
-def _without_copies(fingerprint: dict[str, Any]) -> dict[str, Any]:
+def _without_copies(fingerprint: RunFingerprint) -> RunFingerprint:
     phases = [{**phase, "copy": None} for phase in fingerprint["recipe"]["phases"]]
     return {**fingerprint, "recipe": {**fingerprint["recipe"], "phases": phases}}

@@ -1,7 +1,7 @@
 """One attempt of a training run, from its options to result.json."""
 
 import os
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,9 @@ from train.recipe import target
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
-from train.tools.agent_protocol import EXIT_SAVED, RESULT_FILE, checkpoint_folder
-from train.tools.errors import TrainingError
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, EXIT_SAVED, RESULT_FILE, checkpoint_folder
+from train.tools.errors import TrainingError, UnreadableCheckpoint
+from train.tools.host import unix_time
 from train.tools.provenance import git_commit, package_versions
 from train.tools.records import encode
 from train.tools.trainer_reports import TrainerState
@@ -40,15 +41,15 @@ def run_attempt(
     `dataset` is a data set that is open already (a standby opens it early). Returns the exit code: 0 done, 3 asked to
     stop. Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
-    attempt_start_time = time.time()
+    attempt_start_time = unix_time()
     options.out.mkdir(parents=True, exist_ok=True)
     if dataset is None:
         agent_channel.report_state(TrainerState.INDEXING)
         dataset = open_run_dataset(options, recipe)
-    checkpoint = resume_path(options)
+    checkpoints = resume_candidates(options)
     run_start_time = dataset.load_start_time or attempt_start_time
     if agent_channel.rank == 0:
-        is_new_run = options.attempt == 1 and checkpoint is None
+        is_new_run = options.attempt == 1 and not checkpoints
         run_start_time = target.start_clock(options.out, run_start_time, is_new_run=is_new_run)
 
     agent_channel.report_state(TrainerState.JOINING)
@@ -77,7 +78,7 @@ def run_attempt(
     if group.is_first and not thumbnails.read_thumbnails(options.out):
         val_index = dataset.indexes["val", dataset.recipe.phases[-1].copy]
         thumbnails.write_thumbnails(val_index, options.log_dir, options.attempt)
-    resume_or_start(trainer, checkpoint)
+    resume_or_start(trainer, checkpoints)
     process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
     if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
@@ -134,32 +135,45 @@ def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> No
         check(group, f"the widths and heights of the images in {index.folder}", index.sizes_checksum)
 
 
-def resume_path(options: RunOptions) -> Path | None:
-    """Return the checkpoint that --resume names, None to start from the beginning."""
-    if options.resume == "auto":
-        return newest_checkpoint_until(options.out, options.attempt)
-    return None if options.resume == "none" else Path(options.resume)
+def resume_candidates(options: RunOptions) -> list[Path]:
+    """Return the checkpoints that --resume allows, the newest first; [] to start from the beginning.
+
+    "auto" allows those of this attempt and of earlier ones.
+    """
+    if options.resume != "auto":
+        return [] if options.resume == "none" else [Path(options.resume)]
+    folders = [checkpoint_folder(options.out, number) for number in range(options.attempt, 0, -1)]
+    return [path for folder in folders for path in sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True)]
 
 
-def newest_checkpoint_until(out: Path, attempt: int) -> Path | None:
-    """Return the newest intact checkpoint of this attempt, or of the latest earlier attempt that has one."""
-    for number in range(attempt, 0, -1):
-        checkpoint = checkpoint_io.newest_checkpoint(checkpoint_folder(out, number))
-        if checkpoint:
-            return checkpoint
-    return None
+def resume_or_start(trainer: Trainer, checkpoints: Sequence[Path]) -> None:
+    """Restore the first checkpoint that can be read, or load the first weights when none is given.
 
-
-def resume_or_start(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Restore a checkpoint, or load the first weights. Raises `TrainingError` when that is impossible."""
-    if checkpoint is None:
+    Raises `UnreadableCheckpoint` when none can be read, `TrainingError` when one belongs to another run.
+    """
+    if not checkpoints:
         load_initial_weights(trainer)
-        return
+    for number, checkpoint in enumerate(checkpoints, 1):
+        try:
+            restore_checkpoint(trainer, checkpoint)
+            return
+        except UnreadableCheckpoint as error:
+            if number == len(checkpoints):
+                raise
+            if trainer.group.is_first:
+                print(f"{error}; the one before it is taken", flush=True)
+
+
+def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
+    """Continue from a checkpoint file. Raises `UnreadableCheckpoint`, or `TrainingError` when it is another run's."""
     try:
-        state = checkpoint_io.load_checkpoint(checkpoint)
-    except (ValueError, FileNotFoundError) as error:
-        raise TrainingError(str(error)) from error
-    trainer.restore(state)
+        trainer.restore(checkpoint_io.load_checkpoint(checkpoint))
+    except OSError as error:
+        raise UnreadableCheckpoint(filesystem.one_line_error(error)) from error
+    except ValueError as error:
+        raise UnreadableCheckpoint(str(error)) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnreadableCheckpoint(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
     if trainer.group.is_first:
         print(f"resumed from {checkpoint} at step {trainer.steps_done}", flush=True)
 
@@ -199,7 +213,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         clock=RunClock(begun=trainer.run_start_time, seconds=last.clock),
         train_images=trainer.schedule.images,
         seconds={
-            "attempt": time.time() - attempt_start_time,
+            "attempt": unix_time() - attempt_start_time,
             "training": sum(epoch.train_seconds for epoch in epochs),
             "validation": sum(epoch.val_seconds for epoch in epochs),
             "waiting for images": trainer.time_breakdown.wait_seconds,

@@ -2,7 +2,7 @@
 
     train                     the rest of the schedule, from the trainer's position
       wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
-      run_epoch               all steps of an epoch; batch-norm averaging, validation, checkpoint
+      run_epoch               all steps of an epoch; validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, one all-reduce, one update
         sync_metrics          about once a second: sums over all ranks; the only time the host waits for the device
         validate              accuracy over all validation images
@@ -27,7 +27,8 @@ from torch import nn
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
-from train.distributed import batchnorm, ddp, exact_sum, process_group
+from train.distributed import ddp, exact_sum, process_group
+from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
 from train.metrics.meters import StepMeter
@@ -38,13 +39,14 @@ from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
+from train.recipe import target
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
-from train.recipe.target import Target
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
+from train.tools.host import unix_time
 from train.tools.provenance import package_versions
 from train.tools.records import decode, encode
 from train.tools.trainer_reports import TrainerState
@@ -59,7 +61,7 @@ from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
-CHECKPOINT_FORMAT = 3  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
+CHECKPOINT_FORMAT = 4  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Diverged(TrainingError):
@@ -98,6 +100,7 @@ class Trainer:
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact_sum.make_gradients_exact(self.model)
+        self.running_statistics = RunningStatistics(group, self.model, options.exact)
         self.freezer = freezing.Freezer(self.model)
         use_compile = recipe.model.compile and not options.exact
         self.wrapped_model: nn.Module = compile_per_shape(self.model) if use_compile else self.model
@@ -114,12 +117,13 @@ class Trainer:
         self.epoch_index = 0
         self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
-        self.run_start_time = time.time()  # `run.run_attempt` replaces it: when the first attempt began to load
+        self.run_start_time = unix_time()  # `run.run_attempt` replaces it: when the first attempt began to load
 
         self.meter = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS)
         self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
         self.interval_start = 0.0  # perf_counter at the last sync
         self.time_breakdown = TimeBreakdown(group.device)
+        self.remove_gradient_hook: Callable[[], None] = lambda: None
         self.time_summary = self.time_breakdown.table()  # final value: see `train`
         self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
@@ -180,6 +184,8 @@ class Trainer:
             self.wrapped_model = ddp.wrap_ddp(
                 self.wrapped_model, self.recipe.comm, exact=self.options.exact, exact_steps=exact_steps
             )
+            self.remove_gradient_hook()
+            self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
         self.freezer.set_train_mode()
         train_shapes, val_shapes = batch_shapes(self.sampler, epochs)
         warm_up(
@@ -200,6 +206,7 @@ class Trainer:
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""
         self.freezer.set_train_mode()
+        self.running_statistics.begin()
         self.time_breakdown.begin_epoch(epoch.number + 1)
         self.interval_start = time.perf_counter()
         steps_until_sync = 1
@@ -213,15 +220,19 @@ class Trainer:
                 self.timeout_tightened = True
                 process_group.tighten_timeouts(self.group, time.perf_counter() - step_start)
 
+        self.running_statistics.write_to_norms()
         if not epoch.scheduled_phase.phase.frozen:
-            batchnorm.average_running_statistics(self.group, self.model)
+            self.running_statistics.average_foreign_statistics()
         accuracies: dict[str, Accuracy] = {}
         if should_validate(self.schedule, self.epoch_index, self.history):
             accuracies = self.validate(epoch, batches)
         result = epoch_result(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
-        now = time.time()
+        now = unix_time()
         times = self.time_breakdown.end_epoch()
-        self.history.append(replace(result, at=now, clock=now - self.run_start_time, **vars(times)))
+        clock = target.seconds_of_run(now, self.run_start_time, self.history)
+        if clock is None and self.group.is_first:
+            print(f"epoch {epoch.number + 1}: {target.CLOCK_JUMPED}: the time of the run is not known", flush=True)
+        self.history.append(replace(result, at=now, clock=clock, **vars(times)))
 
         self.epoch_index += 1
         self.step = 0
@@ -260,10 +271,16 @@ class Trainer:
             with self.no_sync(unless=number == chunk_count):
                 with self.preprocessor.autocast():
                     scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
+                self.running_statistics.add_chunk(counts=weight > 0)
+                if number == chunk_count:
+                    self.running_statistics.start_sum()
                 loss = weight * self.loss(scores, labels).sum()
                 self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
+            if number == chunk_count:
+                self.time_breakdown.gradients_summed()
             self.meter.add(loss.detach(), scores.detach(), labels, weight)
             self.agent_channel.tick()
+        self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         # Under DDP the gradients are views of its buckets, so they are zeroed in place.
@@ -294,14 +311,18 @@ class Trainer:
             and not self.saver.is_writing
         )
 
-        # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save.
+        # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save, each rank its own
+        # share of the time in which it did not wait for others.
+        busy_shares = torch.zeros(self.group.world_size, dtype=torch.float64)
+        busy_shares[self.group.rank] = self.time_breakdown.busy_share()
         flags = torch.tensor(
             [self.agent_channel.stop_requested(), save_is_due, step_seconds * is_first], dtype=torch.float64
         )
-        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags.to(self.group.device)])
-        *losses, top1, top5, stop_votes, save_votes, step_seconds = process_group.sum_over_processes(
-            self.group, local_sums
-        ).tolist()
+        flags = torch.cat([flags, busy_shares]).to(self.group.device)
+        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags])
+        sums = process_group.sum_over_processes(self.group, local_sums).tolist()
+        losses, sums = sums[:step_count], sums[step_count:]
+        top1, top5, stop_votes, save_votes, step_seconds, *busy = sums
         self.meter.reset()
 
         steps = range(self.step - step_count, self.step)
@@ -318,7 +339,17 @@ class Trainer:
         self.epoch_totals += totals
         self.interval_start = now
         lr = epoch.lr_at(self.step - 1)
-        self.progress.report_interval(epoch, self.steps_done, self.images_seen, lr, totals, step_seconds, wait_seconds)
+        first_rank_here = self.group.rank - self.group.local_rank
+        self.progress.report_interval(
+            epoch,
+            self.steps_done,
+            self.images_seen,
+            lr,
+            totals,
+            step_seconds,
+            wait_seconds,
+            tuple(busy[first_rank_here : first_rank_here + self.group.local_world_size]),
+        )
 
         if stop_votes:
             self.save(wait=True)
@@ -367,23 +398,22 @@ class Trainer:
     def save(self, wait: bool = False) -> None:
         """Write a checkpoint in the background.
 
-        While an earlier one is still being written, nothing happens, unless `wait`: then this one follows it. All ranks
-        must call it, because the state gathers their batch-norm statistics; rank 0 writes.
+        Rank 0 writes. While an earlier one is still being written, nothing happens, unless `wait`: then this one
+        follows it.
         """
         with self.time_breakdown.measure(TimePart.CHECKPOINTS):
-            state = self.state()
             if self.group.is_first and (wait or not self.saver.is_writing):
-                self.saver.save(self.steps_done, state, urgent=wait)
+                self.saver.save(self.steps_done, self.state(), urgent=wait)
                 self.last_save_time = time.monotonic()
 
     def state(self) -> dict[str, Any]:  # Any: the tensors of model and optimizer lie in it
-        """Return everything that a later attempt needs. All ranks must call it: it gathers their statistics."""
+        """Return everything that a later attempt needs."""
+        self.running_statistics.write_to_norms()
         return {
             "format": CHECKPOINT_FORMAT,
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
             "epoch": self.epoch_index,
             "step": self.step,
-            "statistics": batchnorm.gather_running_statistics(self.group, self.model),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -401,7 +431,7 @@ class Trainer:
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
-        batchnorm.restore_running_statistics(self.group, self.model, state["statistics"])
+        self.running_statistics.begin()
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
             self.scaler.load_state_dict(state["scaler"])
@@ -431,7 +461,7 @@ class Trainer:
     def target_reached(self) -> bool:
         """Whether a validation has reached the target that ends training. The same on all ranks."""
         text = self.options.target
-        return bool(text) and Target.parse(text).first_epoch_reaching(self.history) is not None
+        return bool(text) and target.Target.parse(text).first_epoch_reaching(self.history) is not None
 
     @property
     def run_info(self) -> RunInfo:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
+from train.distributed.exact_sum import round_to_grid
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.metrics.accuracy import Accuracy, count_correct
 from train.metrics.time_breakdown import TimeBreakdown
@@ -40,7 +41,8 @@ def run_validation(
         images, labels = preprocessor.prepare(batch)
         with preprocessor.autocast():
             scores = model(images).float()
-        loss_sum += cross_entropy(scores, labels, reduction="sum")
+        # Rounded losses have the same sum in any order, and so on any number of ranks.
+        loss_sum += round_to_grid(cross_entropy(scores, labels, reduction="none").double()).sum()
         top1, top5 = count_correct(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
         time_breakdown.end_step("val", batch.images.shape)

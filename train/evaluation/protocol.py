@@ -5,10 +5,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Literal, NoReturn, TextIO, TypedDict
 
 from train.tools.filesystem import replace_nonfinite
 
@@ -43,6 +43,68 @@ class EvalOptions:
     shown: int
 
 
+# Images of similar aspect ratio (width / height): the mean ratio, the lowest, the highest, and their number.
+RatioBucket = TypedDict("RatioBucket", {"ratio": float, "from": float, "to": float, "images": int})
+
+
+class Accuracy(TypedDict):
+    """Accuracies in percent."""
+
+    top1: float
+    top5: float
+
+
+class EvaluationBegin(TypedDict):
+    """The first message: what is evaluated, on which images and where. Images are grouped by aspect ratio."""
+
+    kind: Literal["begin"]
+    checkpoint: str
+    recipe: str
+    model: str
+    epoch: int
+    step: int
+    images: int
+    classes: int
+    data: str
+    device: str
+    precision: str
+    procs: int
+    buckets: list[RatioBucket]
+
+
+class EvaluationRow(Accuracy):
+    """The accuracy by one crop at one size, of all images and of each bucket. `copy` is the copy that was read."""
+
+    kind: Literal["row"]
+    crop: str
+    size: int
+    views: int
+    copy: int | None
+    loss: float
+    images: int
+    seconds: float
+    buckets: list[Accuracy]
+
+
+# What the network answers for an image under a crop: the predicted class and its probability. `boxes` is what it sees.
+CropAnswer = TypedDict(
+    "CropAnswer", {"crop": str, "boxes": list[list[float]], "class": str, "percent": float, "right": bool}
+)
+# An example image with its true class, the answers for each crop, and the image itself in base64.
+ExampleImage = TypedDict("ExampleImage", {"name": str, "class": str, "answers": list[CropAnswer], "jpeg": str})
+
+
+class EvaluationExamples(TypedDict):
+    """The last message, if asked for: some images at one size."""
+
+    kind: Literal["seen"]
+    size: int
+    images: list[ExampleImage]
+
+
+EvaluationMessage = EvaluationBegin | EvaluationRow | EvaluationExamples
+
+
 def parse_crops(text: str) -> tuple[str, ...]:
     """Parse names of `CROPS`, separated by commas. Raises `ValueError` with a line for the user."""
     crops = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -66,9 +128,9 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def emit_json_line(kind: str, **values: Any) -> None:
+def emit_json_line(message: Mapping[str, object]) -> None:
     """Print one JSON line to stdout, which carries nothing else."""
-    print(json.dumps(replace_nonfinite({"kind": kind, **values})), file=_protocol_stdout or sys.stdout, flush=True)
+    print(json.dumps(replace_nonfinite(message)), file=_protocol_stdout or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager
@@ -103,5 +165,5 @@ def progress_printer(is_first_process: bool) -> Callable[[str, int, int], None]:
 
 def exit_with_error(text: str) -> NoReturn:
     """Emit an "error" line and exit with code 1, without waiting for loader processes or for peers in a collective."""
-    emit_json_line("error", error=text)
+    emit_json_line({"kind": "error", "error": text})
     os._exit(1)

@@ -5,6 +5,8 @@ from numpy.typing import NDArray
 
 from train.data.index.open import Index
 
+from .protocol import RatioBucket
+
 MAX_BUCKETS = 6  # of about equally many images each, as fast.ai's notebook of 2018 compares crops
 RATIO_DIGITS = 2  # digits of a ratio that are shown; images that agree in them are in the same bucket
 
@@ -24,7 +26,7 @@ class AspectRatioBuckets:
         self.bucket_of_image = np.empty(len(ratios), np.int64)
         for bucket, ids in enumerate(ids_by_bucket):
             self.bucket_of_image[ids] = bucket
-        self.summaries = [
+        self.summaries: list[RatioBucket] = [
             {
                 "ratio": float(ratios[ids].mean()),
                 "from": float(ratios[ids[0]]),

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +20,7 @@ from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, stream_batches
 from train.data.order.center_crop import resized_short_side
 from train.data.order.work import BatchRequest, IndexKey
-from train.distributed import batchnorm, process_group
+from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
 from train.metrics.accuracy import is_correct
@@ -40,7 +40,17 @@ from .crops import (
     mean_crop_scores,
     plan_eval_batches,
 )
-from .protocol import EvalOptions, emit_json_line, progress_printer, reserve_stdout
+from .protocol import (
+    CropAnswer,
+    EvalOptions,
+    EvaluationBegin,
+    EvaluationExamples,
+    EvaluationRow,
+    ExampleImage,
+    emit_json_line,
+    progress_printer,
+    reserve_stdout,
+)
 from .ratio_buckets import AspectRatioBuckets
 
 EXAMPLE_PIXELS = 300  # longer side of an example image
@@ -73,26 +83,28 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     evaluation = Evaluation(options, recipe, group, model, indexes, seed)
     if group.is_first:
         emit_json_line(
-            "begin",
-            checkpoint=str(options.checkpoint),
-            recipe=recipe.name,
-            model=recipe.model.name,
-            epoch=state["epoch"],
-            step=global_step(state, recipe),
-            images=len(val_index),
-            classes=len(val_index.classes),
-            data=str(root),
-            device=group.device.type,
-            precision=str(evaluation.preprocessor.compute_dtype).removeprefix("torch."),
-            procs=group.world_size,
-            buckets=evaluation.buckets.summaries,
+            EvaluationBegin(
+                kind="begin",
+                checkpoint=str(options.checkpoint),
+                recipe=recipe.name,
+                model=recipe.model.name,
+                epoch=state["epoch"],
+                step=global_step(state, recipe),
+                images=len(val_index),
+                classes=len(val_index.classes),
+                data=str(root),
+                device=group.device.type,
+                precision=str(evaluation.preprocessor.compute_dtype).removeprefix("torch."),
+                procs=group.world_size,
+                buckets=evaluation.buckets.summaries,
+            )
         )
     evaluation.run()
     process_group.barrier(group)
     process_group.exit_process(group)
 
 
-def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
+def open_checkpoint(path: Path) -> tuple[checkpoint_io.State, Recipe]:
     """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or not ours."""
     try:
         state = checkpoint_io.load_checkpoint(path)
@@ -111,18 +123,17 @@ def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
         raise TrainingError(f"{path}: was written by another version of imgnet-cluster: {error}") from error
 
 
-def global_step(state: Mapping[str, Any], recipe: Recipe) -> int:
+def global_step(state: checkpoint_io.State, recipe: Recipe) -> int:
     """Return the number of steps from the start of the run to a checkpoint. Its own `step` counts within an epoch."""
     identity = state["identity"]
     schedule = Schedule(recipe, identity["images"], identity["gpus"], identity["max_steps"])
     return schedule.steps_at(state["epoch"], state["step"])
 
 
-def load_network(path: Path, state: Mapping[str, Any], recipe: Recipe, num_classes: int, root: Path) -> nn.Module:
+def load_network(path: Path, state: checkpoint_io.State, recipe: Recipe, num_classes: int, root: Path) -> nn.Module:
     """Return the recipe's network with a checkpoint's weights, in eval mode.
 
-    In the middle of an epoch the ranks' running statistics differ; they are averaged, as before a validation. Raises
-    `TrainingError` when the weights do not fit, for example because the data has another number of classes.
+    Raises `TrainingError` when the weights do not fit, for example because the data has another number of classes.
     """
     model = registry.build_model(replace(recipe.model, weights=None, fc_std=None, compile=False), num_classes, 0)
     own, saved = model.state_dict(), state["model"]
@@ -141,10 +152,6 @@ def load_network(path: Path, state: Mapping[str, Any], recipe: Recipe, num_class
             f"{path}: its weights do not fit {recipe.model.name} here: {name} is {saved_shape}, not {own_shape}"
         )
     model.load_state_dict(saved)
-    statistics = state["statistics"]  # [world_size, count]
-    if not torch.equal(statistics, statistics[:1].expand_as(statistics)):
-        with torch.no_grad():
-            batchnorm.copy_flat_into(statistics.mean(0), batchnorm.running_statistics(model))
     return model.eval()
 
 
@@ -235,7 +242,9 @@ class Evaluation:
             )
         return None
 
-    def predict(self, crop: str, size: int, pixels: torch.Tensor, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict(
+        self, crop: str, size: int, pixels: torch.Tensor, labels: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scores [n, classes] and labels [n] on the device.
 
         Raises `TrainingError` when the network fails, for example because it does not accept the size.
@@ -284,17 +293,19 @@ class Evaluation:
         if self.group.is_first:
             images = len(self.val_index)
             emit_json_line(
-                "row",
-                crop=eval_pass.crop,
-                size=eval_pass.size,
-                views=eval_pass.views_per_image,
-                copy=eval_pass.copy,
-                top1=100 * sum(row[1] for row in rows) / images,
-                top5=100 * sum(row[2] for row in rows) / images,
-                loss=total_loss / images,
-                images=images,
-                seconds=seconds,
-                buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in rows],
+                EvaluationRow(
+                    kind="row",
+                    crop=eval_pass.crop,
+                    size=eval_pass.size,
+                    views=eval_pass.views_per_image,
+                    copy=eval_pass.copy,
+                    top1=100 * sum(row[1] for row in rows) / images,
+                    top5=100 * sum(row[2] for row in rows) / images,
+                    loss=total_loss / images,
+                    images=images,
+                    seconds=seconds,
+                    buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in rows],
+                )
             )
 
     def print_examples(self) -> None:
@@ -304,16 +315,16 @@ class Evaluation:
         count = min(self.options.shown, len(ids_by_ratio))
         positions = [(2 * number + 1) * len(ids_by_ratio) // (2 * count) for number in range(count)]
         examples = [self.describe_example(int(ids_by_ratio[position]), size) for position in positions]
-        emit_json_line("seen", size=size, images=examples)
+        emit_json_line(EvaluationExamples(kind="seen", size=size, images=examples))
 
-    def describe_example(self, image_number: int, size: int) -> dict[str, Any]:
+    def describe_example(self, image_number: int, size: int) -> ExampleImage:
         """Return an image as a small JPEG in base64, with each crop's boxes (see `crop_boxes`) and prediction."""
         copy = self.copy_for(size)
         single_index = self.val_index.take(np.array([image_number]))
         label = int(single_index.labels[0])
         width, height = int(single_index.widths[0]), int(single_index.heights[0])
         jpeg, _ = shrink_to_jpeg(self.indexes["val", copy].read(image_number), EXAMPLE_PIXELS)
-        answers = []
+        answers: list[CropAnswer] = []
         for crop in self.options.crops:
             (request,) = plan_eval_batches(crop, size, single_index, copy, 1, 0, 1)
             batch = self.decoder.decode_batch(replace(request, ids=np.array([image_number])))

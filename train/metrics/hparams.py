@@ -4,7 +4,7 @@ Only `write_settings` and `write_session_end` import torch.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from train.recipe.schedule import Schedule, ScheduledPhase
 
@@ -67,13 +67,16 @@ def write_session_end(writer: "SummaryWriter") -> None:
     _write_summary(writer, session_end)
 
 
-def _write_summary(writer: "SummaryWriter", summary: Any) -> None:
+def _write_summary(writer: "SummaryWriter", summary: object) -> None:
     # Not SummaryWriter.add_hparams: it would create a run of its own.
     writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
 
-def _hparams_summaries(settings: Mapping[str, HParamValue]) -> Any:
+def _hparams_summaries(settings: Mapping[str, HParamValue]) -> tuple[object, object, object]:
     """Return the summaries of the experiment, of the start of its session, and of the end of its session."""
     from torch.utils.tensorboard.summary import hparams
 
-    return hparams(dict(settings), dict.fromkeys(HPARAM_METRICS, 0.0))  # type: ignore[no-untyped-call]
+    summaries: tuple[object, object, object] = hparams(  # type: ignore[no-untyped-call]
+        dict(settings), dict.fromkeys(HPARAM_METRICS, 0.0)
+    )
+    return summaries

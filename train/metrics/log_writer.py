@@ -9,6 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import EVENTS_FOLDER, metrics_file
 from train.tools.filesystem import replace_nonfinite
+from train.tools.host import unix_time
 from train.tools.records import encode
 
 from . import text
@@ -47,13 +48,13 @@ class MetricsLog:
 
     def write_start(self, step: int, images: int, run_info: RunInfo) -> None:
         """Write the JSON line that begins an attempt: where it starts, and on what it runs. For benchmark records."""
-        self.write_row(StartRow(**vars(run_info), attempt=self.attempt, time=time.time(), step=step, images=images))
+        self.write_row(StartRow(**vars(run_info), attempt=self.attempt, time=unix_time(), step=step, images=images))
 
     def write_interval(self, step: int, images: int, epoch: int, values: dict[str, float]) -> None:
         """Write the scalars of an interval of steps, by their names in TensorBoard, and now and then a line of text."""
         self.write_scalars(images, values)
         self.write_row(
-            StepRow(attempt=self.attempt, time=time.time(), step=step, images=images, epoch=epoch, scalars={**values})
+            StepRow(attempt=self.attempt, time=unix_time(), step=step, images=images, epoch=epoch, scalars={**values})
         )
         if time.monotonic() - self.last_print_time > PRINT_SECONDS:
             self.last_print_time = time.monotonic()
@@ -62,7 +63,7 @@ class MetricsLog:
     def write_epoch(self, step: int, images: int, epoch: EpochResult) -> None:
         """Write the result of an epoch. TensorBoard gets its validation results as val/loss, val/top1 ..."""
         self.write_scalars(images, val_scalars(epoch))
-        self.write_row(EpochRow(**vars(epoch), attempt=self.attempt, time=time.time(), step=step, images=images))
+        self.write_row(EpochRow(**vars(epoch), attempt=self.attempt, time=unix_time(), step=step, images=images))
         print(text.epoch_line(epoch), flush=True)
         # No flush here: TensorBoard's writer flushes every two seconds by itself, and training must not wait for a
         # disk.

@@ -11,8 +11,8 @@ from typing import TypeVar
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
-from train.tools.filesystem import read_json_lines
-from train.tools.records import DamagedRecord, decode
+from train.tools.filesystem import read_json_lines, read_lines
+from train.tools.records import DamagedRecord, decode, decode_json
 
 from .time_table import TimeTable
 
@@ -67,6 +67,13 @@ class EpochRow(EpochResult, MetricsRow):
     """A finished epoch."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowKind:
+    """What every line has."""
+
+    kind: str
+
+
 ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", EpochRow: "epoch"}
 RowT = TypeVar("RowT", bound=MetricsRow)
 
@@ -79,6 +86,17 @@ def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
                 yield decode(row_type, line)
             except DamagedRecord:
                 continue
+
+
+def check_metrics_file(path: Path) -> None:
+    """Raise `DamagedRecord` for the first complete line of a file of metrics that is no row. Readers leave it out."""
+    types = {kind: row_type for row_type, kind in ROW_KINDS.items()}
+    for number, line in enumerate(read_lines(path), 1):
+        if line.endswith(b"\n"):
+            source = f"{path}, line {number}"
+            kind = decode_json(RowKind, line, source).kind
+            if kind in types:
+                decode_json(types[kind], line, source)
 
 
 def val_scalars(epoch: EpochResult) -> dict[str, float]:

@@ -15,7 +15,7 @@ read in `flush`, when the host waits anyway. A wait of the host during which the
 import contextlib
 import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -26,6 +26,7 @@ from .time_table import EpochGap, PartTime, TimePart, TimeTable
 
 PART_OF_KIND = {"train": TimePart.STEPS, "val": TimePart.VALIDATION}
 BEGIN_MARK = "begin"
+BUSY_INTERVALS = 10  # of about a second each; a rank that is stopped now and then is slow too
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
 Moment = float | torch.cuda.Event  # seconds of `time.perf_counter`, or a mark on the GPU's own clock
@@ -89,6 +90,12 @@ class TimeBreakdown:
         self.first_step_time: float | None = None
         self.epoch = 0
         self.recent_steps: list[tuple[float, float]] = []  # seconds of a step, and of its waits
+        # Of the last intervals between two calls of `pop_recent_medians`: seconds of all steps, and of all waits for
+        # other ranks in them.
+        self.recent_intervals: deque[tuple[float, float]] = deque(maxlen=BUSY_INTERVALS)
+        self._gradients_ready: Moment | None = None  # in the step that is under way
+        self._rank_waits: list[tuple[Moment, Moment]] = []  # begin and end of each wait for other ranks, not read yet
+        self._rank_wait_seconds = 0.0  # since the last call of `pop_recent_medians`
         self._part_stack = [TimePart.OTHER]
         self._marks: list[_Mark] = []  # marks that are not read yet
         self._last_mark_time: Moment | None = None
@@ -136,6 +143,16 @@ class TimeBreakdown:
         self._mark(f"{kind} {' '.join(map(str, shape))}")
         self._part_stack.pop()
 
+    def gradients_ready(self) -> None:
+        """Note that this rank has computed its gradients: from here on, the step waits for the other ranks."""
+        self._gradients_ready = self._now()
+
+    def gradients_summed(self) -> None:
+        """Note that the gradients have been summed over all ranks."""
+        if self._gradients_ready is not None:
+            self._rank_waits.append((self._gradients_ready, self._now()))
+            self._gradients_ready = None
+
     def _now(self) -> Moment:
         if not self.uses_cuda:
             return time.perf_counter()
@@ -171,6 +188,8 @@ class TimeBreakdown:
             elif mark.label:
                 self._count_step(mark.label)
         self._marks.clear()
+        self._rank_wait_seconds += sum(_seconds_between(begin, end) for begin, end in self._rank_waits)
+        self._rank_waits.clear()
 
     def _count_step(self, key: str) -> None:
         """Count the step or batch that has just ended, by its key in `seconds_by_shape`."""
@@ -210,7 +229,15 @@ class TimeBreakdown:
             return 0.0, 0.0
         steps, waits = zip(*self.recent_steps, strict=True)
         self.recent_steps.clear()
+        self.recent_intervals.append((sum(steps), self._rank_wait_seconds))
+        self._rank_wait_seconds = 0.0
         return statistics.median(steps), statistics.median(waits)
+
+    def busy_share(self) -> float:
+        """Return the share of the last intervals' steps in which this rank did not wait for other ranks."""
+        step_seconds = sum(seconds for seconds, _ in self.recent_intervals)
+        wait_seconds = sum(seconds for _, seconds in self.recent_intervals)
+        return max(0.0, 1 - wait_seconds / step_seconds)
 
     @property
     def wall_seconds(self) -> float:

@@ -9,7 +9,8 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from train.tools.filesystem import one_line_error
 
 from . import input_size
 
+ValueT = TypeVar("ValueT")
 LogFunction = Callable[[str], object]
 CLASSIFIER_ATTRIBUTE = "_imgnet_classifier"  # attribute of a network: the name of the layer that makes its scores
 # Each library's name for the argument that starts all residual blocks as the identity (gamma 0 in their last norm).
@@ -70,14 +72,14 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
         ) from error
     _check_library_has_model(library, models, name)
 
-    def build(**arguments: Any) -> Any:
+    def build(**arguments: object) -> object:
         if library == "timm":
             return models.create_model(name, pretrained=False, num_classes=classes, **arguments)
         return models.get_model(name, weights=None, num_classes=classes, **arguments)
 
     zero_init = ZERO_INIT_ARGUMENTS[library]
 
-    def build_with_zero_gamma_if_known() -> Any:
+    def build_with_zero_gamma_if_known() -> tuple[object, bool]:
         try:
             return build(**{zero_init: zero_gamma}), True
         except TypeError as error:
@@ -89,7 +91,7 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
     return _require_module(f"{library}:{name}", net), zero_gamma_applied
 
 
-def _check_library_has_model(library: str, models: Any, name: str) -> None:
+def _check_library_has_model(library: str, models: ModuleType, name: str) -> None:
     known_names = list(models.list_models())
     if name.partition(".")[0] in known_names:  # timm's names may end in a tag of their pretrained weights
         return
@@ -101,11 +103,11 @@ def _check_library_has_model(library: str, models: Any, name: str) -> None:
     raise TrainingError(f"model, name: {library} has no model {name!r} here; {hint}")
 
 
-def _call_user_model(name: str, function: Callable[[], Any]) -> Any:
+def _call_user_model(name: str, function: Callable[[], ValueT]) -> ValueT:
     return user_code.call_user_code("model, name", name, function)
 
 
-def _build_from_function(name: str, function: Callable[[], Any]) -> nn.Module:
+def _build_from_function(name: str, function: Callable[[], object]) -> nn.Module:
     return _require_module(name, _call_user_model(name, function))
 
 
@@ -209,7 +211,7 @@ def output_features(module: nn.Module) -> int:
 def params_reached_by_grad(scores: torch.Tensor) -> set[int]:
     """Return the ids of the parameters that get a gradient from the scores, by walking the autograd graph."""
     parameter_ids = set[int]()
-    visited = set[Any]()
+    visited = set[object]()
     pending = [scores.grad_fn]
     while pending:
         node = pending.pop()

@@ -13,7 +13,6 @@ transformer with a table of positions, is left as it is; a recipe with other siz
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -131,7 +130,7 @@ class _SlidingClassifier:
             if isinstance(output, torch.Tensor) and output.ndim == 4:
                 last_map[:] = [(module, output)]
 
-        def compare_input(linear: nn.Module, inputs: Any) -> None:
+        def compare_input(linear: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             nonlocal reason
             assert isinstance(linear, nn.Linear)
             if matches or not last_map or inputs[0].ndim != 2:

@@ -4,7 +4,6 @@ import pickle
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -130,7 +129,7 @@ def unsupported_kind(tensor: torch.Tensor) -> str:
     return "a sparse or nested tensor" if tensor.layout != torch.strided or tensor.is_nested else ""
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path) -> object:
     """Read a file in the format that its first bytes show."""
     try:
         size = path.stat().st_size
@@ -153,7 +152,7 @@ def _read_file(path: Path) -> Any:
     )
 
 
-def _read_safetensors(path: Path) -> Any:
+def _read_safetensors(path: Path) -> object:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
@@ -167,17 +166,17 @@ def _read_safetensors(path: Path) -> Any:
         raise _damaged_error(path, error) from error
 
 
-def _read_torch_file(path: Path, reader: Callable[[Path], Any]) -> Any:
+def _read_torch_file(path: Path, reader: Callable[[Path], object]) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickle protocols; the error below says what matters
             return reader(path)
-    except pickle.UnpicklingError as error:
-        raise TrainingError(
-            f"model, weights: {path} holds more than tensors, and code from files is never executed here; save the "
-            "network's state_dict()"
-        ) from error
     except Exception as error:  # a truncated zip archive, a TorchScript archive
+        if isinstance(error.__cause__ or error, pickle.UnpicklingError):
+            raise TrainingError(
+                f"model, weights: {path} holds more than tensors, and code from files is never executed here; save "
+                "the network's state_dict()"
+            ) from error
         raise _damaged_error(path, error) from error
 
 

@@ -20,7 +20,7 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 class LayerwiseOptimizer(torch.optim.Optimizer):
     """An optimizer that scales steps layer by layer in its parameter groups with `adapt`, not in the others."""
 
-    def __init__(self, groups: list[ParamDict], **defaults: Any) -> None:
+    def __init__(self, groups: list[ParamDict], **defaults: Any) -> None:  # Any: as in ParamDict
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
 
     def update_weights(

@@ -259,12 +259,12 @@ class Recipe:
         chosen = max((count for count in self.tables if count <= machines), default=min(self.tables))
         return replace(self, machines=chosen)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:  # Any: JSON of any shape
         """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used."""
         return asdict(replace(self, tables={}))
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, value: Mapping[str, Any]) -> Self:  # Any: JSON that may be damaged
         """Build a recipe from what `to_json` returned. Fields that have a default may be missing.
 
         Raises `ValueError` when the value describes no valid recipe.

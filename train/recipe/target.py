@@ -16,6 +16,7 @@ from .schema import Recipe
 
 METRIC_TITLES = {"top1": "top-1", "top5": "top-5"}
 CLOCK_FILE = "clock.json"
+CLOCK_JUMPED = "the clock jumped"  # between two machines, or two boots of one; within a boot, times are steady
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,13 @@ def describe_outcome(outcome: TargetOutcome) -> str:
     if outcome.dollars is not None:
         parts.append(f"${outcome.dollars:.2f}")
     return ", ".join(parts)
+
+
+def seconds_of_run(now: float, run_start_time: float, history: Sequence[EpochResult]) -> float | None:
+    """Return the seconds of a run until the end of an epoch; None when the clock jumped back since an earlier one."""
+    seconds = now - run_start_time
+    earlier = [epoch.clock for epoch in history if epoch.clock is not None]
+    return seconds if seconds >= max(earlier, default=0.0) else None
 
 
 def start_clock(out: Path, loading_started: float, is_new_run: bool) -> float:

@@ -36,6 +36,7 @@ LOG_FOLDERS = (METRICS_FOLDER, EVENTS_FOLDER, LOGS_FOLDER, USAGE_FOLDER)
 
 RESULT_FILE = "result.json"
 CHECKPOINT_PATTERN = "step-*.pt"
+RESUME_PATTERN = "resume-*.pt"  # links to checkpoints of earlier attempts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,11 @@ def checkpoint_folders(shared: Path) -> list[Path]:
 def checkpoint_file(step: int) -> str:
     """Return the name of the checkpoint of a step."""
     return CHECKPOINT_PATTERN.replace("*", f"{step:08d}")
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint by its name: step-00000123.pt or resume-00000123-1a2b3c4d.pt."""
+    return int(path.stem.split("-")[1])
 
 
 def metrics_file(folder: Path, attempt: int) -> Path:

@@ -55,10 +55,19 @@ def write_checkpoint(folder: Path, step: int, state: State) -> None:
 def load_checkpoint(path: Path) -> State:
     """Return the state in a checkpoint file, on the CPU.
 
-    Raises `ValueError` when the file is damaged, `pickle.UnpicklingError` when it contains anything but tensors and
-    plain data, and `OSError`.
+    Raises `ValueError` when the file is damaged, or contains anything but a dict of tensors and plain data, and
+    `OSError`.
     """
-    state: State = torch.load(io.BytesIO(filesystem.read_with_checksum(path)), map_location="cpu", weights_only=True)
+    payload = io.BytesIO(filesystem.read_with_checksum(path))
+    try:
+        state = torch.load(payload, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # torch raises errors of many types for a content that is none of its own
+        reason = f"{path}: cannot be read: its checksum is right, but its content is no checkpoint"
+        raise ValueError(f"{reason} ({type(error).__name__})") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: cannot be read: it holds a {type(state).__name__}, not the state of a run")
     return state
 
 

@@ -21,5 +21,9 @@ class TrainingError(Exception):
     """The run cannot go on, and the reason needs no traceback: bad data, a loss that diverged, a foreign checkpoint."""
 
 
+class UnreadableCheckpoint(TrainingError):
+    """The checkpoint to resume from cannot be read. An attempt with an earlier one may well succeed."""
+
+
 class WorkerLost(Exception):
     """A data-loader process was killed. It needs no traceback, and another attempt may well succeed."""

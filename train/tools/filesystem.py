@@ -1,19 +1,27 @@
 """Atomic files: replaced as a whole, created exactly once, sealed with a checksum. Imports no torch."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, NoReturn
 from uuid import uuid4
 
 CHECKSUM_MAGIC = "imgnet-sealed 1"
 LOCK_POLL_SECONDS = 0.02
+MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
+MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of them
+MAX_INTEGER_DIGITS = 20
+# JSON with such a number is parsed with checks, which take longer.
+LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")
 
 
 def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool) -> Path:
@@ -94,7 +102,7 @@ def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
     raises `BlockingIOError` when the lock is then still held.
     """
     deadline = time.monotonic() + timeout_seconds
-    with path.open("a") as lock:
+    with open(path, "a", opener=_open_regular) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,9 +141,35 @@ def to_json_bytes(value: object) -> bytes:
 def is_valid_json(data: bytes) -> bool:
     """Return whether a text is complete JSON. A file that is rewritten in place may be read in a torn state."""
     with contextlib.suppress(ValueError):
-        json.loads(data)
+        parse_json(data)
         return True
     return False
+
+
+def parse_json(text: bytes) -> Any:  # Any: JSON of any shape
+    """Return the value of a JSON text in UTF-8.
+
+    Raises `ValueError`, also when it is nested too deep, or has a number that is not finite or too long to be one.
+    """
+    checks: dict[str, Any] = {"parse_constant": _refuse_number}
+    if LARGE_NUMBER_PATTERN.search(text):
+        checks |= {"parse_float": _parse_finite_float, "parse_int": _parse_short_integer}
+    try:
+        return json.loads(text.decode(), **checks)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _parse_finite_float(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse_number(text)
+
+
+def _parse_short_integer(text: str) -> int:
+    return int(text) if len(text) <= MAX_INTEGER_DIGITS else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:MAX_INTEGER_DIGITS]} is not a finite number, or too long")
 
 
 def json_roundtrip(value: object) -> Any:  # Any: JSON of any shape
@@ -154,10 +188,49 @@ def replace_nonfinite(value: object) -> object:
     return value
 
 
+def open_regular(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
+    """Open a file. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang."""
+    return open(path, mode, opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(code, "is a folder, not a file" if stat.S_ISDIR(mode) else "is not a regular file", path)
+
+
+def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a file. Raises `OSError`, also when it is not a regular file or has more bytes."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"has more than {max_bytes / 1e6:.0f} MB", str(path))
+    return content
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with their newlines, without lines of more than `MAX_LINE_BYTES`.
+
+    The last line may be incomplete. A missing file yields nothing. Raises other `OSError`s.
+    """
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+            rest = b"" if is_whole else line
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_LINE_BYTES)
+            if is_whole:
+                yield line
+
+
 def read_json(path: Path) -> Any | None:  # Any: JSON of any shape
     """Return the value in a JSON file, None when the file is missing, unreadable or no JSON."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text())
+        return parse_json(read_file(path))
     return None
 
 
@@ -166,12 +239,11 @@ def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]
 
     Lines that are damaged, or not complete yet, are skipped. A missing file yields nothing. Raises other `OSError`s.
     """
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and row.keys() >= {*required_keys}:
-                    yield row
+    for line in read_lines(path):
+        with contextlib.suppress(ValueError):
+            row = parse_json(line)
+            if isinstance(row, dict) and row.keys() >= {*required_keys}:
+                yield row
 
 
 def with_checksum(payload: bytes) -> bytes:
@@ -258,8 +330,12 @@ def _verify_header(path: Path, header: bytes, payload_length: int, digest: str) 
 
 def newest_intact_file(folder: Path, pattern: str) -> Path | None:
     """Return the last sealed file by name that is intact, None when there is none. Damaged files are skipped."""
-    for path in sorted(folder.glob(pattern), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            verify_checksum(path)
-            return path
-    return None
+    return next(filter(is_intact, sorted(folder.glob(pattern), reverse=True)), None)
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether a file can be read, is sealed, and has the content that its checksum says."""
+    with contextlib.suppress(OSError, ValueError):
+        verify_checksum(path)
+        return True
+    return False

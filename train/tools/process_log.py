@@ -1,7 +1,7 @@
 """The log of a process: JSON lines of limited size in a file, and the same messages as text on its terminal.
 
-Modules log by `logging.getLogger(__name__)`. A supervisor logs to its run folder, and `imgnet-cluster logs` prints the
-files. In a command that a user types, warnings go to stderr, as logging does without handlers.
+Modules log by `logging.getLogger(__name__)`. The program that runs them decides where that goes: a supervisor logs to
+its run folder, a command shows messages to its user. `imgnet-cluster logs` prints the files.
 """
 
 import contextlib
@@ -57,11 +57,7 @@ def log_to_file(path: Path) -> None:
     """
     terminal = logging.StreamHandler(sys.stdout)
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    for name in PROJECT_LOGGERS:
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-        logger.handlers[:] = [terminal, LogFileHandler(path)]
+    _set_handlers(terminal, LogFileHandler(path))
 
 
 def append_message(path: Path, source: str, message: str) -> None:
@@ -69,6 +65,21 @@ def append_message(path: Path, source: str, message: str) -> None:
     record = logging.LogRecord(source, logging.WARNING, "", 0, message, None, None)
     print(f"{time.strftime('%H:%M:%S')} {message.rstrip()}", flush=True)
     LogFileHandler(path).handle(record)
+
+
+def log_to_user() -> None:
+    """Show the messages of this program's modules on stderr, as a command that a user types does."""
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setFormatter(logging.Formatter("%(message)s"))
+    _set_handlers(terminal)
+
+
+def _set_handlers(*handlers: logging.Handler) -> None:
+    for name in PROJECT_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.handlers[:] = handlers
 
 
 def format_line(line: bytes) -> bytes:

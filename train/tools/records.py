@@ -7,9 +7,10 @@ Records are checked when they are read: a file may be torn, edited, or written b
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .filesystem import read_json
+from .filesystem import one_line_error, parse_json, read_file
 
 RecordT = TypeVar("RecordT")
+MAX_PROBLEM_CHARACTERS = 300  # of a message: it may quote a value
 
 
 class DamagedRecord(ValueError):
@@ -26,9 +27,18 @@ def decode(record_type: type[RecordT], data: object, source: object = "") -> Rec
 
     try:
         return msgspec.convert(data, record_type)
-    except (msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
-        prefix = f"{source}: " if source else ""
-        raise DamagedRecord(f"{prefix}{error}") from error
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise damaged(error, source) from error
+
+
+def damaged(error: Exception, source: object = "") -> DamagedRecord:
+    """Return the error that data from `source` is damaged, with the reason in one line."""
+    problem = one_line_error(error)
+    if isinstance(error, OSError):  # its text begins with the file
+        problem, source = problem.removeprefix(f"{source}: "), source or error.filename
+    if len(problem) > MAX_PROBLEM_CHARACTERS:
+        problem = f"{problem[: MAX_PROBLEM_CHARACTERS // 2]} ... {problem[-MAX_PROBLEM_CHARACTERS // 2 :]}"
+    return DamagedRecord(f"{source}: {problem}" if source else problem)
 
 
 def encode(record: object) -> Any:  # Any: JSON of any shape
@@ -38,10 +48,24 @@ def encode(record: object) -> Any:  # Any: JSON of any shape
     return msgspec.to_builtins(record)
 
 
-def read_record(path: Path, record_type: type[RecordT]) -> RecordT | None:
-    """Return the record in a JSON file; None when there is no such file, or only a torn or empty one.
+def decode_json(record_type: type[RecordT], text: bytes, source: object = "") -> RecordT:
+    """Return the record that a JSON text describes. Raises `DamagedRecord`."""
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise damaged(error, source) from error
+    return decode(record_type, data, source)
 
-    Raises `DamagedRecord` for complete JSON that is not such a record.
+
+def read_record(path: Path, record_type: type[RecordT]) -> RecordT | None:
+    """Return the record in a JSON file, None when there is no such file.
+
+    Raises `DamagedRecord` for a file that cannot be read, is torn, or holds no such record.
     """
-    data = read_json(path)
-    return None if data is None else decode(record_type, data, path)
+    try:
+        text = read_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise damaged(error, path) from error
+    return decode_json(record_type, text, path)

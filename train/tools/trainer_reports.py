@@ -24,6 +24,7 @@ class Fault(StrEnum):
     NONE = ""  # nobody's: nothing failed, or another machine was the cause
     OWN = "own"
     PEER = "peer"  # another process disappeared
+    CHECKPOINT = "checkpoint"  # nobody's: the checkpoint to resume from cannot be read
     FINAL = "final"  # its own, and every further attempt would fail too
 
 
@@ -31,7 +32,7 @@ class Fault(StrEnum):
 class TrainingNumbers:
     """How far training is, as a trainer reports it. None: not known yet.
 
-    `busy` has the share of the time in which each GPU of the machine worked.
+    `busy` has the share of the last seconds' steps in which each rank of the machine did not wait for other ranks.
     """
 
     step: int | None = None

@@ -16,7 +16,7 @@ T = TypeVar("T")
 NON_USER_PATH_PREFIXES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
 
 
-def import_function(where: str, name: str) -> Callable[..., Any]:
+def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a function of the user
     """Return the function that `package.module:function` names.
 
     The folder in which the program started is searched last. Raises `TrainingError`, which begins with `where` (such as

@@ -1,84 +1,192 @@
-"""AWS administration without a run folder: the stack, tagged resources, prices, permissions and costs.
-
-Everything except `job_cost` works from tags alone, on a computer that never saw the jobs.
-"""
+"""AWS without a run folder: the stack, tagged resources, prices and permissions."""
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from cluster.backends.rentals import Garbage, JobCost, MachineCost, OfferRow, RentedJob
+from cluster.backends.rentals import CloudAdministration, Garbage, LaunchFinding, OfferRow, RentedJob
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError, NoSuchJob
+from cluster.state.spec import JobSpec
 from infra.aws import s3, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.errors import CloudError
 from infra.aws.instances import instances, preflight
 from infra.aws.instances.instances import Instance
-from infra.aws.journal import Journal
-from infra.aws.market import billing, offers
+from infra.aws.market import offers
 from infra.aws.stack import policies as stack_policies
 from infra.aws.stack import stack
+from infra.errors import CloudError
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
 from . import plan
-from .errors import aws_errors_as_cluster_errors
-from .instance_history import JOURNAL_FILE
-
-Log = Callable[[str], None]
+from .rental_spec import RentalSpec
 
 
-def resolve_regions(requested: Sequence[str]) -> list[str]:
-    """Return the requested regions, or the environment's region if none is requested. Raises `ClusterError`."""
-    with aws_errors_as_cluster_errors():
-        return list(requested) or [Account().region]
+class AwsAdministration(CloudAdministration):
+    """AWS: the stack of each region, tagged resources, prices and permissions."""
 
+    backend = "aws"
 
-# --- the stack --------------------------------------------------------------------------------------------------------
+    def resolve_regions(self, requested: Sequence[str]) -> list[str]:
+        """Return the requested regions, or the environment's region if none is requested. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            return list(requested) or [Account().region]
 
+    def regions_of(self, spec: JobSpec) -> set[str]:
+        """Return the regions in which a job may have rented machines."""
+        return {place.region for place in RentalSpec.from_json(spec.cloud).places}
 
-def ensure_stack(region: str | None, address: str | None, bucket: str | None, log: Log) -> stack.Stack:
-    """Create what is missing of a region's stack. `address` is the CIDR range that may connect over ssh.
+    def ensure_stack(self, region: str | None, address: str | None, bucket: str | None) -> str:
+        """Create what is missing of a region's stack, and return a line about it. Raises `ClusterError`.
 
-    Raises `ClusterError`.
-    """
-    with aws_errors_as_cluster_errors():
-        return stack.ensure(Account(region), address or get_public_address(), log, bucket)
+        `address` is the CIDR range that may connect over ssh.
+        """
+        with cloud_errors_as_cluster_errors():
+            own_stack = stack.ensure(Account(region), address or get_public_address(), bucket)
+        return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
+    def missing_stack_parts(self, region: str | None) -> list[str]:
+        """Return what `ensure_stack` would create. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            return stack.missing_parts(Account(region))
 
-def missing_stack_parts(region: str | None) -> list[str]:
-    """Return what `ensure_stack` would create. Raises `ClusterError`."""
-    with aws_errors_as_cluster_errors():
-        return stack.missing_parts(Account(region))
+    def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
+        """Remove a region's stack. Returns a line for each resource that is left.
 
+        Raises `ClusterError`, also when machines still run in the stack.
+        """
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+            if billed_instances:
+                jobs = ", ".join(sorted({instance.job_uid for instance in billed_instances}))
+                raise ClusterError(
+                    f"{len(billed_instances)} machines of {jobs} are still running in the stack; "
+                    "first run: imgnet-cluster down --all"
+                )
+            return stack.remove(account, delete_data)
 
-def remove_stack(region: str | None, delete_data: bool, log: Log) -> list[str]:
-    """Remove a region's stack. Returns a line for each resource that is left.
+    def rented_jobs(self, region: str) -> list[RentedJob]:
+        """Return a row for each job that has machines in a region that are not terminated."""
+        with cloud_errors_as_cluster_errors():
+            found_instances = instances.describe_region(Account(region))
+        return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
 
-    Raises `ClusterError`, also when machines still run in the stack.
-    """
-    with aws_errors_as_cluster_errors():
-        account = Account(region)
-        billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
-        if billed_instances:
-            jobs = ", ".join(sorted({instance.job_uid for instance in billed_instances}))
-            raise ClusterError(
-                f"{len(billed_instances)} machines of {jobs} are still running in the stack; "
-                "first run: imgnet-cluster down --all"
+    def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
+        """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
+
+        Another owner's job has to be named by its uid. Returns a line for each resource that is not gone. Raises
+        `NoSuchJob`, `ClusterError`.
+        """
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            owner_by_uid = {
+                instance.job_uid: instance.tags.get(tags.OWNER, "")
+                for instance in instances.describe_region(account)
+                if instance.state != "terminated"
+            }
+            uids = set(owner_by_uid) | set(_leftover_tags_by_job(account))
+            matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
+            if not matches:
+                raise NoSuchJob(
+                    f"{uid_or_name}: nothing in {region} has the tag of this job; "
+                    "to list all: imgnet-cluster ls --cloud"
+                )
+            if len(matches) > 1:
+                raise ClusterError(f"{uid_or_name}: several jobs have this name; use one of {', '.join(matches)}")
+            (uid,) = matches
+            if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
+                raise ClusterError(
+                    f"{uid_or_name} is {uid} of {owner_by_uid[uid]}; to end it all the same: imgnet-cluster down {uid}"
+                )
+            return terminate_by_uid(account, uid)
+
+    def terminate_jobs(self, region: str, uids: Sequence[str]) -> list[str]:
+        """Terminate all resources of some jobs. Returns a line for each that is not gone. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            return [line for uid in uids for line in terminate_by_uid(account, uid)]
+
+    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
+        """Find the resources in a region that no live job needs.
+
+        `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it
+        is left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Raises `ClusterError`.
+        """
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+            leftover_tags = _leftover_tags_by_job(account)
+        to_remove = {}
+        to_keep = []
+        for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftover_tags)):
+            job_instances = [instance for instance in billed_instances if instance.job_uid == uid]
+            tag_sets = [instance.tags for instance in job_instances] or leftover_tags[uid]
+            expires = max(tags.parse_time(tag_set.get(tags.EXPIRES, "")) or 0.0 for tag_set in tag_sets)
+            resources = f"{len(job_instances)} machines" if job_instances else "leftovers of its machines"
+            summary = f"{uid or 'no job'}: {resources} in {region}"
+            if expires < now:
+                to_remove[uid] = f"{summary}, past the end of their time ({tags.format_time(expires)})"
+            elif local_jobs.get(uid) is False or not uid:
+                to_remove[uid] = f"{summary}, of a job that has ended"
+            elif uid in local_jobs:
+                to_keep.append(
+                    f"{summary}: the job is running; to end it: imgnet-cluster down {uid.rpartition('-')[0]}"
+                )
+            elif include_unknown:
+                to_remove[uid] = f"{summary}, of a job that this computer does not know"
+            else:
+                expiry = f"expires {tags.format_time(expires)}, owner {tag_sets[0].get(tags.OWNER, 'unknown')}"
+                to_keep.append(f"{summary}: not a job of this folder, {expiry}; to end it: imgnet-cluster down {uid}")
+        return Garbage(region=region, remove=to_remove, stay=tuple(to_keep))
+
+    def offer_rows(
+        self, region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
+    ) -> list[OfferRow]:
+        """Return a row for each instance type and zone that EC2 offers, with spot and on-demand prices.
+
+        With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
+        number), and the cheapest row is first. Raises `ClusterError`.
+        """
+        with cloud_errors_as_cluster_errors():
+            found_offers = offers.list_offers(Account(region), gpu)
+        rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
+        return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
+
+    def check_launch(
+        self, region: str | None, types: Sequence[str], machine_count: int, market: str
+    ) -> list[LaunchFinding]:
+        """Check everything that a launch needs of AWS, and return the findings, good and bad.
+
+        Raises `ClusterError` when no region is set.
+        """
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            try:
+                missing_parts = stack.missing_parts(account)
+            except CloudError:  # the preflight check meets the same error and reports it as a finding
+                missing_parts = []
+            findings = preflight.run_preflight(
+                account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
             )
-        return stack.remove(account, delete_data, log)
+        if warning := plan.network_card_warning(types, machine_count):
+            findings.append(preflight.Finding(preflight.WARNING, warning))
+        return [
+            LaunchFinding(level=finding.level, what=finding.message, type_next=finding.next_command)
+            for finding in findings
+        ]
 
+    def iam_policies(self, data: str | None = None) -> dict[str, stack_policies.Policy]:
+        """Return the minimal IAM policies of the user and of the machines, as plain data.
 
-# --- resources with the stack tag -------------------------------------------------------------------------------------
-
-
-def list_instances(region: str) -> list[Instance]:
-    """Return all instances with the stack tag in a region that are not terminated. Raises `ClusterError`."""
-    with aws_errors_as_cluster_errors():
-        return [instance for instance in instances.describe_region(Account(region)) if instance.state != "terminated"]
+        With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
+        `ClusterError`.
+        """
+        policies = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
+        with cloud_errors_as_cluster_errors():
+            return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
 
 
 def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:
@@ -105,36 +213,7 @@ def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:
     return rows
 
 
-def terminate_job(region: str, uid_or_name: str, log: Log) -> list[str]:
-    """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
-
-    Another owner's job has to be named by its uid. Returns a line for each resource that is not gone. Raises
-    `NoSuchJob`, `ClusterError`.
-    """
-    with aws_errors_as_cluster_errors():
-        account = Account(region)
-        owner_by_uid = {
-            instance.job_uid: instance.tags.get(tags.OWNER, "")
-            for instance in instances.describe_region(account)
-            if instance.state != "terminated"
-        }
-        uids = set(owner_by_uid) | set(_leftover_tags_by_job(account))
-        matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
-        if not matches:
-            raise NoSuchJob(
-                f"{uid_or_name}: nothing in {region} has the tag of this job; to list all: imgnet-cluster ls --cloud"
-            )
-        if len(matches) > 1:
-            raise ClusterError(f"{uid_or_name}: several jobs have this name; use one of {', '.join(matches)}")
-        (uid,) = matches
-        if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
-            raise ClusterError(
-                f"{uid_or_name} is {uid} of {owner_by_uid[uid]}; to end it all the same: imgnet-cluster down {uid}"
-            )
-        return terminate_by_uid(account, uid, log)
-
-
-def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
+def terminate_by_uid(account: Account, uid: str) -> list[str]:
     """Terminate all resources with a job's tag. "" stands for billed instances with the stack tag but of no job.
 
     Returns a line for each resource that is not gone. Raises `CloudError`.
@@ -146,7 +225,7 @@ def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
             for instance in instances.describe_region(account)
             if not instance.job_uid and instance.is_billed
         ]
-    remaining = instances.terminate_and_wait(account, uid, jobless_ids, log)
+    remaining = instances.terminate_and_wait(account, uid, jobless_ids)
     lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
     return lines + instances.remove_leftovers(account, {tags.JOB: uid})
 
@@ -166,60 +245,6 @@ def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
             if tags.JOB in resource_tags:
                 tags_by_uid.setdefault(resource_tags[tags.JOB], []).append(resource_tags)
     return tags_by_uid
-
-
-def find_garbage(region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
-    """Find the resources in a region that no live job needs.
-
-    `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it is
-    left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Raises `ClusterError`.
-    """
-    with aws_errors_as_cluster_errors():
-        account = Account(region)
-        billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
-        leftover_tags = _leftover_tags_by_job(account)
-    to_remove = {}
-    to_keep = []
-    for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftover_tags)):
-        job_instances = [instance for instance in billed_instances if instance.job_uid == uid]
-        tag_sets = [instance.tags for instance in job_instances] or leftover_tags[uid]
-        expires = max(tags.parse_time(tag_set.get(tags.EXPIRES, "")) or 0.0 for tag_set in tag_sets)
-        resources = f"{len(job_instances)} machines" if job_instances else "leftovers of its machines"
-        summary = f"{uid or 'no job'}: {resources} in {region}"
-        if expires < now:
-            to_remove[uid] = f"{summary}, past the end of their time ({tags.format_time(expires)})"
-        elif local_jobs.get(uid) is False or not uid:
-            to_remove[uid] = f"{summary}, of a job that has ended"
-        elif uid in local_jobs:
-            to_keep.append(f"{summary}: the job is running; to end it: imgnet-cluster down {uid.rpartition('-')[0]}")
-        elif include_unknown:
-            to_remove[uid] = f"{summary}, of a job that this computer does not know"
-        else:
-            expiry = f"expires {tags.format_time(expires)}, owner {tag_sets[0].get(tags.OWNER, 'unknown')}"
-            to_keep.append(f"{summary}: not a job of this folder, {expiry}; to end it: imgnet-cluster down {uid}")
-    return Garbage(region=region, remove=to_remove, stay=tuple(to_keep))
-
-
-def terminate_jobs(region: str, uids: Sequence[str], log: Log) -> list[str]:
-    """Terminate all resources of some jobs. Returns a line for each that is not gone. Raises `ClusterError`."""
-    with aws_errors_as_cluster_errors():
-        account = Account(region)
-        return [line for uid in uids for line in terminate_by_uid(account, uid, log)]
-
-
-# --- prices, checks, costs --------------------------------------------------------------------------------------------
-
-
-def offer_rows(region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None) -> list[OfferRow]:
-    """Return a row for each instance type and zone that EC2 offers, with spot and on-demand prices.
-
-    With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
-    number), and the cheapest row is first. Raises `ClusterError`.
-    """
-    with aws_errors_as_cluster_errors():
-        found_offers = offers.list_offers(Account(region), gpu)
-    rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
-    return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
 
 
 def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> OfferRow:
@@ -254,44 +279,4 @@ def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | 
         machines=machine_count,
         minutes=minutes,
         dollars=None if minutes is None or price is None else machine_count * price * minutes / 60,
-    )
-
-
-def check_launch(region: str | None, types: Sequence[str], machine_count: int, market: str) -> list[preflight.Finding]:
-    """Check everything that a launch needs of AWS, and return the findings, good and bad.
-
-    Raises `ClusterError` when no region is set.
-    """
-    with aws_errors_as_cluster_errors():
-        account = Account(region)
-        try:
-            missing_parts = stack.missing_parts(account)
-        except CloudError:  # the preflight check meets the same error and reports it as a finding
-            missing_parts = []
-        findings = preflight.run_preflight(
-            account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
-        )
-    if warning := plan.network_card_warning(types, machine_count):
-        findings.append(preflight.Finding(preflight.WARNING, warning))
-    return findings
-
-
-def iam_policies(data: str | None = None) -> dict[str, stack_policies.Policy]:
-    """Return the minimal IAM policies of the user and of the machines, as plain data.
-
-    With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
-    `ClusterError`.
-    """
-    policies = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
-    with aws_errors_as_cluster_errors():
-        return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
-
-
-def job_cost(run_path: Path, now: float | None = None) -> JobCost:
-    """Return a job's cost in dollars until `now`. Reads only the journal of the run folder."""
-    now = time.time() if now is None else now
-    journal = Journal(run_path / JOURNAL_FILE)
-    return JobCost(
-        machines=tuple(MachineCost(**vars(cost)) for cost in billing.machine_costs(journal, now)),
-        shared_address_dollars=billing.jump_host_address_dollars(journal, now),
     )

@@ -4,10 +4,13 @@ Reads the run folder only and makes no request.
 """
 
 import math
-import time
+from collections.abc import Callable
+from pathlib import Path
 
+from cluster.backends.rented.provider import JOURNAL_FILE, CloudProvider
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from infra.aws.instances.instances import Instance
 from infra.aws.instances.request_history import RequestHistory
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
@@ -21,19 +24,16 @@ from infra.aws.journal_events import (
 )
 from infra.aws.launch_request import Place
 from infra.aws.market import billing
-from train.tools.filesystem import read_json
+from infra.costs import JobCost
 
 from .rental_spec import RentalSpec
 
-JOURNAL_FILE = "cloud.jsonl"
 
-
-class InstanceHistory:
+class InstanceHistory(CloudProvider[Instance]):
     """The history of one job's instances, as the journal in its run folder has it."""
 
-    def __init__(self, spec: JobSpec, run_folder: RunFolder) -> None:
-        self.spec = spec
-        self.run_folder = run_folder
+    def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(spec, run_folder, get_stop_reason)
         self.rental_spec = RentalSpec.from_json(spec.cloud)
         self.journal = Journal(run_folder.path / JOURNAL_FILE)
         self.request_history = RequestHistory(self.journal)
@@ -88,6 +88,11 @@ class InstanceHistory:
         return min((grant.time for grant in self._launch_grants()), default=None)
 
     @property
+    def has_moved(self) -> bool:
+        """Whether all machines of this launch were rented more than once."""
+        return sum(len(grant.machines) == len(self.spec.machine_names) for grant in self._launch_grants()) > 1
+
+    @property
     def is_terminating(self) -> bool:
         """Whether a command began to terminate the instances of this launch. Then nothing is rented for it any more."""
         last_events = self.journal.events(LaunchStarted, TerminationStarted)[-1:]
@@ -120,41 +125,20 @@ class InstanceHistory:
             return "its machines powered themselves off, at their time limit or after the job's end"
         return "its machines were terminated by a user (imgnet-cluster down, or the AWS console)"
 
-    # --- limits -------------------------------------------------------------------------------------------------------
+    # --- cost and limits ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def job_cost(cls, run_path: Path, moment: float) -> JobCost:
+        """Return what the machines of a run folder have cost until `moment`. Reads the journal only."""
+        return billing.job_cost(Journal(run_path / JOURNAL_FILE), moment)
 
     @property
-    def earlier_cost(self) -> float:
-        """The cost of the job's earlier launches, in dollars."""
-        return billing.CostMeter(self.journal).total_dollars(self.first_machine_time or time.time())
+    def max_dollars(self) -> float | None:
+        """The limit for all machines of the job together, None for no limit."""
+        return self.rental_spec.max_dollars
 
     @property
-    def max_hours(self) -> float | None:
-        """The requested time limit in hours, read from the run folder because `extend` may have changed it."""
-        max_hours: float | None = (read_json(self.run_folder.spec_path) or {}).get("max_hours", self.spec.max_hours)
-        return max_hours
-
-    def compute_limits(self, place: Place, hours: float | None = None) -> tuple[float, float]:
-        """Return the time limit in hours since this launch's first machine, and the seconds from it until power-off.
-
-        `hours` replaces the requested time limit.
-        """
-        spent_dollars = self.earlier_cost
-        machine_count = len(self.spec.machine_names)
-        rate = self.rental_spec.dollars_per_hour(machine_count, place)
-        full_grants = [grant for grant in self._launch_grants() if len(grant.machines) == machine_count]
-        if rate and self.first_machine_time and len(full_grants) > 1:
-            # The job moved to other instances. The limit counts from the first machine and assumes today's rate for
-            # all of that time. Correct this by the difference to what the earlier instances really cost.
-            now = time.time()
-            spent_dollars = billing.CostMeter(self.journal).total_dollars(now)
-            spent_dollars -= rate * (now - self.first_machine_time) / 3600
-        max_hours = self.max_hours if hours is None else hours
-        return self.rental_spec.compute_limits(machine_count, place, max_hours, spent_dollars)
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether the time limit and the grace period of this launch are over, so that all machines should be off."""
-        if self.first_machine_time is None or self.current_place is None:
-            return False
-        max_hours, grace_seconds = self.compute_limits(self.current_place)
-        return time.time() - self.first_machine_time > 3600 * max_hours + grace_seconds
+    def dollars_per_hour(self) -> float | None:
+        """The price of all machines where they are now, with disks and addresses; None when it is unknown."""
+        place = self.current_place
+        return self.rental_spec.dollars_per_hour(len(self.spec.machine_names), place) if place else None

@@ -5,56 +5,49 @@ command may terminate. This module never connects to the machines themselves.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from cluster.connectors.hosts_file import Host, Hosts
+from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import tags
 from infra.aws.client import Account, call, get_public_address
-from infra.aws.errors import KIND_BY_CODE, CloudError, Interrupted, NoCredentials
+from infra.aws.errors import KIND_BY_CODE
 from infra.aws.instances import amis, instances
-from infra.aws.instances.gang import Gang, LaunchRefused, NoMachines
+from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.journal_events import AddressRequested, InstancesReleased, LaunchMoved, LaunchStarted
+from infra.aws.journal_events import AddressRequested, HostKeyReplaced, InstancesReleased, LaunchMoved, LaunchStarted
 from infra.aws.launch_request import Place
+from infra.aws.market import billing
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.offers import list_instance_types
 from infra.aws.stack import key_pairs, security_group, stack
-from train.tools.filesystem import to_json_bytes, write_atomic
+from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
 
+from . import ssh_access
 from .instance_history import InstanceHistory
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 DEFAULT_SSH_PORT = 22
-HOSTS_FILE = "hosts.json"
 
-
-class EndedExternally(NoMachines):
-    """The job's machines were terminated by a user or by a limit, so the job stops instead of renting new ones."""
+logger = logging.getLogger(__name__)
 
 
 class JobInstances(InstanceHistory):
     """The instances of one job: their history, and what changes them.
 
-    `log` takes lines for the user. `get_stop_reason` returns why the job is to stop, "" while it goes on; a wait then
-    raises `Interrupted`. If the job moved to another region before, the object starts in that region.
+    If the job moved to another region before, the object starts in that region.
     """
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        run_folder: RunFolder,
-        log: Callable[[str], None],
-        get_stop_reason: Callable[[], str] = lambda: "",
-    ) -> None:
-        super().__init__(spec, run_folder)
-        self.log = log
-        self.get_stop_reason = get_stop_reason
+    cloud_name = "EC2"
+
+    def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(spec, run_folder, get_stop_reason)
         self.allowed_address = self.rental_spec.ssh_address  # CIDR range that may connect over ssh
         self.rent_lock = threading.Lock()
         self.is_account_checked = False
@@ -66,18 +59,7 @@ class JobInstances(InstanceHistory):
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
 
     def _make_gang(self, account: Account) -> Gang:
-        return Gang(account, self.spec.uid, self.journal, self.log, self._sleep_unless_stopping)
-
-    def _sleep_unless_stopping(self, seconds: float) -> None:
-        """Sleep. Raises `Interrupted` as soon as the job is to stop."""
-        deadline = time.monotonic() + seconds
-        while True:
-            if reason := self.get_stop_reason():
-                raise Interrupted(reason)
-            seconds_left = deadline - time.monotonic()
-            if seconds_left <= 0:
-                return
-            time.sleep(min(0.5, seconds_left))
+        return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -100,63 +82,50 @@ class JobInstances(InstanceHistory):
             )
         self.is_account_checked = True
 
-    def list_instances(self) -> dict[str, Instance]:
+    def list_machines(self) -> dict[str, Instance]:
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         return instances.live_by_name(self.gang.list_instances())
 
-    def ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
+    def ensure_reachable(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         """Give one instance a public address if none has one, and return the updated instances.
 
-        EC2 assigns no public address to instances with several network cards. Raises `CloudError`.
+        EC2 assigns no public address to instances with several network cards. Raises `NoMachines` for an error that
+        would occur again while all instances are billed, else `CloudError`.
         """
+        try:
+            return self._ensure_jump_host(instances_by_name)
+        except CloudError as error:
+            if error.code in KIND_BY_CODE or not error.code:
+                raise
+            raise NoMachines(str(error)) from error
+
+    def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
             return instances_by_name
         jump_host = instances_by_name[min(instances_by_name, key=int)]
         self.journal.write(AddressRequested(id=jump_host.id))
         address_tags = {key: value for key, value in jump_host.tags.items() if key not in (tags.MACHINE, tags.LAUNCH)}
         instances.attach_elastic_ip(self.account, jump_host, address_tags)
-        self.log(f"machine {jump_host.name} has a public address; all others are reached through it")
+        logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
         deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
         while time.monotonic() < deadline:
-            current = self.list_instances()
+            current = self.list_machines()
             if not current or any(instance.public_ip for instance in current.values()):
                 return current
-            self._sleep_unless_stopping(1.0)
+            self.sleep_unless_stopping(1.0)
         raise CloudError(f"{jump_host.id} does not show the public address that it was given")
 
     # --- renting ------------------------------------------------------------------------------------------------------
 
-    def find_or_rent(self, before_renting: Callable[[], None]) -> dict[str, Instance]:
-        """Return the job's live instances by machine name. If there are none, rent all, after `before_renting()`.
-
-        Requests that a crash left unanswered are repeated first, so that instances are never rented twice. Raises
-        `EndedExternally` when the launch was ended on purpose, `NoMachines`, `CloudError`.
-        """
+    def finish_open_requests(self) -> None:
+        """Repeat the requests that a crash left unanswered, so that instances are never rented twice."""
         self.check_account()
         if self.gang.open_requests():
             self._ensure_stack(self.account)
             self.gang.finish_open_requests()
-        live_instances = self.list_instances()
-        if self.is_terminating:
-            raise NoMachines(f"its machines were terminated; to continue: imgnet-cluster resume {self.spec.name}")
-        if not live_instances:
-            reason = self.external_termination_reason()
-            if not reason and self.is_overdue:
-                reason = "its time is over"
-            if reason:
-                raise EndedExternally(f"{reason}; to continue: imgnet-cluster resume {self.spec.name}")
-            before_renting()
-            live_instances = {instance.name: instance for instance in self._rent_all()}
-        try:
-            return self.ensure_jump_host(live_instances)
-        except CloudError as error:
-            if error.code in KIND_BY_CODE or not error.code:
-                raise
-            # Trying again would fail in the same way, while all instances are billed.
-            raise NoMachines(str(error)) from error
 
-    def _rent_all(self) -> list[Instance]:
+    def rent_all(self) -> dict[str, Instance]:
         """Rent all machines of the job in one zone of the first region that has them. Raises `CloudError`."""
         regions = list(dict.fromkeys(place.region for place in self.rental_spec.places))
         if self.granted_requests():  # data and checkpoints are on the shared file system of the region used before
@@ -178,9 +147,10 @@ class JobInstances(InstanceHistory):
                 if not places:
                     raise CloudError(f"{region}: none of its zones has machines of the requested types")
                 timeout_seconds = ACQUIRE_TIMEOUT_SECONDS if is_last_region else 0.0
-                return self.gang.acquire(
+                rented_instances = self.gang.acquire(
                     places, self.spec.machine_names, self._instance_request, self.instance_types, timeout_seconds
                 )
+                return {instance.name: instance for instance in rented_instances}
             except Interrupted:
                 raise
             except CloudError as error:
@@ -188,12 +158,12 @@ class JobInstances(InstanceHistory):
                 is_final = isinstance(error, LaunchRefused) or self.gang.open_requests()
                 if is_last_region or is_final:
                     raise
-                self.log(f"{error}; trying the next region")
+                logger.info(f"{error}; trying the next region")
         raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            self.stack = stack.ensure(account, self.resolve_ssh_address(), self.log)
+            self.stack = stack.ensure(account, self.resolve_ssh_address())
         return self.stack
 
     def resolve_ssh_address(self) -> str:
@@ -243,7 +213,8 @@ class JobInstances(InstanceHistory):
                 self.rental_spec.owner,
                 ports=(DEFAULT_SSH_PORT, image.ssh_port),
             )
-        max_hours, grace_seconds = self.compute_limits(place)
+        rate = self.rental_spec.dollars_per_hour(len(self.spec.machine_names), place)
+        max_hours, grace_seconds = self.compute_limits(rate)
         elapsed_seconds = now - (self.first_machine_time or now)
         seconds_left = max(0.0, 3600 * max_hours - elapsed_seconds) + grace_seconds
         private_key, public_key = key_pairs.generate_key_pair()
@@ -269,16 +240,9 @@ class JobInstances(InstanceHistory):
             use_placement_group=self.rental_spec.use_placement_group,
         )
 
-    def write_hosts(self, hosts_by_name: Mapping[str, Host]) -> Hosts:
-        """Write how to reach the machines to <run>/hosts.json, for other commands, and return it in machine order."""
-        hosts = Hosts(None, tuple(hosts_by_name[name] for name in self.spec.machine_names if name in hosts_by_name))
-        content = {**hosts.to_json(), "names": list(hosts_by_name)}
-        write_atomic(self.run_folder.path / HOSTS_FILE, to_json_bytes(content))
-        return hosts
-
-    def update_expiry_tags(self, expiry_time: float) -> None:
+    def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry tag of all live instances, which `gc` reads. Raises `CloudError`."""
-        instance_ids = [instance.id for instance in self.list_instances().values()]
+        instance_ids = [instance.id for instance in self.list_machines().values()]
         new_tags = tags.to_aws_tags({tags.EXPIRES: tags.format_time(expiry_time)})
         call("tag machines (ec2:CreateTags)", self.account.ec2.create_tags, Resources=instance_ids, Tags=new_tags)
 
@@ -293,26 +257,39 @@ class JobInstances(InstanceHistory):
         leftovers = self._uninterruptible_gang(self.account).terminate_job()
         for region in self.used_regions - {self.region}:
             leftovers += self._uninterruptible_gang(self.account.in_region(region)).terminate_job()
+        with contextlib.suppress(CloudError, OSError):
+            billing.record_spot_costs(self.account, self.journal, time.time())
         return leftovers
 
     def _uninterruptible_gang(self, account: Account) -> Gang:
         """Return a gang whose waits ignore a stop request: a stop must not interrupt the termination."""
-        return Gang(account, self.spec.uid, self.journal, self.log)
-
-    def kill_machine(self, name: str) -> None:
-        """Terminate the instance of one machine, to rehearse a loss. Raises `CloudError` when there is none."""
-        live_instances = self.list_instances()
-        if name not in live_instances:
-            raise CloudError(f"machine {name} has no instance; see: imgnet-cluster status {self.spec.name}")
-        self.terminate([live_instances[name].id], "lost in a rehearsal")
+        return Gang(account, self.spec.uid, self.journal)
 
     def terminate(self, ids: list[str], reason: str) -> None:
         """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
         self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason))
         instances.terminate(self.account, ids)
 
-    def terminate_all(self) -> None:
-        """Terminate all live instances before a move, and wait until EC2 shows none of them."""
-        while live_instances := self.list_instances():
-            self.terminate([instance.id for instance in live_instances.values()], "all moved")
-            self._sleep_unless_stopping(1.0)
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
+        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
+        return ssh_access.ssh_hosts(self.journal, machines)
+
+    def has_own_host_key(self, machine: Instance) -> bool:
+        """Whether the journal has the host key that an instance generated itself."""
+        return machine.id in ssh_access.own_host_keys(self.journal)
+
+    def record_host_key(self, machine: Instance, key: str) -> None:
+        """Write the host key that an instance generated itself to the journal."""
+        self.journal.write(HostKeyReplaced(id=machine.id, key=key))
+
+    def access_warning(self) -> str:
+        """Return a warning when ssh is open to an address that this computer no longer has, else ""."""
+        public_address = get_public_address()
+        if public_address == self.allowed_address:
+            return ""
+        return (
+            f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
+            "run: imgnet-cluster up --stack"
+        )

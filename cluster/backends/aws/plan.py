@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from cluster.backends.rentals import RentalPlan, RentalSummary
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
@@ -24,7 +25,6 @@ from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 from train.tools.records import encode
 
-from .errors import aws_errors_as_cluster_errors
 from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
 from .s3_source import machine_role_problems
@@ -109,7 +109,7 @@ def choose_instance_types(
     All have as many GPUs as the first, because the schedule is made for one number of GPUs. Returns their names, notes
     on the types that are left out, and the first type. Raises `ClusterError`.
     """
-    with aws_errors_as_cluster_errors():
+    with cloud_errors_as_cluster_errors():
         for region in request.options.regions:
             preflight.check_region(region)
         account = request.account
@@ -137,7 +137,7 @@ def plan_rental(
     options = request.options
     machine_count = len(spec.machine_names)
     markets = MARKETS[options.market]
-    with aws_errors_as_cluster_errors():
+    with cloud_errors_as_cluster_errors():
         account = request.account
         regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from cluster.backends.rented.provider import compute_limits
 from cluster.state.spec import RentalFacts
 from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Place
@@ -13,9 +14,6 @@ from train.tools.records import decode, encode
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 # Disk and public address of one machine.
 OVERHEAD_DOLLARS_PER_HOUR = DISK_GB * DISK_DOLLARS_PER_GB_HOUR + ADDRESS_DOLLARS_PER_HOUR
-# From the time limit until the machine powers off: for the last checkpoint and its download.
-POWEROFF_GRACE_SECONDS = 900
-MAX_HOURS_WITHOUT_LIMIT = 48.0
 METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on every machine
 
 
@@ -52,24 +50,10 @@ class RentalSpec(RentalFacts):
         """Return the price of `machine_count` machines with disks and addresses; None when it is unknown."""
         return None if place.price is None else machine_count * (place.price + OVERHEAD_DOLLARS_PER_HOUR)
 
-    def compute_limits(
-        self, machine_count: int, place: Place, max_hours: float | None, spent_dollars: float = 0.0
-    ) -> tuple[float, float]:
-        """Return the time limit in hours and the grace period in seconds from the limit until power-off.
-
-        At the limit, the job saves a checkpoint and ends. `max_hours` is the user's time limit, None means 48 hours.
-        Limit and grace period together stay within what is left of `max_dollars`, of which `spent_dollars` were gone
-        when the machines started.
-        """
-        max_hours = MAX_HOURS_WITHOUT_LIMIT if max_hours is None else max_hours
-        grace_seconds = float(POWEROFF_GRACE_SECONDS)
+    def compute_limits(self, machine_count: int, place: Place, max_hours: float | None) -> tuple[float, float]:
+        """Return the time limit in hours and the grace period in seconds of machines at a place."""
         rate = self.dollars_per_hour(machine_count, place)
-        if self.max_dollars is not None and rate:
-            affordable_seconds = 3600 * max(0.0, self.max_dollars - spent_dollars) / rate
-            if affordable_seconds < 3600 * max_hours + grace_seconds:
-                grace_seconds = min(grace_seconds, max(affordable_seconds / 4, affordable_seconds - 3600 * max_hours))
-                max_hours = min(max_hours, (affordable_seconds - grace_seconds) / 3600)
-        return max_hours, grace_seconds
+        return compute_limits(max_hours, self.max_dollars, rate)
 
 
 def sort_places(

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError
 from infra.aws.client import Account
 from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, TransientError, parse_s3_url
@@ -14,8 +15,6 @@ from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS
 from train.data.fetch.sources import FolderSource
 from train.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 
-from .errors import aws_errors_as_cluster_errors
-
 
 class S3Source:
     """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet.
@@ -24,7 +23,7 @@ class S3Source:
     """
 
     def __init__(self, url: str) -> None:
-        with aws_errors_as_cluster_errors():
+        with cloud_errors_as_cluster_errors():
             self.s3_prefix = S3Prefix(url)
         self.name = self.s3_prefix.name
 
@@ -32,7 +31,7 @@ class S3Source:
     def _translate_errors(self, path: str) -> Iterator[None]:
         """Raise transient errors as `ConnectionError`, all others as `ClusterError`."""
         try:
-            with aws_errors_as_cluster_errors():
+            with cloud_errors_as_cluster_errors():
                 yield
         except ClusterError as error:
             if isinstance(error.__cause__, TransientError):
@@ -55,6 +54,31 @@ class S3Source:
         upload_command = f"imgnet-cluster data put FOLDER {self.name}"
         return f"{self.name}/{split}/{MANIFEST_FILE}: not found; to upload a packed set: {upload_command}"
 
+    def upload(self, folder: Path, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
+        """Upload a packed set to S3. Files that are there already are skipped; the manifests come last.
+
+        A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
+        Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
+        """
+        manifests = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
+        files = [
+            (f"{split}/{name}", file)
+            for split, manifest in manifests.items()
+            for name, file in manifest.files_to_fetch(False).items()
+        ]
+        _check_complete(folder, manifests)
+        total_bytes = sum(file.bytes for _, file in files)
+        done_bytes = 0
+        uploaded_count = 0
+        with cloud_errors_as_cluster_errors():
+            for path, file in files:
+                uploaded_count += self.s3_prefix.upload(folder / path, path, file.sha256)
+                done_bytes += file.bytes
+                on_progress(done_bytes, total_bytes)
+            for split in SPLITS:
+                uploaded_count += self.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
+        return uploaded_count, len(files) + len(SPLITS) - uploaded_count
+
 
 def machine_role_problems(url: str, account: Account) -> list[str]:
     """Return a line for the plan if the IAM role of the stack's machines cannot read an S3 location, else no line.
@@ -62,7 +86,7 @@ def machine_role_problems(url: str, account: Account) -> list[str]:
     Raises `ClusterError` when AWS cannot be asked.
     """
     bucket, prefix = parse_s3_url(url)
-    with aws_errors_as_cluster_errors():
+    with cloud_errors_as_cluster_errors():
         file_system = efs.find_file_system(StackContext(account))
     stack_bucket = file_system.bucket if file_system else None
     if bucket == stack_bucket and f"{prefix}/".startswith(f"{policies.DATA_PREFIX}/"):
@@ -72,33 +96,6 @@ def machine_role_problems(url: str, account: Account) -> list[str]:
         f"the machines' IAM role reads {readable}; allow it to read {url} too: "
         f"imgnet-cluster check --iam --data {url} prints the policy"
     ]
-
-
-def upload_dataset(folder: Path, url: str, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
-    """Upload a packed set to S3. Files that are there already are skipped; the manifests come last.
-
-    A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
-    Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
-    """
-    s3_prefix = S3Source(url).s3_prefix
-    manifests = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
-    files = [
-        (f"{split}/{name}", file)
-        for split, manifest in manifests.items()
-        for name, file in manifest.files_to_fetch(False).items()
-    ]
-    _check_complete(folder, manifests)
-    total_bytes = sum(file.bytes for _, file in files)
-    done_bytes = 0
-    uploaded_count = 0
-    with aws_errors_as_cluster_errors():
-        for path, file in files:
-            uploaded_count += s3_prefix.upload(folder / path, path, file.sha256)
-            done_bytes += file.bytes
-            on_progress(done_bytes, total_bytes)
-        for split in SPLITS:
-            uploaded_count += s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
-    return uploaded_count, len(files) + len(SPLITS) - uploaded_count
 
 
 def _check_complete(folder: Path, manifests: dict[str, Manifest]) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
+from cluster.backends.rented.provider import REMOTE_FOLDER, find_jump_host
 from cluster.connectors.hosts_file import Host
-from infra.aws.errors import CloudError
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import Journal
 from infra.aws.journal_events import HostKeyReplaced, LaunchRequest
 from infra.aws.stack import key_pairs
+from infra.errors import CloudError
 
-REMOTE_FOLDER = "~/.imgnet"  # on every instance; its user data creates the folder
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 
 
@@ -58,13 +58,3 @@ def own_host_keys(journal: Journal) -> dict[str, str]:
     An instance that is not in the result still uses the host key from its user data.
     """
     return {event.id: event.key for event in journal.events(HostKeyReplaced)}
-
-
-def record_host_key(journal: Journal, instance: Instance, key: str) -> None:
-    """Write the host key that an instance generated itself to the journal."""
-    journal.write(HostKeyReplaced(id=instance.id, key=key))
-
-
-def find_jump_host(instances: Mapping[str, Instance]) -> Instance | None:
-    """Return the first instance with a public address, through which all others are reached."""
-    return next((instance for instance in instances.values() if instance.public_ip), None)

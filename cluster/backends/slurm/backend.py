@@ -163,7 +163,7 @@ class SlurmBackend(SharedFolderBackend):
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running, or may be: its job waits, or Slurm does not answer."""
         status = state_status.read_agent_status(self.run.folder, machine)
-        silence = max(0.0, self.run.clock() - status.time) if status else math.inf
+        silence = max(0.0, self.run.clock() - status.time - status.clock_jump) if status else math.inf
         has_ended = status is not None and status.ended
         heartbeat_seconds = max(1.0, self.run.spec.heartbeat_seconds)
         if not has_ended and silence < FRESH_HEARTBEATS * heartbeat_seconds:
@@ -196,7 +196,7 @@ class SlurmBackend(SharedFolderBackend):
             queue = self._wait_for_end()
             if queue.main and not queue.main.is_living and queue.main.state != "COMPLETED":
                 return f"Slurm ended its job {queue.main.id}: {queue.main.state.lower()}"
-            if not state_status.machine_statuses(self.run.folder, self.run.spec):
+            if not state_status.machine_statuses(self.run):
                 folder = self.run.folder.path
                 return f"no agent started; all nodes must see {folder} and the same Python; see {folder}/slurm/*.log"
         return ""

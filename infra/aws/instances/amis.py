@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.aws import tags
-from infra.aws.errors import CloudError
+from infra.errors import CloudError
 
 if TYPE_CHECKING:
     from infra.aws.client import Account

@@ -6,12 +6,13 @@ code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster place
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, ErrorKind, classify_error, describe_error, explain_error, get_error_code
+from infra.aws.errors import ErrorKind, classify_error, describe_error, explain_error, get_error_code
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     InstanceEnded,
@@ -28,11 +29,14 @@ from infra.aws.journal_events import (
 from infra.aws.launch_request import Place
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.errors import CloudError, MachinesRefused, NoMachines
 
 from . import instances
 from .instances import Instance
 from .request import InstanceRequest, build_run_instances, placement_group_name
 from .request_history import RecordedRequest, RequestHistory
+
+logger = logging.getLogger(__name__)
 
 RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
@@ -45,7 +49,7 @@ RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
 
-class LaunchRefused(CloudError):
+class LaunchRefused(MachinesRefused):
     """EC2 did not launch the machines of a request.
 
     `error_kind` says what that means for the next request; `launched` are machines that had to be terminated.
@@ -55,10 +59,6 @@ class LaunchRefused(CloudError):
         super().__init__(text, code)
         self.error_kind = error_kind
         self.launched = launched
-
-
-class NoMachines(CloudError):
-    """No place has the machines, and the time to look for them is over."""
 
 
 class Gang:
@@ -72,14 +72,12 @@ class Gang:
         account: Account,
         job_uid: str,
         journal: Journal,
-        log: Callable[[str], None] = print,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.account = account
         self.job_uid = job_uid
         self.journal = journal
         self.history = RequestHistory(journal)
-        self.log = log
         self.pause = pause
 
     # --- earlier requests, from the journal --------------------------------------------------------------------------
@@ -126,7 +124,7 @@ class Gang:
             if instance.is_billed and instance.launch_token in refused_tokens
         ]
         if stray_ids:
-            self.log(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
+            logger.info(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
             instances.terminate(self.account, stray_ids)
         return [instance for instance in found_instances if instance.id not in stray_ids]
 
@@ -141,11 +139,11 @@ class Gang:
         """Send requests that a crash left open again, with the same token. Return the machines that EC2 then grants."""
         granted_instances: list[Instance] = []
         for request in self.open_requests():
-            self.log(f"request {request.number} has no recorded outcome; sending it again")
+            logger.info(f"request {request.number} has no recorded outcome; sending it again")
             try:
                 granted_instances += self._send_request(request, is_retry=True)
             except LaunchRefused as refusal:
-                self.log(str(refusal))
+                logger.info(str(refusal))
         return granted_instances
 
     def acquire(
@@ -186,7 +184,7 @@ class Gang:
                         exhausted_quotas.add((quota_code, place.region))
                         vcpus = len(names) * instance_type.vcpus
                         refusals[label] += f"; {quotas.quota_increase_command(place.region, quota_code, vcpus)}"
-                    self.log(f"{place.zone}: {refusals[label]}")
+                    logger.info(f"{place.zone}: {refusals[label]}")
                     if refusal.error_kind is ErrorKind.PERMANENT:
                         raise
             is_hopeless = set(refusal_kinds.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
@@ -195,7 +193,7 @@ class Gang:
                 raise NoMachines(
                     f"EC2 has no {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
                 )
-            self.log(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
+            logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
             self.pause(round_pause)
             round_pause = min(MAX_ROUND_PAUSE_SECONDS, 2 * round_pause)
 
@@ -295,7 +293,7 @@ class Gang:
                 self.account.ec2.delete_placement_group(GroupName=name)
             except Exception as error:
                 if classify_error(error) not in (ErrorKind.IN_USE, ErrorKind.NOT_VISIBLE_YET):
-                    self.log(str(explain_error(error, f"remove placement group {name}")))
+                    logger.info(str(explain_error(error, f"remove placement group {name}")))
 
     def _run_instances(self, request: LaunchRequest, may_have_run: bool) -> list[str]:
         """Send RunInstances until there is a response, and return the machines' IDs.
@@ -410,10 +408,10 @@ class Gang:
             self.account,
             self.job_uid,
             self.history.alive_ids,
-            self.log,
             self.pause,
             timeout_seconds,
             self.last_pending_request_time,
+            logging.DEBUG,  # the command that ends the job reports what is left
         )
         found_instances = self.list_instances()
         self._record_forgotten(found_instances)

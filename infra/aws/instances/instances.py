@@ -4,6 +4,7 @@ One DescribeInstances call returns all machines of a job. A machine that EC2 doe
 becomes visible late (AWS, "Eventual consistency"). Only a machine that EC2 calls terminated is gone.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +13,15 @@ from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, paginate
-from infra.aws.errors import KIND_BY_CODE, CloudError, ErrorKind, classify_error, explain_error
+from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.tags import Resource
+from infra.errors import CloudError
+from infra.rented_machine import RentedMachine
 
 from .request import machine_name_in_range
+
+logger = logging.getLogger(__name__)
 
 NOT_BILLED_STATES = ("shutting-down", "terminated", "stopping", "stopped")  # such a machine trains no more
 TERMINATING_STATES = ("shutting-down", "terminated")  # a stopped machine is not among them: its disk is billed
@@ -29,19 +34,15 @@ TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class Instance(RentedMachine):
     """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are ""."""
 
-    id: str
     job_uid: str
-    name: str  # the machine's number in its job
     state: str
     region: str
     zone: str
     type: str
     market: str
-    private_ip: str
-    public_ip: str
     launch_time: float
     end_time: float | None  # None while the machine is billed
     end_reason: str
@@ -86,6 +87,7 @@ def parse_instance(description: Resource, region: str) -> Instance:
         spot_request_id=description.get("SpotInstanceRequestId", ""),
         instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""),
         primary_interface_id=next((nic.get("NetworkInterfaceId", "") for nic in interfaces if _is_primary(nic)), ""),
+        expires=own_tags.get(aws_tags.EXPIRES, ""),
         tags=own_tags,
     )
 
@@ -195,10 +197,10 @@ def terminate_and_wait(
     account: Account,
     job_uid: str,
     ids: Sequence[str],
-    log: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = TERMINATE_TIMEOUT_SECONDS,
     last_request_time: float = 0.0,
+    log_level: int = logging.INFO,
 ) -> list[Instance]:
     """Terminate the machines with these IDs and those with the job's tag, and wait until EC2 calls them terminated.
 
@@ -225,7 +227,7 @@ def terminate_and_wait(
         if time.monotonic() > deadline:
             return remaining
         if len(remaining) != logged_count and remaining:
-            log(f"waiting until {len(remaining)} of {len(instances)} machines are terminated")
+            logger.log(log_level, f"waiting until {len(remaining)} of {len(instances)} machines are terminated")
             logged_count = len(remaining)
         # EC2 accepted these requests without carrying them out: send them again.
         requested_ids -= {instance.id for instance in remaining if instance.state not in TERMINATING_STATES}

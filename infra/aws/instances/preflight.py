@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.aws import tags
-from infra.aws.errors import DENIED_CODES, CloudError, NoCredentials, get_error_code
+from infra.aws.errors import DENIED_CODES, get_error_code
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.errors import CloudError, NoCredentials
 
 from . import amis
 

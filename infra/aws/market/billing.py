@@ -6,7 +6,7 @@ unknown price stays unknown and is reported. The shared file system belongs to t
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -24,36 +24,13 @@ from infra.aws.journal_events import (
     SpotCostKnown,
     TerminationFinished,
 )
+from infra.costs import JobCost, MachineCost
 
 from .offers import PRODUCT_DESCRIPTION
 
 MIN_BILLED_SECONDS = 60
 DISK_DOLLARS_PER_GB_HOUR = 0.08 / 730  # gp3, us-east-1
 ADDRESS_DOLLARS_PER_HOUR = 0.005  # a public IPv4 address
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineCost:
-    """What one machine of a job has cost. Times are in seconds since 1970."""
-
-    id: str
-    name: str
-    type: str
-    market: str
-    zone: str
-    launched: float
-    ended: float | None  # None while the machine is billed
-    price: float | None  # dollars an hour at the launch, None when unknown
-    seconds: float  # billed time
-    dollars: float | None  # of the machine alone, None when its price is unknown
-    disk_dollars: float
-    address_dollars: float
-    why: str  # why it ended, "" while it is billed
-
-    @property
-    def total_dollars(self) -> float:
-        """The known dollars of machine, disk and address."""
-        return (self.dollars or 0.0) + self.disk_dollars + self.address_dollars
 
 
 def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
@@ -146,20 +123,11 @@ def jump_host_address_dollars(journal: Journal, now: float) -> float:
     return ADDRESS_DOLLARS_PER_HOUR * seconds / 3600
 
 
-class CostMeter:
-    """The dollars that a job has cost so far. The job's cost limit is compared with it."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-
-    def total_dollars(self, now: float) -> float:
-        """Return the known dollars until `now`."""
-        machine_dollars = sum(machine.total_dollars for machine in machine_costs(self.journal, now))
-        return machine_dollars + jump_host_address_dollars(self.journal, now)
-
-    def unpriced_machines(self, now: float) -> list[str]:
-        """Return the IDs of machines whose price is unknown."""
-        return [machine.id for machine in machine_costs(self.journal, now) if machine.dollars is None]
+def job_cost(journal: Journal, now: float) -> JobCost:
+    """Return what a job has cost until `now`. The job's cost limit is compared with its dollars."""
+    return JobCost(
+        machines=tuple(machine_costs(journal, now)), shared_address_dollars=jump_host_address_dollars(journal, now)
+    )
 
 
 def record_spot_costs(account: Account, journal: Journal, now: float) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from infra.aws.errors import CloudError, NoCredentials, get_error_code
+from infra.aws.errors import get_error_code
 from infra.aws.tags import Resource
+from infra.errors import CloudError, NoCredentials
 
 from .instance_types import (
     BUILTIN_TYPES,

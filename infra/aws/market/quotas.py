@@ -5,7 +5,7 @@ Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas". The def
 
 from typing import TYPE_CHECKING
 
-from infra.aws.errors import CloudError
+from infra.errors import CloudError
 
 if TYPE_CHECKING:
     from infra.aws.client import Account

@@ -4,13 +4,17 @@ The bucket is tagged last, so a tagged bucket is complete. A bucket without tags
 stack's journal says that it was about to be created.
 """
 
+import logging
+
 from infra.aws import tags
 from infra.aws.client import call, paginate
-from infra.aws.errors import CloudError
 from infra.aws.journal_events import StackChange
+from infra.errors import CloudError
 
 from . import efs as stack_efs
 from .resources import StackContext, not_ours_error
+
+logger = logging.getLogger(__name__)
 
 S3_DOLLARS_PER_GB_MONTH = 0.023  # S3 Standard, us-east-1
 NO_TAGS_CODE = "NoSuchTagSet"
@@ -23,7 +27,7 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
     s3 = context.account.s3
     region = context.account.region
     if not is_ours(context, name):
-        context.log(f"creating bucket {name}")
+        logger.info(f"creating bucket {name}")
         location = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         context.create("bucket", s3.create_bucket, Bucket=name, **location)
         no_public_access = dict.fromkeys(

@@ -9,16 +9,19 @@ Sources: AWS, "Using IAM to control access to file systems", "Working with acces
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.aws import tags
 from infra.aws.client import paginate
-from infra.aws.errors import CloudError
 from infra.aws.tags import Resource
+from infra.errors import CloudError
 
 from . import network, policies
 from .resources import RESOURCE_NAME, StackContext, call_if_permitted, not_ours_error, wait_for
+
+logger = logging.getLogger(__name__)
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
 EFS_DOLLARS_PER_GB_MONTH = 0.30  # EFS Standard, us-east-1
@@ -146,7 +149,7 @@ def remove(context: StackContext, delete_data: bool) -> None:
         return
     for point in _access_points(context, file_system.id):
         context.delete("access point", efs.delete_access_point, AccessPointId=point["AccessPointId"])
-    context.log(f"deleting file system {file_system.id} and its {file_system.size_gb:.1f} GB")
+    logger.info(f"deleting file system {file_system.id} and its {file_system.size_gb:.1f} GB")
     if context.delete(f"file system {file_system.id}", efs.delete_file_system, FileSystemId=file_system.id):
         wait_for(lambda: not _describe_own(context), f"file system {file_system.id} is still being deleted")
 
@@ -209,7 +212,7 @@ def _access_points(context: StackContext, file_system_id: str) -> list[Resource]
 def _create(context: StackContext) -> FileSystem:
     """Create the file system, after a former one has been deleted. Its token allows one only."""
     wait_for(lambda: not _is_deleting(_describe_own(context)), "the former file system is still being deleted")
-    context.log("creating a file system (EFS, encrypted)")
+    logger.info("creating a file system (EFS, encrypted)")
     context.create(
         "file system",
         context.account.efs.create_file_system,
@@ -233,7 +236,7 @@ def _create_mount_target(
 ) -> bool:
     """Create a mount target in a subnet. Return False, and mark the subnet, when EFS does not serve its zone."""
     try:
-        context.log(f"creating a mount target in {zone}")
+        logger.info(f"creating a mount target in {zone}")
         context.create(
             f"mount target in {zone}",
             context.account.efs.create_mount_target,

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from infra.aws.errors import CloudError
+from infra.errors import CloudError
 
 KEY_PATH = Path("~/.imgnet/aws/id_ed25519")
 

@@ -4,15 +4,18 @@ The endpoint keeps S3 traffic off the internet and is free. EFS host names resol
 Source: AWS, "VPC with public subnets", "Gateway endpoints for Amazon S3".
 """
 
+import logging
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from infra.aws import tags
 from infra.aws.client import call, paginate
-from infra.aws.errors import CloudError
 from infra.aws.tags import Resource
+from infra.errors import CloudError
 
 from .resources import RESOURCE_VISIBILITY_SECONDS, StackContext, wait_for
+
+logger = logging.getLogger(__name__)
 
 VPC_CIDR = IPv4Network("10.77.0.0/16")
 SUBNET_CIDRS = [str(subnet) for subnet in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4,091 addresses
@@ -72,7 +75,7 @@ def ensure(context: StackContext) -> StackNetwork:
 
 def mark_without_efs(context: StackContext, zone: str, subnet: str) -> None:
     """Tag a subnet in a zone that EFS does not serve, so that no machines are launched there."""
-    context.log(f"EFS does not serve {zone}: no machines will be launched there")
+    logger.info(f"EFS does not serve {zone}: no machines will be launched there")
     context.create(
         f"no-EFS tag of the subnet in {zone}",
         context.account.ec2.create_tags,
@@ -248,7 +251,7 @@ def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
     new_zones = [zone for zone in list_zones(context) if zone not in _subnets_by_zone(existing_subnets)]
     if not new_zones:
         return existing_subnets
-    context.log(f"creating a subnet in each of {' '.join(new_zones)}")
+    logger.info(f"creating a subnet in each of {' '.join(new_zones)}")
     for zone in new_zones:
         context.create(
             f"subnet in {zone}",

@@ -8,6 +8,7 @@ the same list, choose the same resource, and delete the unused others.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,15 @@ from typing import Literal, TypeVar
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry
-from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, CloudError, ErrorKind
+from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, ErrorKind
 from infra.aws.journal import Journal
 from infra.aws.journal_events import StackChange
 from infra.aws.tags import Resource, TagSpecification
+from infra.errors import CloudError
 
 from .policies import Policy
+
+logger = logging.getLogger(__name__)
 
 RESOURCE_NAME = "imgnet"  # of every resource that has a name
 SETTLE_SECONDS = 3.0  # longer than two processes that both saw no resource need to create theirs
@@ -32,16 +36,11 @@ NOT_FOUND_KINDS = (ErrorKind.NOT_FOUND, ErrorKind.NOT_VISIBLE_YET)
 Response = TypeVar("Response")
 
 
-def discard(line: str) -> None:
-    """Log function that drops its line."""
-
-
 @dataclass(frozen=True)
 class StackContext:
-    """What all operations on a stack share: account, log function, journal of intents, list of leftovers."""
+    """What all operations on a stack share: account, journal of intents, list of leftovers."""
 
     account: Account
-    log: Callable[[str], None] = discard
     journal: Journal | None = None
     leftovers: list[str] = field(default_factory=list)  # a line for each resource that could not be deleted
 
@@ -113,7 +112,7 @@ class StackContext:
 
         resources = list_sorted()
         if not resources:
-            self.log(f"creating {label}")
+            logger.info(f"creating {label}")
             create()
         if not resources or not is_used(resources[0]):
             time.sleep(SETTLE_SECONDS)

@@ -4,13 +4,17 @@ A person who may not read roles can still launch: the role is then assumed to ex
 """
 
 import json
+import logging
 
 from infra.aws import tags
-from infra.aws.errors import DENIED_CODES, CloudError
+from infra.aws.errors import DENIED_CODES
 from infra.aws.tags import Resource
+from infra.errors import CloudError
 
 from . import policies as stack_policies
 from .resources import StackContext, call_if_permitted, is_same_policy, not_ours_error
+
+logger = logging.getLogger(__name__)
 
 ROLE_NAME = stack_policies.ROLE_NAME  # of the instance profile too
 ALL_REGIONS_POLICY = "imgnet"  # the name of a policy that an admin has created for all regions
@@ -39,7 +43,7 @@ def ensure(context: StackContext) -> None:
     iam = context.account.iam
     response = call_if_permitted("the machines' role", iam.get_instance_profile, InstanceProfileName=ROLE_NAME)
     if response is False:
-        context.log(f"{ROLE_UNREADABLE}; assuming that it exists")
+        logger.info(f"{ROLE_UNREADABLE}; assuming that it exists")
         return
     if response and _require_ours(response["InstanceProfile"], "instance profile")["Roles"]:
         return
@@ -130,7 +134,7 @@ def _ensure_role(context: StackContext) -> None:
     iam = context.account.iam
     response = call_if_permitted("role", iam.get_role, RoleName=ROLE_NAME)
     if not response:
-        context.log(f"creating role {ROLE_NAME}")
+        logger.info(f"creating role {ROLE_NAME}")
         created = context.create(
             "role",
             iam.create_role,

@@ -1,16 +1,19 @@
 """The stack's security group, its ssh rules for single addresses, and the imported key pairs."""
 
 import ipaddress
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account, call, call_with_retry, paginate
-from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
 from infra.aws.tags import Resource
+from infra.errors import CloudError
 
-from .resources import RESOURCE_NAME, StackContext, discard, not_ours_error
+from .resources import RESOURCE_NAME, StackContext, not_ours_error
+
+logger = logging.getLogger(__name__)
 
 SSH_PORT = 22
 ANY_IPV4 = "0.0.0.0/0"
@@ -51,7 +54,7 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
     ec2 = context.account.ec2
     group = find_security_group(context, vpc)
     if not group:
-        context.log(f"creating security group {RESOURCE_NAME}")
+        logger.info(f"creating security group {RESOURCE_NAME}")
         response = context.create(
             "security group",
             ec2.create_security_group,
@@ -118,18 +121,17 @@ def allow_ssh_from(
     owner: str,
     *,
     ports: Sequence[int] = (SSH_PORT,),
-    log: Callable[[str], None] = discard,
     journal: Journal | None = None,
 ) -> None:
     """Allow ssh from one address (a /32), and close it to this owner's earlier addresses. Raises `CloudError`."""
     address = parse_single_address(address)
     description = rule_description(owner)
     rules = _ssh_rules(account, group)
-    context = StackContext(account, log, journal)
+    context = StackContext(account, journal)
     open_ports = [(port, ip_range["CidrIp"]) for port, ip_range in rules]
     for port in ports:
         if (port, address) not in open_ports:
-            log(f"opening ssh to {address}")
+            logger.info(f"opening ssh to {address}")
             context.create(
                 f"ssh from {address}",
                 account.ec2.authorize_security_group_ingress,
@@ -139,7 +141,7 @@ def allow_ssh_from(
     # Old addresses are closed after the new one is open: a crash between the two locks nobody out.
     for port, ip_range in rules:
         if ip_range.get("Description") == description and ip_range["CidrIp"] != address:
-            log(f"closing ssh to {ip_range['CidrIp']}, the former address of {owner}")
+            logger.info(f"closing ssh to {ip_range['CidrIp']}, the former address of {owner}")
             context.delete(
                 f"ssh from {ip_range['CidrIp']}",
                 account.ec2.revoke_security_group_ingress,
@@ -196,7 +198,7 @@ def has_key_pair(context: StackContext, name: str) -> bool:
 def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
     """Import a public key into EC2, unless EC2 has it. Raises `CloudError`."""
     if not has_key_pair(context, name):
-        context.log(f"importing key pair {name}")
+        logger.info(f"importing key pair {name}")
         response = context.create(
             "key pair",
             context.account.ec2.import_key_pair,

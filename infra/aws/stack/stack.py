@@ -4,19 +4,18 @@ The stack is found by its tags and created by the first launch that needs it. A 
 without the stack tag is never touched.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
 from infra.aws.tags import Resource
+from infra.errors import CloudError
 
 from . import buckets, efs, key_pairs, network, role
 from . import security_group as stack_security_group
-from .resources import StackContext, discard
+from .resources import StackContext
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,14 @@ def missing_parts(account: Account) -> list[str]:
     return _inspect(account)[0]
 
 
-def ensure(account: Account, address: str, log: Callable[[str], None] = discard, bucket: str | None = None) -> Stack:
+def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
     Idempotent: safe to call again after a crash, and by two processes at once. Raises `CloudError` when a resource has
     the stack's name but not its tag, or when you may not create it; `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
-    context = StackContext(account, log, stack_journal(account.region))
+    context = StackContext(account, stack_journal(account.region))
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)
@@ -65,7 +64,7 @@ def ensure(account: Account, address: str, log: Callable[[str], None] = discard,
     stack_network = network.ensure(context)
     vpc = str(stack_network.vpc)
     group = stack_security_group.ensure_security_group(context, vpc)
-    stack_security_group.allow_ssh_from(account, group, address, account.owner, log=log, journal=context.journal)
+    stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
     stack_security_group.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network.subnets, group)
     bucket = bucket or file_system.bucket
@@ -86,12 +85,12 @@ def ensure(account: Account, address: str, log: Callable[[str], None] = discard,
     )
 
 
-def remove(account: Account, delete_data: bool, log: Callable[[str], None] = discard) -> list[str]:
+def remove(account: Account, delete_data: bool) -> list[str]:
     """Delete the stack, its data only with `delete_data`. Return a line for each resource that stays.
 
     Raises `CloudError`, without a change, while machines run in the stack.
     """
-    context = StackContext(account, log, stack_journal(account.region))
+    context = StackContext(account, stack_journal(account.region))
     machines = network.list_machines(context)
     if machines:
         labels = ", ".join(map(_machine_label, machines))

@@ -209,6 +209,23 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
     assert final_status.step == 8 and final_status.reason == "", "the reason of the crash belongs to the crash"
 
 
+def test_agent_passes_over_a_checkpoint_that_the_trainers_cannot_read(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(procs=2)
+    run.write_checkpoint(1, 8)
+    run.write_checkpoint(1, 16)
+    refuse = (
+        "resume = sys.orig_argv[sys.orig_argv.index('--resume') + 1]\n"
+        "if resume == 'none': sys.exit(7)\n"
+        "if '00000016' in resume: report.report_failure('step 16 cannot be read', 'checkpoint'); sys.exit(1)\n"
+        "(out / 'resumed').write_text(resume)\n"
+    )
+    code = agents.run(run, refuse + TRAIN + PUBLISH)
+    assert code == 0, agents.end(run)
+    assert "resume-00000008-" in (run.run_folder.shared / "resumed").read_text()
+    reasons = [row.reason for row in run.job.result.timeline] if run.job.wait(5) == "done" else []
+    assert reasons[-1] == "step 16 cannot be read; instead: the one of step 8" and len(reasons) == 3
+
+
 def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2)
     path = "out / f'environment-{rank}-{os.environ[\"WORLD_SIZE\"]}'"

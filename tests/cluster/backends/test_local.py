@@ -27,5 +27,5 @@ def test_attach_shows_a_window_of_the_machine_that_exists(
     tmux.start_session("job-1", run.run_folder.path, "supervisor", ["sleep", "600"])
     for window in windows:
         tmux.add_window("job-1", window, ["sleep", "600"])
-    assert run.job.attach_command(0)[-1] == target
+    assert run.job.backend.attach_command("0")[-1] == target
     tmux.kill_session("job-1", run.run_folder.path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox import COMMAND
 
 Fixture = Any
 
@@ -100,15 +101,72 @@ def test_output_to_full_device_is_a_one_line_error(finished: Fixture) -> None:
     assert ran.returncode == 1 and ran.stderr.startswith("error: ") and ran.stderr.count("\n") == 1
 
 
-def test_ls_damaged_job_is_a_warning(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_ls_damaged_job_is_a_row_and_a_warning(sandbox: Fixture, hand_made: Fixture) -> None:
     runs_folder = hand_made("job-1").run_folder.path.parent
     (runs_folder / "job-2").mkdir()
     (runs_folder / "job-2/job.json").write_text('{"name": "job-2", "recipe"')
     ran = sandbox.cli("ls", "-o", "json")
-    assert ran.code == 0 and [status["job"] for status in json.loads(ran.out)] == ["job-1"]
+    assert ran.code == 0
+    assert [(row["job"], row["state"]) for row in json.loads(ran.out)] == [("job-1", "failed"), ("job-2", "damaged")]
     assert ran.err.startswith("warning: ") and ran.err.count("\n") == 1 and "job-2/job.json" in ran.err
+    ran = sandbox.cli("ls")
+    assert [line.split()[:2] for line in ran.out.splitlines()[2:]] == [["job-1", "tiny"], ["job-2", "damaged"]]
     ran = sandbox.cli("status", "job-2")
     assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1 and "job-2/job.json" in ran.err
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b]52;c;cm0=\x07\r\x1b[8m\u202eend"
+
+
+def test_control_characters_of_machines_do_not_reach_the_terminal(hand_made: Fixture, on_terminal: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.write_attempt(1, "0.a", "1.b")
+    run.write_attempt(2, "0.a", reason=HOSTILE)
+    for machine in ("0", "1"):
+        run.write_status("training", machine, phase="running", attempt=2, reason=HOSTILE, doing=HOSTILE)
+    run.run_folder.path.joinpath("logs/000002").mkdir(parents=True)
+    run.run_folder.path.joinpath("logs/000002/rank-0.log").write_text(f"{HOSTILE}\n")
+    agent_line = json.dumps({"time": 0, "attempt": 1, "state": "training", "reason": HOSTILE})
+    run.run_folder.path.joinpath("logs/agent-0.jsonl").write_text(agent_line + "\n")
+    with run.hold_agent_lock("0"), run.hold_agent_lock("1"):
+        for words in (["ls"], ["status"], ["top", "--once"], ["logs"], ["logs", "--agent"]):
+            code, screen = on_terminal(*words, NO_COLOR="1", cwd=run.run_folder.path.parents[1])
+            assert code == 0, screen
+            assert "end" in screen or words == ["ls"]
+            for mark in ("\x1b]", "\x1b[2J", "\x1b[8m", "\x07", "\u202e"):
+                assert mark not in screen, (words, screen)
+    log = subprocess.run([COMMAND, "logs"], capture_output=True, cwd=run.run_folder.path.parents[1])
+    assert log.stdout == f"{HOSTILE}\n".encode()  # a file gets the log as it is
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_but_the_output(finished: Fixture, closed: str) -> None:
+    for words, code in ((["ls"], 0), (["status", "--exit-code"], 0), (["status", "job-9"], 102)):
+        line = f'"$@" {closed}'
+        ran = subprocess.run(
+            ["sh", "-c", line, "sh", finished.command, *words], capture_output=True, text=True, env=finished.env,
+            cwd=finished.path,
+        )  # fmt: skip
+        assert ran.returncode == code and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("words", [["top", "--once"], ["status"], ["ls"], ["logs"], ["plan", "tiny_3.py"]])
+def test_ascii_locale_has_all_output(finished: Fixture, words: list[str]) -> None:
+    finished.write_recipe(3)
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = finished.cli(*words, env=ascii_locale)
+    assert ran.code == 0 and ran.err == "" and ran.out
+
+
+def test_launch_starts_its_job_when_the_reader_has_gone(sandbox: Fixture) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = subprocess.run(
+        [sandbox.command, "launch", "--local", "-y", sandbox.write_recipe(1)], stdout=writer, stderr=subprocess.PIPE,
+        text=True, env=sandbox.env, cwd=sandbox.path,
+    )  # fmt: skip
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, "") and sandbox.job().state == "done"
 
 
 def test_help_lists_the_commands_and_version_is_printed(sandbox: Fixture) -> None:

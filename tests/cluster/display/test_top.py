@@ -168,6 +168,7 @@ def test_slowest_is_the_busiest_rank_clearly_above_the_median() -> None:
 def test_slowest_is_neither_an_idle_nor_a_single_machine() -> None:
     assert slowest(a=machine(busy=(0.8,)), b=machine(busy=(0.8,)), c=machine(busy=(0.1,))) == {}
     assert slowest(a=machine(busy=(0.99,))) == {}
+    assert slowest(a=machine(busy=(0.99,)), b=machine(busy=(0.85,))) == {"a": "slowest"}
 
 
 def test_slowest_ignores_older_attempts_and_stale_machines() -> None:

@@ -171,7 +171,7 @@ def test_run_evaluation_yields_messages_and_raises_errors(sandbox: Fixture) -> N
         list(evaluation.run_evaluation(python("raise SystemExit(7)")))
 
 
-def make_row(crop: str, size: int, *bucket_top1: float) -> dict[str, Any]:
+def make_row(crop: str, size: int, *bucket_top1: float) -> Any:
     """A row of the evaluation with these accuracies of its buckets."""
     buckets = [{"top1": top1, "top5": top1 + 1} for top1 in bucket_top1]
     mean = sum(bucket_top1) / 2
@@ -179,7 +179,7 @@ def make_row(crop: str, size: int, *bucket_top1: float) -> dict[str, Any]:
 
 
 def test_rect_gains_compare_with_center_of_the_same_size() -> None:
-    buckets = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
+    buckets: Any = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
     rows = [
         make_row("center", 224, 40, 60),
         make_row("rect", 288, 1, 2),
@@ -277,13 +277,14 @@ def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: 
 
 
 def test_print_results_gains_have_ratio_ranges_and_one_decimal(capsys: Any) -> None:
-    run_info = dict.fromkeys(("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs"), "x")
+    names = ("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs")
+    run_info: Any = {**dict.fromkeys(names, "x"), "epoch": 3, "step": 691, "images": 12}
     buckets = [
         {"ratio": 0.77, "from": 0.7512, "to": 0.8, "images": 10, "top1": 12.345, "top5": -0.04},
         {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
     ]
-    gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": buckets}
-    evaluate._print_results({**run_info, "epoch": 3, "step": 691, "images": 12}, [], [gain])
+    gain: Any = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": buckets}
+    evaluate._print_results(run_info, [], [gain])
     out = capsys.readouterr().out
     assert "3 epochs done, step 691;" in out
     assert [line.split() for line in out.splitlines()[-3:]] == [
@@ -349,7 +350,7 @@ def test_draw_crops_header_explains_colors_and_fits(has_several_sizes: bool, tmp
 
 def test_draw_crops_row_height_follows_the_image(tmp_path: Path) -> None:
     answers = [{"crop": "center", "boxes": [[0, 0, 1, 1]], "class": "cat", "percent": 50.0, "right": True}]
-    samples = [
+    samples: Any = [
         {"class": "cat", "jpeg": gray_jpeg(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))
     ]
     crops.draw_crops(tmp_path / "x.png", "title", 96, samples)
@@ -367,7 +368,7 @@ def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
         {"crop": crop, "boxes": [[0, 0, 1, 1]], "class": name, "percent": 50.0, "right": name == "cat"}
         for crop, name in (("center", "dog"), ("rect", "cat"))
     ]
-    sample = {"name": "cat/1.JPEG", "class": "cat", "jpeg": gray_jpeg(40, 40), "answers": answers}
+    sample: Any = {"name": "cat/1.JPEG", "class": "cat", "jpeg": gray_jpeg(40, 40), "answers": answers}
     crops.draw_crops(tmp_path / "x.png", "title", 96, [sample])
     page = Image.open(tmp_path / "x.png").convert("RGB")
     top = crops.HEADER_HEIGHT + crops.CELL_PIXELS

@@ -21,7 +21,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import RunFolder, agent_log_path
 from train.tools.filesystem import locked
 
 Fixture = Any
@@ -102,7 +102,7 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
-    states = [json.loads(line)["state"] for line in last.agent_log_path().read_text().splitlines()]
+    states = [json.loads(line)["state"] for line in agent_log_path(last.path, "0").read_text().splitlines()]
     assert states.count("setup") == 1
 
 

@@ -157,7 +157,7 @@ def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, 
             job = hand_made("job-2").job
             job.replaced = []
         case "for good":
-            job._disabled_marker("1").touch()
+            job.run_folder.disabled_marker("1").touch()
         case "it failed":
             run.write_status("failed", "1", ended=True)
         case "a stop":

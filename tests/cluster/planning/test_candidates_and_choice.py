@@ -309,7 +309,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
     run.write_shared("result.json", json.dumps(DONE))
-    write_result(run.run_folder, run.spec, run.job.backend)
+    write_result(run.job.run, run.job.backend)
     result = run.job.result
     assert encode(result.forecast) == {**planned, "start": {}}
     assert {row.term: row.error for row in result.against}["steps"] == 1.0
@@ -319,7 +319,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
+    write_result(run.job.run, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
     result = run.job.result
     assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
     empty_result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1)

@@ -210,7 +210,7 @@ def test_startup_seconds_include_the_fetch(hand_made: Fixture) -> None:
     run.run_folder.path.joinpath("logs").mkdir()
     local_log = run.run_folder.path / "logs/agent-0.jsonl"
     local_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.startup_seconds(run.run_folder.path, "0")["fetch"] == 10
+    assert timeline.startup_seconds(run.run_folder, "0")["fetch"] == 10
     assert run.job.machine_details()["0"].seconds["fetch"] == 10
     run.write_status(
         "fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming"

@@ -580,7 +580,7 @@ def replace_last(path: Path, old: str, new: str) -> None:
         ('"top1_square": 60.0', '"top1_square": 50.0', "epoch 4: top1_square is"),
         ('"top5_square": 94.0', '"top5_square": 90.0', "epoch 4: top5_square is"),
         ('"val_loss": 2.0', '"val_loss": 1.0', "epoch 4: val_loss is"),
-        ('"train_loss": 1.0', '"train_loss": NaN', "epoch 4: train_loss is"),
+        ('"train_loss": 1.0', '"train_loss": 2.0', "epoch 4: train_loss is"),
         ('"view": "rect"', '"view": "square"', "epoch 4: view is"),
         ('"steps": 16', '"steps": 15', "epoch 4: steps is"),
         ('"seconds": 37.0', '"seconds": 36.0', "epoch 4: seconds is"),
@@ -601,6 +601,17 @@ def test_check_metrics_against_result_changed_epoch_is_found(
     found_problems = problems(run_data=facts)
     assert found_problems, "the change was not found"
     assert found_problems[0].startswith(message) and "result.json says" in found_problems[0], found_problems
+
+
+@pytest.mark.parametrize("name", ["metrics/000002.jsonl", "result.json"])
+def test_collect_run_data_value_that_is_no_number_is_damage(hand_made: Fixture, name: str) -> None:
+    job = make_job(hand_made)
+    replace_last(job.path / name, '"train_loss": 1.0', '"train_loss": NaN')
+    with (
+        pytest.raises(ClusterError, match=f"damaged .*{name}.*: NaN is not a finite number"),
+        job.report_damaged_files(),
+    ):
+        run_data.collect_run_data(job)
 
 
 def test_check_metrics_against_result_missing_epoch_is_found(hand_made: Fixture) -> None:

@@ -23,7 +23,7 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 from cluster import report as reports
 from cluster.errors import ClusterError
 from cluster.plots import curves, figures
-from cluster.plots.job_facts import Activity
+from cluster.plots.job_facts import Activity, StepPoint
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
 from cluster.report.page import environment
@@ -87,12 +87,12 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
     assert spans[0] == ("getting ready", 0.0, 4.0) and spans[-1] == ("training", 21.0, 32.0)
     attempts = [(row.attempt, row.seconds, row.machines) for row in facts.timeline]
     assert attempts == [(1, 3.0, ("0", "1")), (2, 15.0, ("0",)), (3, 20.0, ("0", "1"))]
-    epochs = [(row["at"], row["images"], row["top1"]) for row in facts.epochs]
+    epochs = [(epoch.seconds, epoch.images, epoch.result.top1) for epoch in facts.epochs]
     assert epochs == [(25.0, 60, 10.0), (32.0, 120, 20.0)]
 
 
 def test_collect_facts_repeated_steps_appear_once(run: Any) -> None:
-    assert [row["images"] for row in report_facts.collect_facts(run.job).train] == [8, 32, 48, 56, 96]
+    assert [step.images for step in report_facts.collect_facts(run.job).steps] == [8, 32, 48, 56, 96]
 
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
@@ -117,10 +117,12 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
 
 
 def test_downsample_keeps_end_and_mean() -> None:
-    rows = [{"images": step, "at": step, "loss": float(step % 2), "speed": None, "lr": step} for step in range(10_001)]
-    kept_rows = report_facts.downsample(rows, 100)
-    assert len(kept_rows) == 100 and kept_rows[-1]["images"] == 10_000 and kept_rows[-1]["lr"] == 10_000
-    assert all(0.49 < row["loss"] < 0.51 and row["speed"] is None for row in kept_rows)
+    steps = [
+        StepPoint(seconds=step, images=step, attempt=1, loss=float(step % 2), lr=float(step)) for step in range(10_001)
+    ]
+    kept = report_facts.downsample(steps, 100)
+    assert len(kept) == 100 and kept[-1].images == 10_000 and kept[-1].lr == 10_000
+    assert all(step.loss is not None and 0.49 < step.loss < 0.51 and step.images_per_second is None for step in kept)
 
 
 def test_render_report_damaged_file_is_one_line_error(run: Any) -> None:
@@ -304,7 +306,7 @@ def test_render_report_run_of_older_version_has_a_page(hand_made: Fixture) -> No
     agent(run, "0", ("training", 0), ("done", 30))
     page = reports.render_report([run.job])
     assert {"Accuracy over time", "Time of each epoch by part"} <= set(chart_titles(page))
-    assert [row["at"] for row in report_facts.collect_facts(run.job).epochs] == [11.5, 23.0]
+    assert [epoch.seconds for epoch in report_facts.collect_facts(run.job).epochs] == [11.5, 23.0]
 
 
 def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:

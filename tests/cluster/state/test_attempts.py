@@ -155,30 +155,59 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture)
 def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    run = hand_made()
+    run, is_intact = hand_made(), filesystem.is_intact
     shared = run.run_folder.shared
     first = propose(shared)
     for step in (8, 16):
         run.write_checkpoint(1, step)
     faster: list[attempts.Attempt] = []
 
-    def choose_then_delete(folder: Path, pattern: str) -> Path | None:
-        path = filesystem.newest_intact_file(folder, pattern)
-        monkeypatch.setattr(attempts, "newest_intact_file", filesystem.newest_intact_file)
+    def choose_then_delete(path: Path) -> bool:
+        monkeypatch.setattr(attempts, "is_intact", is_intact)
+        assert is_intact(path)
         if cause.startswith("pruned"):
-            assert path
             path.unlink()
             run.write_checkpoint(1, 24)
         else:
             faster.extend([propose(shared, "1.b"), propose(shared, "2.c")])
-        return path
+        return True
 
-    monkeypatch.setattr(attempts, "newest_intact_file", choose_then_delete)
+    monkeypatch.setattr(attempts, "is_intact", choose_then_delete)
     published = attempts.propose(shared, first, attempts.Attempt(launch_id="now", members=("0.a",)))
     if faster:
         assert published in faster
     else:
         assert (published.members, resume_content(run, published)) == (("0.a",), b"1 24")
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture, launches: int) -> None:
+    """Also after the job has ended and was resumed, when the folder that both were saved in is gone."""
+    run = hand_made()
+    shared = run.run_folder.shared
+    propose(shared)
+    for step in (8, 16, 24):
+        run.write_checkpoint(1, step)
+    if launches == 2:
+        end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
+        attempts.propose(shared, attempts.newest_attempt(shared), end)
+    unreadable = propose(shared)
+    assert resume_content(run, unreadable) == b"1 24"
+    following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=24)
+    attempt = attempts.propose(shared, unreadable, following)
+    assert resume_content(run, attempt) == b"1 16" and attempt.first_step == 16
+    assert attempt.reason == "cannot be read; instead: the one of step 16"
+    assert resume_content(run, propose(shared)) == b"1 16"
+
+
+def test_propose_without_an_earlier_checkpoint_says_that_it_begins_again(hand_made: Fixture) -> None:
+    run = hand_made()
+    shared = run.run_folder.shared
+    propose(shared)
+    run.write_checkpoint(1, 8)
+    following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=8)
+    attempt = attempts.propose(shared, propose(shared), following)
+    assert (attempt.resume, attempt.reason) == ("", "cannot be read; instead: none: from the beginning")
 
 
 @pytest.fixture

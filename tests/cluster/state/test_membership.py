@@ -397,6 +397,15 @@ def test_decide_final_failure_ends_job_at_once() -> None:
     assert (end.members, end.end_state, end.reason) == ((), "failed", "a bad step")
 
 
+def test_decide_unreadable_checkpoint_takes_an_earlier_one_at_once() -> None:
+    """It is no machine's fault and no crash: an earlier checkpoint is tried as often as there is one."""
+    before = replace(FIRST, resume="checkpoints/000001/resume-00000040-ab.pt", crash_step=-1, crash_count=2)
+    attempt = proposed(decide(view(crashed("1.b", last_step=-1, fault="checkpoint"), attempt=before), RULES))
+    assert (attempt.members, attempt.resume_before, attempt.end_state) == (FIRST.members, 40, None)
+    assert (attempt.crash_count, attempt.fault_counts) == (0, {})
+    assert proposed(decide(view(crashed("1.b")), RULES)).resume_before is None
+
+
 def test_decide_single_machine_reason_has_no_machine_name() -> None:
     rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
     statuses = [status("0.a", "failed", fault="own", reason="killed")]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.state import heartbeats
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import Action, ActionKind, ClusterView, MembershipRules, decide
@@ -49,13 +50,13 @@ class Reader:
         self.files, self.delay, self.now = files, delay, 0.0
 
     def __truediv__(self, name: str) -> Any:
-        reader = self
+        return lambda: self.files.read(name, self.now - self.delay).encode()
 
-        class File:
-            def read_text(self) -> str:
-                return reader.files.read(name, reader.now - reader.delay)
 
-        return File()
+@pytest.fixture(autouse=True)
+def simulated_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the agents read the simulated files."""
+    monkeypatch.setattr(heartbeats, "read_file", lambda read, _max_bytes: read())
 
 
 @dataclass

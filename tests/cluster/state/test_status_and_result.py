@@ -371,10 +371,10 @@ def test_agents_start_time_is_after_setup_of_this_launch(hand_made: Fixture) -> 
     run = hand_made()
     write_atomic(run.run_folder.launch_path, b"mark")
     os.utime(run.run_folder.launch_path, (1000.0, 1000.0))
-    assert job_status.agents_start_time(run.run_folder, run.spec) == 1000.0
+    assert job_status.agents_start_time(run.job.run) == 1000.0
     for launch_id, start_time in (("mark", 5000.0), ("an earlier one", 1000.0)):
         write_atomic(run.run_folder.path / "machines.json", to_json_bytes({"launch": launch_id, "finished": 5000.0}))
-        assert job_status.agents_start_time(run.run_folder, run.spec) == start_time
+        assert job_status.agents_start_time(run.job.run) == start_time
 
 
 def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
@@ -383,24 +383,22 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     state_log = run.run_folder.path / "logs/agent-0.jsonl"
     state_log.parent.mkdir(exist_ok=True)
     state_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert job_status.machine_rows(run.run_folder, run.spec)["0"].seconds == {
+    assert job_status.machine_rows(run.job.run)["0"].seconds == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
     }
     table = replace(TIME_TABLE, wall=12.0, start={"starting": 1.0})
-    running = job_status.add_job_times(run.run_folder, run.spec, table)
+    running = job_status.add_job_times(run.job.run, table)
     assert running.start == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = job_status.add_job_times(run.run_folder, run.spec, table, total_seconds=20.0)
+    ended = job_status.add_job_times(run.job.run, table, total_seconds=20.0)
     assert ended.start == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_shared("result.json", trained())
-    job_result.write_result(
-        run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state=JobState.STOPPED
-    )
+    job_result.write_result(run.job.run, run.job.backend, end_reason="ended by the user", end_state=JobState.STOPPED)
     assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
 
 

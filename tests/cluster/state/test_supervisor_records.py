@@ -13,12 +13,12 @@ Fixture = Any
 def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={"places": []})
     assert supervisor_records.read_activity(run.run_folder.path) is None
-    assert status.job_status(run.run_folder, run.spec, None).state == "booting"
+    assert status.job_status(run.job.run, None).state == "booting"
     supervisor_records.write_activity(run.run_folder.path, "renting machines")
-    job_status = status.job_status(run.run_folder, run.spec, None)
+    job_status = status.job_status(run.job.run, None)
     assert (job_status.state, job_status.doing) == ("acquiring", "renting machines")
     supervisor_records.write_activity(run.run_folder.path, "")
-    assert status.job_status(run.run_folder, run.spec, None).state == "booting"
+    assert status.job_status(run.job.run, None).state == "booting"
 
 
 @pytest.mark.parametrize("text", ['{"doing": 7, "time": 1.0}', '{"doing": "renting"}', "[]"])

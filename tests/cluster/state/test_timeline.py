@@ -19,7 +19,7 @@ def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
     """End the job and return its timeline, which must be part of the result."""
     run.write_status("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.run_folder.path, run.run_folder.shared)
+    rows = timeline.attempt_rows(run.run_folder)
     assert rows == run.job.result.timeline
     return rows
 
@@ -60,7 +60,21 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
     write_steps(run, 3, (17, 130.0))
     _, second, third = timeline_rows(run)
     assert (second.last_step, second.pause, second.steps_lost) == (None, None, 4)
-    assert (third.pause, third.steps_lost) == (11.0, 4)
+    assert (third.pause, third.steps_lost) == (11.0, 0)  # the four steps were lost once
+
+
+def test_steps_lost_by_attempts_without_steps_add_up_to_the_repeated_steps(hand_made: Fixture) -> None:
+    """Attempt 3 goes back further than attempt 2, which made no step; attempt 4 repeats attempt 3's start."""
+    run = hand_made()
+    run.write_attempt(1, "0.a", reason="start")
+    write_steps(run, 1, (1, 100.0), (20, 119.0))
+    for number, first_step in ((2, 16), (3, 8), (4, 8)):
+        resume = f"checkpoints/{number:06d}/resume-{first_step:08d}-abcd.pt"
+        run.write_attempt(number, f"0.{number}", reason="killed", resume=resume)
+    write_steps(run, 4, (9, 130.0), (20, 141.0))
+    rows = timeline_rows(run)
+    assert [row.steps_lost for row in rows] == [None, 4, 8, 0]
+    assert sum(row.steps_lost or 0 for row in rows) == 20 - 8
 
 
 def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
@@ -84,6 +98,17 @@ def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -
     assert timeline_rows(run)[0].last_step == 8
 
 
+def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.write_attempt(1, "0.a", "1.b", reason="start")
+    write_steps(run, 1, (1, 10_000.0), (20, 10_019.0))
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    write_steps(run, 2, (17, 400.0), (30, 413.0))
+    _, second = timeline_rows(run)
+    assert (second.pause, second.steps_lost, second.reason) == (None, 4, "machine 0 lost; the clock jumped")
+    assert timeline.lost_seconds(run.run_folder) == 0.0
+
+
 def test_lost_intervals_exclude_time_between_launches(
     hand_made: Fixture,
 ) -> None:
@@ -102,9 +127,9 @@ def test_lost_intervals_exclude_time_between_launches(
     )
     write_steps(run, 4, (31, 30_016.0))
     assert [row.pause for row in timeline_rows(run)] == [None, None, None, 3.0]
-    intervals = timeline.lost_intervals(run.run_folder.path, run.run_folder.shared)
+    intervals = timeline.lost_intervals(run.run_folder)
     assert intervals == [
         (100.0, 119.0),
         (30_013.0, 30_016.0),
     ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
-    assert timeline.lost_seconds(run.run_folder.path, run.run_folder.shared) == 22.0
+    assert timeline.lost_seconds(run.run_folder) == 22.0

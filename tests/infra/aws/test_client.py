@@ -9,7 +9,8 @@ from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, ErrorKind, NoCredentials
+from infra.aws.errors import ErrorKind
+from infra.errors import CloudError, NoCredentials
 
 __all__ = ["bed"]
 

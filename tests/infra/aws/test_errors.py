@@ -9,7 +9,8 @@ from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import errors
 from infra.aws.client import NO_RETRY_CONFIG, Account
-from infra.aws.errors import CloudError, ErrorKind, NoCredentials, classify_error, explain_error
+from infra.aws.errors import ErrorKind, classify_error, explain_error
+from infra.errors import CloudError, NoCredentials
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:

@@ -10,8 +10,8 @@ import pytest
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import s3 as aws_s3
-from infra.aws.errors import CloudError, NoCredentials
 from infra.aws.s3 import ObjectNotFound, S3Prefix, TransientError
+from infra.errors import CloudError, NoCredentials
 
 WHOLE = bytes(range(256)) * 20
 URL = "s3://imgnet-test/data/imagenet"

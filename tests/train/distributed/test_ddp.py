@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 from typing import Any
 
 import pytest
@@ -486,4 +487,28 @@ def test_select_hook_powersgd_refuses_float16(
     with pytest.raises(TrainingError, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
         ddp.select_hook(Comm(hook="powersgd"), False, CPU, 0)
     state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, 0)
+    assert isinstance(state, comm_hooks.HalfPrecision)
     assert state.gradient_scale == 1.0 and hook is comm_hooks.half_precision_hook
+
+
+def test_on_gradients_ready_comes_before_the_sum_and_can_be_taken_away(in_group: Any) -> None:
+    """Rank 1 begins its backward pass late: the time of rank 0 between callback and end is that wait."""
+
+    def work(group: ProcessGroup) -> list[float]:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        for parameter in net[0].parameters():
+            parameter.requires_grad_(False)  # frozen: the first trainable parameter is another one
+        wrapped = ddp.wrap_ddp(net, Comm())
+        moments: list[float] = []
+        remove = ddp.on_gradients_ready(net, lambda: moments.append(time.perf_counter()))
+        loss = wrapped(torch.ones(3, 4)).sum()
+        if group.rank == 1:
+            time.sleep(0.5)
+        loss.backward()
+        waits = [time.perf_counter() - moment for moment in moments]
+        remove()
+        wrapped(torch.ones(3, 4)).sum().backward()
+        return waits if len(moments) == 1 else []
+
+    (first,), (second,) = in_group(2, work)
+    assert first > second + 0.2

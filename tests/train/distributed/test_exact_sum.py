@@ -30,20 +30,22 @@ def alone(runs: Any, recipe: Path) -> Path:
     return out
 
 
-def parameters(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
-    """Return the final weights and momenta."""
+def final_tensors(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
+    """Return the final weights, running statistics and momenta, and the losses of the validations."""
     path = checkpoint_io.newest_checkpoint(out / f"checkpoints/{attempt:06d}")
     assert path is not None and path.stem == f"step-{2 * STEPS:08d}"
     state = checkpoint_io.load_checkpoint(path)
-    per_rank = ("running_mean", "running_var", "num_batches_tracked")
-    weights = {name: tensor for name, tensor in state["model"].items() if not name.endswith(per_rank)}
+    weights = state["model"]
+    val_losses = {f"epoch {row['epoch']}": torch.tensor(row["val_loss"]) for row in state["history"]}
+    assert len(val_losses) == 2 and all(map(torch.isfinite, val_losses.values()))
     momenta = {f"momentum {key}": tensor["momentum_buffer"] for key, tensor in state["optimizer"]["state"].items()}
-    assert all(tensor.dtype == torch.float64 for tensor in weights.values()) and len(weights) >= len(momenta) > 20
-    return weights | momenta
+    assert all(tensor.dtype == torch.float64 for tensor in weights.values() if tensor.is_floating_point())
+    assert len(weights) >= len(momenta) > 20
+    return weights | momenta | val_losses
 
 
 def differing_names(out: Path, other: Path, attempt: int = 1) -> list[str]:
-    tensors, expected = parameters(out, attempt), parameters(other)
+    tensors, expected = final_tensors(out, attempt), final_tensors(other)
     assert tensors.keys() == expected.keys()
     return [name for name in tensors if not torch.equal(tensors[name], expected[name])]
 

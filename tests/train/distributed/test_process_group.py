@@ -1,46 +1,14 @@
-"""ProcessGroup and batch-norm statistics in real groups of forked ranks."""
+"""ProcessGroup in real groups of forked ranks."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from train.distributed import batchnorm, process_group
+from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 
 WORLDS = [1, 2, 3]
-SINGLE_PROCESS = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-
-
-def net_with_norms(rank: int = 0) -> nn.Module:
-    """Return two batch norms, one of them nested, with statistics that depend on the rank."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 1),
-        nn.BatchNorm2d(4),
-        nn.Sequential(nn.BatchNorm1d(2)),
-        nn.BatchNorm2d(5, track_running_stats=False),
-    )
-    for number, buffer in enumerate(batchnorm.running_statistics(model)):
-        buffer += 10.0**number * (rank + 1)
-    return model
-
-
-def flat_statistics(model: nn.Module) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in batchnorm.running_statistics(model)])
-
-
-def test_running_statistics_of_all_norms() -> None:
-    model = net_with_norms()
-    statistics = batchnorm.running_statistics(model)
-    assert [tensor.numel() for tensor in statistics] == [4, 4, 2, 2]
-    assert statistics[0] is model[1].running_mean and statistics[3] is model[2][0].running_var  # type: ignore[index]
-    assert batchnorm.running_statistics(nn.Linear(2, 2)) == []
-    instance_norm = nn.InstanceNorm2d(3, track_running_stats=True)
-    assert [tensor.numel() for tensor in batchnorm.running_statistics(instance_norm)] == [
-        3,
-        3,
-    ]  # else each rank would validate with its own
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -53,50 +21,6 @@ def test_sum_over_processes(world: int, in_group: Any) -> None:
 
     sum_of_ranks = sum(range(world))
     assert in_group(world, work) == [([world, world * 10**15 + sum_of_ranks, -sum_of_ranks], True)] * world
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_average_running_statistics(world: int, in_group: Any) -> None:
-    def work(group: ProcessGroup) -> Any:
-        model = net_with_norms(group.rank)
-        batchnorm.average_running_statistics(group, model)
-        return flat_statistics(model).tolist(), model.get_buffer("1.num_batches_tracked").item()
-
-    mean = torch.stack([flat_statistics(net_with_norms(rank)) for rank in range(world)]).mean(0)
-    for statistics, tracked in in_group(world, work):
-        assert torch.allclose(torch.tensor(statistics), mean) and tracked == 0
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_gather_and_restore_running_statistics(world: int, in_group: Any) -> None:
-    def work(group: ProcessGroup) -> Any:
-        stored = batchnorm.gather_running_statistics(group, net_with_norms(group.rank))
-        model = net_with_norms(77)
-        batchnorm.restore_running_statistics(group, model, stored)
-        return stored.tolist(), flat_statistics(model).tolist()
-
-    rows = torch.stack([flat_statistics(net_with_norms(rank)) for rank in range(world)])
-    for rank, (stored, restored) in enumerate(in_group(world, work)):
-        assert torch.equal(torch.tensor(stored), rows)
-        assert torch.equal(torch.tensor(restored), rows[rank])
-
-
-def test_restore_running_statistics_on_another_number_of_ranks(in_group: Any) -> None:
-    stored = torch.stack([flat_statistics(net_with_norms(rank)) for rank in range(3)])
-
-    def work(group: ProcessGroup) -> Any:
-        model = net_with_norms(77)
-        batchnorm.restore_running_statistics(group, model, stored)
-        return flat_statistics(model).tolist()
-
-    for statistics in (*in_group(1, work), *in_group(2, work)):
-        assert torch.allclose(torch.tensor(statistics), stored.mean(0))
-
-
-def test_running_statistics_of_a_model_without_norms() -> None:
-    model = nn.Linear(2, 2)
-    batchnorm.average_running_statistics(SINGLE_PROCESS, model)
-    assert batchnorm.gather_running_statistics(SINGLE_PROCESS, model).shape == (1, 0)
 
 
 def test_join_process_group_without_variables_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

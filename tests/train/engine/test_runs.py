@@ -9,13 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from train.metrics import thumbnails
+from train.metrics.records import EpochRow, StepRow, read_metrics_file, val_scalars
 from train.recipe import Phase
 from train.recipe.schedule import Schedule
-from train.tools import checkpoint_io
+from train.tools import checkpoint_io, filesystem
 from train.tools import process as tools_process
 from train.tools.records import encode
 
@@ -38,12 +40,12 @@ def read_result(out: Path) -> dict[str, Any]:
 
 
 def trained_tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what training computes: weights, momenta, and every rank's running statistics."""
+    """Return what training computes: weights, running statistics and momenta."""
     momenta = {
         f"momentum {key}": parameter_state["momentum_buffer"]
         for key, parameter_state in state["optimizer"]["state"].items()
     }
-    return {**state["model"], **momenta, "statistics": state["statistics"]}
+    return {**state["model"], **momenta}
 
 
 def assert_bit_equal(state: dict[str, Any], expected_state: dict[str, Any]) -> None:
@@ -259,6 +261,20 @@ def test_run_refuses_a_damaged_checkpoint(runs: Any, alone: Path, tmp_path: Path
     assert "cut.pt: is damaged" in output and "Traceback" not in output
 
 
+def test_run_passes_over_a_checkpoint_that_cannot_be_read(runs: Any, alone: Path, tmp_path: Path) -> None:
+    """Its checksum is right. By name it is an error of one line; with --resume auto the one before it is taken."""
+    shutil.copytree(checkpoint_dir(alone), checkpoint_dir(tmp_path / "out"))
+    intact = checkpoint_io.newest_checkpoint(checkpoint_dir(tmp_path / "out"))
+    assert intact is not None
+    unreadable = intact.with_name("step-99999999.pt")
+    unreadable.write_bytes(filesystem.with_checksum(b"no pickle"))
+    output = runs.run(tmp_path / "other", "--gpus", "2", "--resume", str(unreadable), code=1)
+    assert f"error: {unreadable}: cannot be read" in output and "torch.load" not in output
+    output = runs.run(tmp_path / "out", "--gpus", "2")
+    assert f"{unreadable}: cannot be read" in output and "the one before it is taken" in output
+    assert f"resumed from {intact}" in output
+
+
 def test_result_json_describes_the_run(alone: Path, tiny: Any) -> None:
     summary = read_result(alone)
     assert (summary["recipe"], summary["procs"], summary["seed"]) == ("tiny", 1, 0)
@@ -357,6 +373,23 @@ def test_tensorboard_events_use_images_seen_as_step(alone: Path) -> None:
     lr_by_image = {event.step: event.value for event in events.Scalars("sizes/lr")}
     assert lr_by_image[16] == pytest.approx(0.01) and lr_by_image[200] == pytest.approx(0.0)
     assert {"sizes/batch_total", "times/images_per_second", "times/step_ms"} <= set(events.Tags()["scalars"])
+
+
+def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for row in read_metrics_file(alone / "metrics" / "000001.jsonl", StepRow):
+        for name, value in row.scalars.items():
+            expected.setdefault(name, []).append((row.images, np.float32(value).item()))
+    for epoch in read_metrics_file(alone / "metrics" / "000001.jsonl", EpochRow):
+        for name, value in val_scalars(epoch).items():
+            expected.setdefault(name, []).append((epoch.images, np.float32(value).item()))
+    events = EventAccumulator(str(alone / "events"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= expected.keys() and len(expected) > 15
+    for name, points in expected.items():
+        assert [(point.step, point.value) for point in events.Scalars(name)] == points, name
 
 
 def test_metrics_are_json_lines(alone: Path) -> None:

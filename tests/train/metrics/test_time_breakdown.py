@@ -64,6 +64,29 @@ def test_step_lasts_from_the_request_of_images_to_its_end(clock: Any) -> None:
     assert times.pop_recent_medians() == (0.0, 0.0)
 
 
+def test_busy_share_is_the_part_of_the_steps_without_waits_for_other_ranks(clock: Any) -> None:
+    times = TimeBreakdown(CPU)
+    for step, wait in enumerate((3.0, 0.0, 0.0)):
+        times.begin_step("train")
+        clock.now += 1.0
+        if step == 0:  # a chunk whose gradients are not summed: the mark of the last one counts
+            times.gradients_ready()
+            clock.now += 1.0
+        times.gradients_ready()
+        clock.now += wait
+        times.gradients_summed()
+        times.end_step("train", (8, 32))
+    times.flush()
+    times.pop_recent_medians()
+    assert times.busy_share() == pytest.approx(4 / 7)  # in the mean, not the median: a rank that is stopped at times
+    for _ in range(10):
+        run_step(times, clock, "train", (8, 32), 5.0, 1.0)  # waiting for images is this rank's own slowness
+        times.gradients_summed()
+        times.flush()
+        times.pop_recent_medians()
+    assert times.busy_share() == 1.0
+
+
 def test_goodput_counts_steps_at_the_median_of_their_shape(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     for work in (1.0, 1.0, 4.0):  # a hiccup of 3 s

@@ -1,19 +1,18 @@
-"""The optimizer: which parameters decay, and a step of SGD as the paper writes it."""
+"""The optimizer: which parameters decay, its settings, and optimizers of users."""
 
 import sys
-import warnings
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from train.models.registry import MODEL_BUILDERS, build_model
+from train.models.registry import build_model
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
-from train.recipe import MODELS, Model, Optim
+from train.recipe import Model, Optim
 from train.tools.errors import TrainingError
 
 NORM_TYPES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
@@ -62,129 +61,6 @@ def test_build_optimizer_decays_by_module_type(name: str, norm_decay: bool, bias
     assert set(free["params"]) == set(model.parameters()) - expected
 
 
-# --- thirty architectures --------------------------------------------------------------------------------------------
-
-
-class CustomNorm(nn.Module):
-    """A norm that is none of torch's; timm has several."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain, self.tau = nn.Parameter(torch.ones(1, 4, 1, 1)), nn.Parameter(torch.zeros(4))
-
-
-class NormedLinear(nn.Module):
-    """No norm in spite of its name: its parameter is a table of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 5))
-
-
-class LayerNormOfChannels(nn.LayerNorm):
-    """A subclass of a norm, as in ConvNeXt."""
-
-
-class BatchNormAct(nn.BatchNorm2d):
-    """A subclass of a norm with an activation that learns, as in timm."""
-
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.act = nn.PReLU()
-
-
-class Attention(nn.Module):
-    """Attention as in BEiT and Swin: biases of queries and values, table of position biases, token, layer scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(4, 12, bias=False)
-        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
-        self.cls_token, self.gamma = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.ones(4))
-
-
-def bare_parameter() -> nn.Module:
-    model = nn.Module()
-    model.scale = nn.Parameter(torch.ones(()))
-    return model
-
-
-def frozen_part() -> nn.Module:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[0].requires_grad_(False)
-    return model
-
-
-def tied_weights() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
-    model[1].weight = model[0].weight
-    model.append(model[2])  # one module at two places
-    return model
-
-
-def parametrized(layer: nn.Module, *names: str) -> nn.Module:
-    for name in names:
-        nn.utils.parametrize.register_parametrization(layer, name, nn.Identity())
-    return nn.Sequential(layer)
-
-
-def old_weight_norm() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nn.utils.weight_norm(nn.Linear(4, 4))
-
-
-def lazy() -> nn.Module:
-    model = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d())
-    model(torch.zeros(2, 3, 2, 2))
-    return model
-
-
-CLASSIFIERS = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.Linear(2, 2)})
-ARCHITECTURES: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, its biases
-    "linear": (lambda: nn.Linear(3, 2), "", "bias"),
-    "no bias": (lambda: nn.Conv2d(3, 2, 1, bias=False), "", ""),
-    "bare": (bare_parameter, "", ""),
-    "only a norm": (lambda: nn.LayerNorm(3), "weight bias", ""),
-    "norm without scale": (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Linear(1, 1)), "", "1.bias"),
-    "batch norms": (lambda: nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)),
-                    "0.weight 0.bias 1.weight 1.bias 2.weight 2.bias 3.weight 3.bias", ""),
-    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(2, affine=True)), "0.weight 0.bias", ""),
-    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4)), "0.weight 0.bias", ""),
-    "RMS norm": (lambda: nn.Sequential(nn.RMSNorm(4)), "0.weight", ""),
-    "norm of pixels": (lambda: nn.LayerNorm((2, 3, 3)), "weight bias", ""),
-    "own norm": (lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)), "0.gain 0.tau", "1.bias"),
-    "not a norm": (lambda: nn.Sequential(NormedLinear()), "", ""),
-    "subclasses": (lambda: nn.Sequential(LayerNormOfChannels(4), BatchNormAct()),
-                   "0.weight 0.bias 1.weight 1.bias", ""),
-    "misleading names": (lambda: nn.ModuleDict({"bn": nn.Linear(2, 2), "downsample": nn.BatchNorm1d(2)}),
-                         "downsample.weight downsample.bias", "bn.bias"),
-    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)))),
-               "0.0.1.weight 0.0.1.bias", "0.0.0.bias"),
-    "lists": (lambda: nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), CLASSIFIERS]), "",
-              "0.0.bias 1.a.bias 1.norm.bias"),
-    "parameter list": (lambda: nn.ParameterList([torch.ones(2), torch.ones(2, 2)]), "", ""),
-    "parameter dict": (lambda: nn.ParameterDict({"bias": torch.ones(2), "w": torch.ones(2, 2)}), "", "bias"),
-    "tied": (tied_weights, "2.weight 2.bias", "0.bias 1.bias"),
-    "attention of torch": (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "",
-                           "in_proj_bias bias_k bias_v out_proj.bias"),
-    "attention of timm": (Attention, "", "q_bias v_bias"),
-    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 4),
-                    "norm1.weight norm1.bias norm2.weight norm2.bias",
-                    "self_attn.in_proj_bias self_attn.out_proj.bias linear1.bias linear2.bias"),
-    "recurrent": (lambda: nn.LSTM(2, 2), "", "bias_ih_l0 bias_hh_l0"),
-    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))), "", "0.bias"),
-    "old weight norm": (old_weight_norm, "", "bias"),
-    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "", "bias"),
-    "parametrized norm": (lambda: parametrized(nn.LayerNorm(4), "weight"),
-                          "0.bias 0.parametrizations.weight.original", ""),
-    "parametrized bias": (lambda: parametrized(nn.Linear(4, 4), "bias"), "", "0.parametrizations.bias.original"),
-    "activation that learns": (lambda: nn.Sequential(nn.PReLU(3), nn.Embedding(3, 2)), "", ""),
-    "lazy": (lazy, "1.weight 1.bias", "0.bias"),
-    "frozen": (frozen_part, "", "0.bias 1.bias"),
-    "bilinear": (lambda: nn.Bilinear(2, 2, 2), "", "bias"),
-}  # fmt: skip
 TIMM_MODELS = (
     "resnet18", "regnetx_002", "efficientnet_b0", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050",
     "swin_tiny_patch4_window7_224", "beit_base_patch16_224", "mixer_s16_224", "nfnet_f0",
@@ -200,36 +76,6 @@ def names_by_group(model: nn.Module, optim: Optim) -> tuple[set[str], set[str]]:
     assert sorted(chain(*groups)) == sorted(names.values())
     decay, free = map(set, groups)
     return decay, free
-
-
-def test_architectures_are_thirty_or_more() -> None:
-    assert len(ARCHITECTURES) + len(MODELS) >= 30
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_parameter_groups_of_many_architectures(name: str) -> None:
-    make, norms, biases = ARCHITECTURES[name]
-    model = make()
-    expected = {"norm": set(norms.split()), "bias": set(biases.split())}
-    every = {name for name, _ in model.named_parameters()}
-    assert expected["norm"] | expected["bias"] <= every
-    for norm_decay, bias_decay in product((True, False), repeat=2):
-        optim = Optim(norm_decay=norm_decay, bias_decay=bias_decay)
-        free = (set() if norm_decay else expected["norm"]) | (set() if bias_decay else expected["bias"])
-        assert names_by_group(model, optim) == (every - free, free)
-    for skipping in ("lars", "lamb"):  # whatever bias_decay says
-        free = expected["norm"] | expected["bias"]
-        assert names_by_group(model, Optim(name=skipping, bias_decay=True)) == (every - free, free)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_parameter_groups_of_our_models(name: str) -> None:
-    with torch.device("meta"):
-        model = MODEL_BUILDERS[name](10)
-    by_kind = parameters_by_kind(model)
-    assert names_by_group(model, Optim(bias_decay=False))[1] == {
-        name for name, parameter in model.named_parameters() if parameter in by_kind["norm"] | by_kind["bias"]
-    }
 
 
 @pytest.mark.parametrize("name", TIMM_MODELS)
@@ -304,21 +150,3 @@ def test_set_lr_sets_all_groups_from_zero() -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {0.0}
     factory.set_lr(optimizer, 0.7)
     assert {group["lr"] for group in optimizer.param_groups} == {0.7}
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_step_matches_the_paper_when_the_rate_jumps(nesterov: bool) -> None:
-    """Goyal et al. 2017, equation 9: u = m u + g; w = w - rate u. The rate is not in u: no momentum correction."""
-    model = nn.Linear(3, 1, bias=False).double()
-    w, u = model.weight.detach().clone(), torch.zeros(1, 3, dtype=torch.float64)
-    optimizer = factory.build_optimizer(model, Optim(momentum=0.9, weight_decay=0.01, nesterov=nesterov))
-    for step, rate in enumerate((0.1, 0.1, 3.0, 0.001, 0.5)):
-        x = torch.arange(3.0, dtype=torch.float64) - step
-        factory.set_lr(optimizer, rate)
-        optimizer.zero_grad()
-        model(x).backward()
-        optimizer.step()
-        g = x[None] + 0.01 * w
-        u = 0.9 * u + g
-        w = w - rate * (g + 0.9 * u if nesterov else u)
-        assert torch.allclose(model.weight, w, rtol=1e-12)

@@ -1,9 +1,8 @@
-"""Losses per image against their formulas in float64, and losses of users."""
+"""One loss per image, and losses of users. Their formulas are in tests/train/rules/test_losses.py."""
 
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,31 +15,6 @@ def scores_and_labels(classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(5, classes, generator=generator, dtype=torch.float64) * 4
     return scores, torch.tensor([0, 3, classes - 1, 2, 3])
-
-
-def smoothed_labels(labels: torch.Tensor, classes: int, smoothing: float) -> np.ndarray:
-    """Szegedy et al. 2015, section 7: (1 - e) of the label, e of all classes alike."""
-    return (1 - smoothing) * np.eye(classes)[labels.numpy()] + smoothing / classes
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
-def test_cross_entropy_matches_the_smoothed_formula(smoothing: float) -> None:
-    scores, labels = scores_and_labels()
-    x = scores.numpy()
-    logs = x - np.log(np.exp(x).sum(1, keepdims=True))
-    values = losses.build_loss(Optim(label_smoothing=smoothing))(scores, labels)
-    np.testing.assert_allclose(values, -(smoothed_labels(labels, 7, smoothing) * logs).sum(1), rtol=1e-12)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
-def test_binary_cross_entropy_matches_the_mean_over_classes(smoothing: float) -> None:
-    """Wightman et al. 2021, section 4; smoothing and mean as timm's BinaryCrossEntropy."""
-    scores, labels = scores_and_labels()
-    yes = 1 / (1 + np.exp(-scores.numpy()))
-    answers = smoothed_labels(labels, 7, smoothing)
-    expected = -(answers * np.log(yes) + (1 - answers) * np.log(1 - yes)).mean(1)
-    values = losses.build_loss(Optim(loss="bce", label_smoothing=smoothing))(scores, labels)
-    np.testing.assert_allclose(values, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce"])

@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -66,50 +65,6 @@ def test_lr_at_first_and_last_step_are_the_stated_rates(shape: str) -> None:
 def warmup_factor(gpus: int, batch: int = 16) -> float:
     """Return k of Goyal et al. 2017: the global batch over 256, at least 1."""
     return max(1.0, gpus * batch / 256)
-
-
-@pytest.mark.parametrize("gpus", [8, 32, 64])
-@pytest.mark.parametrize(("shape", "start", "middle", "end"), [
-    ("linear", 1.0, 0.6, 0.2),
-    ("cosine", 1.0, 0.6, 0.2),
-    ("polynomial", 1.0, 0.2 + 0.8 / 4, 0.2),
-])  # fmt: skip
-def test_lr_at_midpoint_of_each_shape(shape: str, start: float, middle: float, end: float, gpus: int) -> None:
-    schedule = Schedule(make_recipe(make_phase(0, 1, lr=(1.0, 0.2), shape=shape), gpus=gpus), 16 * gpus * 101, gpus)
-    lrs = all_lrs(schedule)
-    assert (lrs[0], lrs[50], lrs[100]) == pytest.approx((start, middle, end))
-    assert lrs == sorted(lrs, reverse=True)
-
-
-def test_lr_at_cosine_and_polynomial_follow_their_formulas() -> None:
-    for shape, formula in (
-        ("cosine", lambda t: (1 + math.cos(math.pi * t)) / 2),
-        ("polynomial", lambda t: (1 - t) ** 2),
-    ):
-        lrs = all_lrs(Schedule(make_recipe(make_phase(0, 1, lr=(0.8, 0.0), shape=shape), gpus=1), 16 * 81, 1))
-        assert lrs == pytest.approx([0.8 * formula(number / 80) for number in range(81)], abs=1e-12)
-
-
-def test_gradual_warmup_ramps_from_the_rate_of_256_images() -> None:
-    """Goyal et al. 2017: 0.1 at a batch of 256 leads to 3.2 at one of 8192."""
-    schedule = Schedule(
-        make_recipe(make_phase(0, 5, batch=32, lr=3.2, shape="gradual_warmup"), gpus=256), 8192 * 21, 256
-    )
-    lrs = all_lrs(schedule)
-    assert (lrs[0], lrs[52], lrs[-1]) == pytest.approx((0.1, (0.1 + 3.2) / 2, 3.2))
-    assert [b - a for a, b in pairwise(lrs)] == pytest.approx([3.1 / 104] * 104)
-
-
-def test_constant_warmup_holds_the_rate_of_256_images() -> None:
-    schedule = Schedule(
-        make_recipe(make_phase(0, 1, batch=32, lr=3.2, shape="constant_warmup"), gpus=256), 8192 * 5, 256
-    )
-    assert all_lrs(schedule) == pytest.approx([0.1] * 5)
-
-
-@pytest.mark.parametrize("shape", ["gradual_warmup", "constant_warmup"])
-def test_warmup_below_256_images_holds_its_rate(shape: str) -> None:
-    assert all_lrs(Schedule(make_recipe(make_phase(0, 1, lr=0.1, shape=shape), gpus=1), 160, 1)) == [0.1] * 10
 
 
 def test_lr_at_phase_of_one_step_is_the_first_rate() -> None:

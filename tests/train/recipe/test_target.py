@@ -12,7 +12,7 @@ from support.train_records import make_epoch
 from train.forecast import ForecastRecord, MeasuredRun, PhaseForecast
 from train.forecast.calibration import compare_with_run, terms_until
 from train.recipe import Phase, Recipe
-from train.recipe.target import Target, TargetOutcome, describe_outcome, start_clock, target_outcome
+from train.recipe.target import Target, TargetOutcome, describe_outcome, seconds_of_run, start_clock, target_outcome
 from train.tools import checkpoint_io
 
 ROWS = [
@@ -206,3 +206,11 @@ def test_run_with_a_recipe_target_does_not_end_there(runs: Any, tiny: Any, tmp_p
 
 def test_train_invalid_target_exits_2_with_an_example(runs: Any, tmp_path: Path) -> None:
     assert "look like top5=93" in runs.run(tmp_path / "none", "--target", "93", code=2)
+
+
+def test_seconds_of_run_is_none_when_the_clock_went_back_since_an_earlier_epoch() -> None:
+    """Between two machines, or two boots of one: no time, rather than a wrong one."""
+    history = [make_epoch(epoch=1, clock=50.0), make_epoch(epoch=2, clock=None)]
+    assert seconds_of_run(160.0, 100.0, history) == 60.0
+    assert seconds_of_run(149.0, 100.0, history) is None
+    assert seconds_of_run(99.0, 100.0, []) is None

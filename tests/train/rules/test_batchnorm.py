@@ -1,7 +1,7 @@
 """Rules of batch norm.
 
 A norm sees the n images of one worker, whatever the number k of workers is (Goyal et al. 2017, section 2.3). Its
-running statistics are averaged over all ranks before each validation.
+running statistics make one update a step, by the mean over the chunks of all workers.
 """
 
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from support.trainer_in_process import (
 from torch import nn
 
 from train.data.loading.loader import Batch
+from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
 from train.recipe.schedule import Epoch
@@ -90,35 +91,88 @@ def test_gradient_through_norms_same_on_any_number_of_processes(world: int, tmp_
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_run_epoch_averages_statistics_over_ranks_before_validation(world: int, tmp_path: Path, in_group: Any) -> None:
-    """Running mean and variance move by a tenth towards the chunk's; then all ranks get the mean over the ranks."""
-    dataset = RandomImages(N * world)
-    recipe = make_recipe(make_phase((0, 1), N, 0.01), gpus=world)
+def test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks(
+    world: int, tmp_path: Path, in_group: Any
+) -> None:
+    """Three steps of 4 chunks and one of two chunks that are not full, on any number of processes."""
+    images = 3 * 4 * N + N + N // 2
+    dataset = RandomImages(images)
+    recipe = make_recipe(make_phase((0, 1), N, 0.01), gpus=4)
 
-    def work(group: ProcessGroup) -> list[Array]:
+    def work(group: ProcessGroup) -> tuple[list[Array], int]:
         trainer = make_trainer(tmp_path, recipe, dataset, net := net_with_norm(), group)
-        statistics: list[Array] = []
+        validated: list[Array] = []
         silent_progress = SimpleNamespace(report_interval=lambda *_: None, report_epoch=lambda *_: None)
         trainer.progress, trainer.save = silent_progress, lambda wait=False: None  # type: ignore[assignment, method-assign]
 
         def validate(epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
-            statistics.extend(net.get_buffer(f"0.running_{name}").numpy().copy() for name in ("mean", "var"))
+            validated.extend(net.get_buffer(f"0.running_{name}").numpy().copy() for name in ("mean", "var"))
             return {}
 
         trainer.validate = validate  # type: ignore[method-assign]
-        trainer.run_epoch(
-            trainer.schedule.epochs[0],
-            map(dataset.decode_batch, trainer.sampler.train_requests(trainer.schedule.epochs[0])),
-        )
-        return statistics
+        epoch = trainer.schedule.epochs[0]
+        trainer.run_epoch(epoch, map(dataset.decode_batch, trainer.sampler.train_requests(epoch)))
+        return validated, int(net.get_buffer("0.num_batches_tracked"))
 
-    shuffle = epoch_permutation(0, 0, N * world)
-    chunk_moments = [moments(shuffle[begin : begin + N]) for begin in range(0, N * world, N)]
-    mean = np.mean([0.1 * trainer for trainer, _ in chunk_moments], 0)
-    variance = np.mean([0.9 + 0.1 * trainer for _, trainer in chunk_moments], 0)
-    for statistics in in_group(world, work):
-        np.testing.assert_allclose(statistics, [mean, variance], rtol=1e-12)
-    assert world == 1 or np.abs(0.1 * chunk_moments[0][0] - mean).max() > 1e-6
+    shuffle = epoch_permutation(0, 0, images)
+    mean, variance = np.zeros(3), np.ones(3)
+    for step in range(4):
+        ids = shuffle[step * 4 * N : (step + 1) * 4 * N]
+        chunk_moments = [moments(chunk) for chunk in np.array_split(ids, -(-len(ids) // N))]
+        mean = 0.9 * mean + 0.1 * np.mean([chunk_mean for chunk_mean, _ in chunk_moments], 0)
+        variance = 0.9 * variance + 0.1 * np.mean([chunk_variance for _, chunk_variance in chunk_moments], 0)
+    for (actual_mean, actual_variance), steps in in_group(world, work):
+        np.testing.assert_allclose(actual_mean, mean, rtol=1e-12)
+        np.testing.assert_allclose(actual_variance, variance, rtol=1e-12)
+        assert steps == 4
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_norms_keep_their_own_momentum_and_eval_mode(world: int, in_group: Any) -> None:
+    """Momentum None is the mean over all steps; a norm in eval mode and one without statistics stay as they are."""
+    chunks = torch.randn(2, 6, 5, 3, generator=torch.Generator().manual_seed(7), dtype=torch.float64)  # two steps of 6
+
+    def work(group: ProcessGroup) -> Any:
+        slow, cumulative, frozen = nn.BatchNorm1d(3, momentum=0.01), nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3)
+        net = nn.Sequential(slow, nn.BatchNorm1d(3, track_running_stats=False), cumulative, frozen).double()
+        frozen.eval()
+        inputs: list[torch.Tensor] = []
+        cumulative.register_forward_hook(lambda _, arguments, __: inputs.append(arguments[0].mean(0)))
+        statistics = RunningStatistics(group, net)
+        for step in range(2):
+            own = range(group.rank, 6, group.world_size)
+            for chunk in own:
+                net(chunks[step, chunk])
+                statistics.add_chunk(counts=True)
+            statistics.start_sum()
+            statistics.end_step(6)
+        statistics.write_to_norms()
+        return [
+            [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)]  # type: ignore[union-attr, arg-type]
+            for norm in (slow, cumulative, frozen)
+        ]
+
+    step_means = chunks.mean(2).mean(1).numpy()
+    expected_mean = 0.99 * 0.01 * step_means[0] + 0.01 * step_means[1]
+    for slow, cumulative, frozen in in_group(world, work):
+        np.testing.assert_allclose(slow[0], expected_mean, rtol=1e-10)
+        assert slow[2] == cumulative[2] == 2 and frozen == [[0.0] * 3, [1.0] * 3, 0]
+        np.testing.assert_allclose(cumulative[0], 0.0, atol=1e-12)  # its inputs are normalized
+        np.testing.assert_allclose(cumulative[1], 5 / 4, rtol=1e-3)  # unbiased, and the initial 1 does not count
+
+
+def test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation(in_group: Any) -> None:
+    class OtherNorm(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.register_buffer("running_scale", torch.tensor([rank, 1.0]))
+
+    def work(group: ProcessGroup) -> Any:
+        net = nn.Sequential(nn.BatchNorm1d(2), OtherNorm(group.rank))
+        RunningStatistics(group, net).average_foreign_statistics()
+        return net[1].running_scale.tolist()  # type: ignore[operator]
+
+    assert in_group(3, work) == [[1.0, 1.0]] * 3
 
 
 def test_batchnorm_running_statistics_move_by_a_tenth() -> None:

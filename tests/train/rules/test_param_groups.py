@@ -1,9 +1,10 @@
 """Rules of parameter groups: each parameter is in exactly one, and norms (and biases, if asked) do not decay.
 
-Thirty small architectures with the kinds of layers that occur in timm and torchvision. Which parameters belong to norms
+About fifty small architectures with the kinds of layers of timm and torchvision. Which parameters belong to norms
 and which are biases is listed here by hand, name by name.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,6 +40,30 @@ class FilterResponseNorm(nn.Module):
 
 class ChannelNorm(nn.LayerNorm):
     """A LayerNorm over channels, as ConvNeXt has it."""
+
+
+class CustomNorm(nn.Module):
+    """A norm that is none of torch's, with names that no other norm has; timm has several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.tau = nn.Parameter(torch.ones(1, 4, 1, 1)), nn.Parameter(torch.zeros(4))
+
+
+class NormedLinear(nn.Module):
+    """No norm in spite of its name: its parameter is a table of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 5))
+
+
+class BatchNormAct(nn.BatchNorm2d):
+    """A subclass of a norm with an activation that learns, as in timm."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.act = nn.PReLU()
 
 
 def with_shared_parameters(kind: str) -> nn.Module:
@@ -102,6 +127,32 @@ def misleading() -> nn.Module:
     return WithOwnParameters({}, downsample=down, bn=nn.Linear(4, 4))
 
 
+def all_batch_norms() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2))
+
+
+def nested_lists() -> nn.Module:
+    classifiers = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.Linear(2, 2)})
+    return nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), classifiers])
+
+
+def parametrized(layer: nn.Module, name: str) -> nn.Module:
+    nn.utils.parametrize.register_parametrization(layer, name, nn.Identity())
+    return nn.Sequential(layer)
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def lazy() -> nn.Module:
+    net = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d())
+    net(torch.zeros(2, 3, 2, 2))
+    return net
+
+
 OURS = {name: partial(registry.build_model, Model(name=name), 10, 0) for name in MODELS}
 NORM_PARAMETERS = ("weight", "bias")
 
@@ -163,6 +214,48 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # buil
     "shared weight": (partial(with_shared_parameters, "weight"), set(), {"0.bias", "1.bias"}),
     "shared norm": (partial(with_shared_parameters, "norm"), norm_parameters("1"), {"0.bias", "2.bias"}),
     "shared layer": (partial(with_shared_parameters, "layer"), set(), {"0.bias", "1.1.bias"}),
+    "no parameter but a weight": (lambda: nn.Conv2d(3, 2, 1, bias=False), set(), set()),
+    "scalar": (partial(WithOwnParameters, {"scale": ()}), set(), set()),
+    "only a norm": (lambda: nn.LayerNorm(3), {"weight", "bias"}, set()),
+    "norm without scale": (
+        lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Linear(1, 1)),
+        set(),
+        {"1.bias"},
+    ),
+    "batch norms of all dimensions": (all_batch_norms, norm_parameters("0", "1", "2", "3"), set()),
+    "norm with own names": (
+        lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)),
+        {"0.gain", "0.tau"},
+        {"1.bias"},
+    ),
+    "not a norm": (lambda: nn.Sequential(NormedLinear()), set(), set()),
+    "norm with an activation": (
+        lambda: nn.Sequential(ChannelNorm(4), BatchNormAct()),
+        norm_parameters("0", "1"),
+        set(),
+    ),
+    "nested": (
+        lambda: nn.Sequential(nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)))),
+        norm_parameters("0.0.1"),
+        {"0.0.0.bias"},
+    ),
+    "lists": (nested_lists, set(), {"0.0.bias", "1.a.bias", "1.norm.bias"}),
+    "parameter list": (lambda: nn.ParameterList([torch.ones(2), torch.ones(2, 2)]), set(), set()),
+    "parameter dict": (lambda: nn.ParameterDict({"bias": torch.ones(2), "w": torch.ones(2, 2)}), set(), {"bias"}),
+    "attention": (
+        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        set(),
+        {"in_proj_bias", "bias_k", "bias_v", "out_proj.bias"},
+    ),
+    "lstm": (lambda: nn.LSTM(2, 2), set(), {"bias_ih_l0", "bias_hh_l0"}),
+    "old weight norm": (old_weight_norm, set(), {"bias"}),
+    "parametrized norm": (
+        lambda: parametrized(nn.LayerNorm(4), "weight"),
+        {"0.bias", "0.parametrizations.weight.original"},
+        set(),
+    ),
+    "parametrized bias": (lambda: parametrized(nn.Linear(4, 4), "bias"), set(), {"0.parametrizations.bias.original"}),
+    "lazy": (lazy, norm_parameters("1"), {"0.bias"}),
     "partly frozen": (partly_frozen, norm_parameters("1"), {"0.bias"}),
 }
 

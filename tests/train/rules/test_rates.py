@@ -112,14 +112,14 @@ LR_FORMULAS = {  # t from 0 at the first step to 1 at the last
 }
 
 
+@pytest.mark.parametrize("gpus", [2, 256])  # global batches below and above 256 images
 @pytest.mark.parametrize("shape", LR_FORMULAS)
-def test_lr_shape_matches_formula_at_every_step(shape: str) -> None:
-    recipe = make_recipe(
-        make_phase((0, 3), 4, FIRST_LR if shape == "one_cycle" else (FIRST_LR, LAST_LR), shape=shape), gpus=2
-    )
+def test_lr_shape_matches_formula_at_every_step(shape: str, gpus: int) -> None:
+    rate = FIRST_LR if shape == "one_cycle" else (FIRST_LR, LAST_LR)
+    recipe = make_recipe(make_phase((0, 3), 4, rate, shape=shape), gpus=gpus)
     t = np.arange(STEPS) / (STEPS - 1)
     np.testing.assert_allclose(
-        learning_rates(Schedule(recipe, 8 * 37, 2)), LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15
+        learning_rates(Schedule(recipe, 4 * gpus * 37, gpus)), LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15
     )
 
 

@@ -80,10 +80,7 @@ class RecordedRun:
             self.keep_checkpoint()  # the checkpoint was the last one
         final_state = torch.load(io.BytesIO(self.checkpoints[STEPS]), weights_only=True)
         final_state["history"] = [{name: row[name] for name in DETERMINISTIC_COLUMNS} for row in final_state["history"]]
-        return {
-            name: final_state[name]
-            for name in ("epoch", "step", "statistics", "model", "optimizer", "history", "scaler")
-        }
+        return {name: final_state[name] for name in ("epoch", "step", "model", "optimizer", "history", "scaler")}
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from support.train_records import make_epoch
 
 from train.metrics.time_breakdown import TimeBreakdown
-from train.tools import checkpoint_io
+from train.tools import checkpoint_io, filesystem
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -119,9 +119,19 @@ def test_load_checkpoint_refuses_a_pickle_with_code(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "step-00000001.pt"
     checkpoint_io.write_checkpoint(tmp_path, 1, {"x": MaliciousPickle()})
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match="cannot be read") as caught:
         checkpoint_io.load_checkpoint(path)
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
     assert not Path("harm").exists()
+
+
+@pytest.mark.parametrize("payload", [b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0."], ids=repr)
+def test_load_checkpoint_sealed_but_unreadable_is_said_in_our_words(payload: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.pt"
+    path.write_bytes(filesystem.with_checksum(payload))
+    with pytest.raises(ValueError, match=r"step-00000001\.pt: cannot be read: ") as caught:
+        checkpoint_io.load_checkpoint(path)
+    assert "torch.load" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_wait_returns_after_the_write_and_leaves_no_thread(tmp_path: Path) -> None:

@@ -57,13 +57,18 @@ def test_decode_wrong_data_names_the_field(data: Any, problem: str) -> None:
     assert str(failure.value).startswith("drawing.json: ") and problem in str(failure.value)
 
 
-def test_read_record_missing_or_torn_file_is_none(tmp_path: Path) -> None:
+def test_read_record_missing_file_is_none_and_damaged_one_is_named(tmp_path: Path) -> None:
     path = tmp_path / "drawing.json"
     assert read_record(path, Drawing) is None
-    path.write_text(json.dumps(encode(DRAWING))[:-5])
-    assert read_record(path, Drawing) is None
-    path.write_text("[1]")
-    with pytest.raises(DamagedRecord, match=str(path)):
-        read_record(path, Drawing)
+    for text in (
+        json.dumps(encode(DRAWING))[:-5],
+        "[1]",
+        "",
+        "[" * 100_000,
+        '{"color": "red", "points": [{"x": 1e999}]}',
+    ):
+        path.write_text(text)
+        with pytest.raises(DamagedRecord, match=str(path)):
+            read_record(path, Drawing)
     path.write_text(json.dumps(encode(DRAWING)))
     assert read_record(path, Drawing) == DRAWING

@@ -24,6 +24,8 @@ from train.tools.filesystem import locked, read_with_checksum, with_checksum
 
 from .base import DataError, ImageIds, Index, ProgressCallback, names_crc32, stems_sha256
 
+Arrays = dict[str, Any]  # Any: numpy arrays, each with its own type of elements
+
 FOLDER_INDEX_VERSION = 2
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 CACHED_ARRAYS = ("paths", "widths", "heights", "bad", "source", "names")
@@ -170,7 +172,7 @@ def _probe_image(path: Path) -> tuple[int, int, str]:
         return 0, 0, str(error)
 
 
-def _build_index_arrays(folder: Path, paths: list[str], progress: ProgressCallback | None) -> dict[str, Any]:
+def _build_index_arrays(folder: Path, paths: list[str], progress: ProgressCallback | None) -> Arrays:
     """Decode every file, in threads: the decoder releases the interpreter lock."""
     rows = []
     for row in map_in_threads(_probe_image, (folder / path for path in paths)):
@@ -190,7 +192,7 @@ def _build_index_arrays(folder: Path, paths: list[str], progress: ProgressCallba
     }
 
 
-def _read_cache(cache: Path, signature: str) -> dict[str, Any] | None:
+def _read_cache(cache: Path, signature: str) -> Arrays | None:
     """Return the cached arrays, or None when there are none, they are stale, or the file is damaged."""
     with (
         suppress(OSError, ValueError, KeyError),
@@ -201,13 +203,13 @@ def _read_cache(cache: Path, signature: str) -> dict[str, Any] | None:
     return None
 
 
-def _write_cache(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
+def _write_cache(cache: Path, signature: str, arrays: Arrays) -> None:
     buffer = BytesIO()
     np.savez_compressed(buffer, signature=np.array(signature), **arrays)
     filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
 
 
-def _index_from_arrays(folder: Path, classes: Sequence[str], arrays: dict[str, Any], skip_bad: bool) -> FolderIndex:
+def _index_from_arrays(folder: Path, classes: Sequence[str], arrays: Arrays, skip_bad: bool) -> FolderIndex:
     bad_files = tuple((str(path), str(reason)) for path, reason in arrays["bad"])
     if bad_files and not skip_bad:
         path, reason = bad_files[0]

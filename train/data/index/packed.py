@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from train.data.manifest import (
     INDEX_FILE,
@@ -76,17 +76,17 @@ def read_manifest(folder: Path) -> Manifest:
 class MappedColumn:
     """One column of a memory-mapped index, as int64. Only the rows that are indexed are read from disk."""
 
-    def __init__(self, values: NDArray[Any], ids: ImageIds | None = None) -> None:
+    def __init__(self, values: NDArray[np.integer], ids: ImageIds | None = None) -> None:
         self._values = values
         self._ids = ids
 
     def __len__(self) -> int:
         return len(self._values if self._ids is None else self._ids)
 
-    def __getitem__(self, rows: Any) -> Any:
+    def __getitem__(self, rows: Any) -> Any:  # Any: as in `IntColumn`
         return self._values[rows if self._ids is None else self._ids[rows]].astype(np.int64)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike = np.int64, copy: bool | None = None) -> NDArray[np.int64]:
         return np.asarray(self[:], dtype)
 
     def take(self, ids: ImageIds) -> "MappedColumn":
@@ -199,7 +199,7 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
     rows = map_index_rows(folder, manifest)
     if check_shard_sizes and manifest.has_images:
         _check_shard_files(folder, manifest)
-    labels: NDArray[Any] = rows["label"]
+    labels: NDArray[np.integer] = rows["label"]
     if classes is not None and list(classes) != manifest.classes:
         label_by_class = {name: label for label, name in enumerate(classes)}
         labels = np.array([label_by_class.get(name, -1) for name in manifest.classes], np.int64)[labels]

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from train.data.order.rng import subset
 from train.data.order.work import IndexKey
 from train.recipe.components import Data
 from train.recipe.schema import Phase, Recipe
+from train.tools.host import unix_time
 
 LogFunction = Callable[[str], None]
 
@@ -41,7 +41,7 @@ def data_root(data: Data, override: Path | None) -> Path:
 
 def copies_root(images_root: Path, override: Path | None) -> Path:
     """Return the folder of the prepared copies of a data folder: `override`, or the data folder's name with -sz."""
-    return override.expanduser() if override else images_root.with_name(images_root.name + "-sz")
+    return override.expanduser() if override else images_root.parent / f"{images_root.name}-sz"
 
 
 def open_dataset(
@@ -59,7 +59,7 @@ def open_dataset(
     A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so. Raises
     `DataError` for a folder that cannot be used, or a copy whose images are not those of the full-size set.
     """
-    load_start_time = time.time()
+    load_start_time = unix_time()
     check_layout(root)
     train = load_index(root, "train", skip_bad=skip_bad, progress=_indexing_progress(root / "train"))
     val = load_index(root, "val", train.classes, skip_bad=skip_bad, progress=_indexing_progress(root / "val"))

@@ -50,6 +50,10 @@ class DistributedBatchSampler:
             (np.repeat(chunk, 2), weight / 2) if len(chunk) == 1 else (chunk, weight) for chunk, weight in rank_chunks
         ]
 
+    def global_chunk_count(self, epoch: Epoch, step: int) -> int:
+        """Return the number of chunks of a step, on all ranks together."""
+        return len(split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch))
+
     def chunk_count(self, epoch: Epoch, step: int) -> int:
         """Return the number of this rank's chunks in a step, at least 1: without a chunk it repeats the first."""
         step_chunks = split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch)

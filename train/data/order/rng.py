@@ -4,10 +4,8 @@ So a checkpoint needs only a position, a resume on any number of ranks neither r
 worker carries a random state. Imports no torch.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from .center_crop import RESIZE_TO_CROP_RATIO
 
@@ -49,7 +47,7 @@ def uniforms(seed: int, epoch: int, ids: ImageIds, count: int) -> NDArray[np.flo
 
 
 def random_boxes(
-    seed: int, epoch: int, ids: ImageIds, widths: Any, heights: Any, min_scale: float, aspect: float = 1.0
+    seed: int, epoch: int, ids: ImageIds, widths: ArrayLike, heights: ArrayLike, min_scale: float, aspect: float = 1.0
 ) -> tuple[Boxes, NDArray[np.bool_]]:
     """Draw a random resized crop for each image (Szegedy et al. 2014, section 6).
 
@@ -79,7 +77,7 @@ def random_boxes(
 
 
 def random_position_boxes(
-    seed: int, epoch: int, ids: ImageIds, widths: Any, heights: Any, aspect: float = 1.0
+    seed: int, epoch: int, ids: ImageIds, widths: ArrayLike, heights: ArrayLike, aspect: float = 1.0
 ) -> tuple[Boxes, NDArray[np.bool_]]:
     """Draw a crop of fixed size at a random position for each image, with the same returns as `random_boxes`.
 

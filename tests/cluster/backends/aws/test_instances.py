@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
-from cluster.backends.aws.instances import EndedExternally, JobInstances
+from cluster.backends.aws.instances import JobInstances
 from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec
-from infra.aws.errors import CloudError
+from cluster.backends.rented.controller import EndedExternally, RentedJobController
 from infra.aws.journal_events import InstanceEnded, JournalEvent
 from infra.aws.launch_request import Place
+from infra.errors import CloudError
 
 Fixture = Any
 NOW = time.time()
@@ -45,11 +46,26 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
         rental_spec = RentalSpec(**{**rental_fields, **spec_fields.pop("rental", {})})
         run = hand_made(machines=machine_count, backend="aws", cloud=rental_spec.to_json(), **spec_fields)
         write_journal(run.run_folder.path / "cloud.jsonl", *events)
-        job_instances: Any = JobInstances(run.spec, run.run_folder, lambda text: None)
+        job_instances: Any = JobInstances(run.spec, run.run_folder)
         job_instances.fake_gang = fake_gang
         return job_instances
 
     return make
+
+
+def find_or_rent(job_instances: Any, launches: list[str]) -> dict[str, Any]:
+    """Let the controller look for machines, or rent some. `launches` gets an entry when it rents."""
+
+    def rent_all() -> dict[str, Any]:
+        launches.append("rented")
+        return {}
+
+    job_instances.rent_all = rent_all
+    any_class: Any = lambda *_: job_instances  # noqa: E731
+    controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, any_class)
+    controller._new_launch_id = lambda: launches.append("new launch ID")
+    machines: dict[str, Any] = controller._find_or_rent()
+    return machines
 
 
 def granted(number: int, at: float, where: Place, *names: str) -> list[JournalEvent]:
@@ -84,21 +100,22 @@ def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
     lines = [gone(f"i-1{name}", NOW - 1000 + at, why) for name, (at, why) in endings.items()]
     job_instances = make_instances(2, *granted(1, NOW - 1000, place(), "0", "1"), *lines)
     calls: list[str] = []
-    job_instances._rent_all = list
     if reason:
         with pytest.raises(EndedExternally, match=f"{reason}.*imgnet-cluster resume job-1"):
-            job_instances.find_or_rent(lambda: calls.append("before_renting"))
+            find_or_rent(job_instances, calls)
     else:
-        assert job_instances.find_or_rent(lambda: calls.append("before_renting")) == {}
-    assert calls == [] if reason else ["before_renting"]
+        assert find_or_rent(job_instances, calls) == {}
+    assert calls == ([] if reason else ["new launch ID", "rented"])
 
 
 def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instances: Any) -> None:
     lines = [*granted(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
     job_instances = make_instances(1, *lines, max_hours=1.0)
     assert job_instances.is_overdue
+    calls: list[str] = []
     with pytest.raises(EndedExternally, match="its time is over; to continue: imgnet-cluster resume job-1"):
-        job_instances.find_or_rent(lambda: pytest.fail("before_renting was called"))
+        find_or_rent(job_instances, calls)
+    assert calls == []
     spec_path = job_instances.run_folder.spec_path
     spec_path.write_text(json.dumps({**json.loads(spec_path.read_text()), "max_hours": 3.0}))
     assert not job_instances.is_overdue
@@ -108,15 +125,15 @@ def test_compute_limits_after_a_move_counts_the_earlier_actual_cost(make_instanc
     first, second = place(20.0), place(10.0)
     lines = [*granted(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *granted(2, NOW, second, "0")]
     moved = make_instances(1, *lines, max_hours=100.0, rental={"max_dollars": 40.0})
-    hours, grace_seconds = moved.compute_limits(second)
+    hours, grace_seconds = moved.compute_limits(moved.dollars_per_hour)
     assert hours + grace_seconds / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
     before = make_instances(1, *lines[:2], max_hours=100.0, rental={"max_dollars": 40.0}, name="job-2")
-    hours, grace_seconds = before.compute_limits(first)
+    hours, grace_seconds = before.compute_limits(before.dollars_per_hour)
     # The tolerance covers the first minute, which is billed at once.
     assert hours + grace_seconds / HOUR == pytest.approx(40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02)
 
 
-def test_rent_all_with_an_open_request_does_not_try_the_next_region(
+def testrent_all_with_an_open_request_does_not_try_the_next_region(
     make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_instances = make_instances(1, rental={"places": (place(), place(region="us-west-2"))})
@@ -130,11 +147,11 @@ def test_rent_all_with_an_open_request_does_not_try_the_next_region(
     job_instances.fake_gang.acquire = acquire
     job_instances._ensure_stack = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
     with pytest.raises(CloudError):
-        job_instances._rent_all()
+        job_instances.rent_all()
     assert requested_regions == ["us-east-1", "us-west-2"]
     job_instances.fake_gang.open_requests = lambda: [{"number": 1}]
     with pytest.raises(CloudError):
-        job_instances._rent_all()
+        job_instances.rent_all()
     assert requested_regions[2:] == ["us-east-1"]
 
 

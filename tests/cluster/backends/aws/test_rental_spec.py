@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.backends.aws import admin, plan
-from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF_GRACE_SECONDS, RentalSpec, sort_places
+from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec, sort_places
+from cluster.backends.rented.provider import POWEROFF_GRACE_SECONDS
 from cluster.display import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import submit
@@ -95,9 +96,9 @@ def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(admin, "Account", lambda region: None)
     monkeypatch.setattr(stack, "missing_parts", lambda account: [])
     monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
-    (finding,) = admin.check_launch(None, ["p4d.24xlarge"], 2, "spot")
-    assert finding.level == "warning" and "p4d.24xlarge" in finding.message
-    assert admin.check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
+    (finding,) = admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 2, "spot")
+    assert finding.level == "warning" and "p4d.24xlarge" in finding.what
+    assert admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:

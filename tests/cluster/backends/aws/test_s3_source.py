@@ -11,8 +11,8 @@ from support.packed_sets import content, make_set
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import AwsFrontend, serve
 
-from cluster.backends.aws.s3_source import S3Source, machine_role_problems, upload_dataset
-from cluster.errors import AwsNotConfigured, ClusterError
+from cluster.backends.aws.s3_source import S3Source, machine_role_problems
+from cluster.errors import ClusterError, NoCloudAccess
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import StackContext
@@ -58,7 +58,7 @@ def ignore_progress(done_bytes: int, total_bytes: int) -> None:
 def root(tmp_path: Path, front: AwsFrontend) -> Path:
     """A packed set that was uploaded."""
     folder = make_set(tmp_path / "set")
-    assert upload_dataset(folder, SET_URL, ignore_progress) == (10, 0)
+    assert S3Source(SET_URL).upload(folder, ignore_progress) == (10, 0)
     return folder
 
 
@@ -69,7 +69,7 @@ def fetch(target: Path, stall_timeout: float = 20.0, url: str = SET_URL) -> Fetc
 def test_upload_twice_skips_and_fetch_returns_the_same_files(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     uploads = front.count("PutObject")
-    assert upload_dataset(root, SET_URL, lambda *counts: progress.append(counts)) == (0, 10)
+    assert S3Source(SET_URL).upload(root, lambda *counts: progress.append(counts)) == (0, 10)
     assert front.count("PutObject") == uploads and progress[-1][0] == progress[-1][1] > 0
     fetch(tmp_path / "t")
     assert content(tmp_path / "t") == content(root)
@@ -78,7 +78,7 @@ def test_upload_twice_skips_and_fetch_returns_the_same_files(root: Path, front: 
 def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: AwsFrontend) -> None:
     front.fault(action="PutObject", code="AccessDenied", status=403, skip=8)
     with pytest.raises(ClusterError, match=r"not permitted; it takes s3:PutObject on imgnet-sets/data/set"):
-        upload_dataset(make_set(tmp_path / "set"), SET_URL, ignore_progress)
+        S3Source(SET_URL).upload(make_set(tmp_path / "set"), ignore_progress)
     keys = [entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket="imgnet-sets")["Contents"]]
     assert len(keys) == 8 and not [key for key in keys if "manifest" in key]
 
@@ -89,10 +89,10 @@ def test_upload_of_an_incomplete_set_is_refused(tmp_path: Path, front: AwsFronte
     with pytest.raises(
         ClusterError, match=r"shard-00001\.bin: the file is incomplete; run: imgnet-cluster data verify"
     ):
-        upload_dataset(folder, SET_URL, ignore_progress)
+        S3Source(SET_URL).upload(folder, ignore_progress)
     with pytest.raises(FetchError, match="has single files"):
         (tmp_path / "files/train/a").mkdir(parents=True)
-        upload_dataset(tmp_path / "files", SET_URL, ignore_progress)
+        S3Source(SET_URL).upload(tmp_path / "files", ignore_progress)
 
 
 def test_fetch_survives_transient_errors(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_fetch_lasting_errors_are_one_line(root: Path, front: AwsFrontend, tmp_p
         fetch(tmp_path / "t")
     front.faults.clear()
     front.fault(service="s3", code="ExpiredToken", status=400, times=99)
-    with pytest.raises(AwsNotConfigured, match="does not accept the credentials"):
+    with pytest.raises(NoCloudAccess, match="does not accept the credentials"):
         fetch(tmp_path / "t")
     front.faults.clear()
     front.fault(service="s3", code="SlowDown", message="Reduce your rate", status=503, skip=6, times=9999)

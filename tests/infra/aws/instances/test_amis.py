@@ -8,9 +8,9 @@ from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 
 from infra.aws.client import Account
-from infra.aws.errors import CloudError
 from infra.aws.instances import amis
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.errors import CloudError
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20261113"
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"

@@ -13,13 +13,14 @@ from support.aws_journal import write_journal
 from support.simcloud.spot_market import offered
 
 from infra.aws import tags
-from infra.aws.errors import CloudError, ErrorKind, Interrupted, NoCredentials
+from infra.aws.errors import ErrorKind
 from infra.aws.instances import gang as gang_module
 from infra.aws.instances import instances
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
 from infra.aws.journal_events import InstanceEnded, JournalEvent, LaunchRequest, RequestRefused
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.errors import CloudError, Interrupted, NoCredentials
 
 __all__ = ["bed"]
 

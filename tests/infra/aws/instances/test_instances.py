@@ -9,9 +9,9 @@ from botocore.awsrequest import AWSResponse
 from support.aws_gang import START, ZONES, GangTestbed, bed
 
 from infra.aws import tags
-from infra.aws.errors import CloudError
 from infra.aws.instances import instances
 from infra.aws.instances.instances import Instance
+from infra.errors import CloudError
 
 __all__ = ["bed"]
 

@@ -10,9 +10,9 @@ from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
+from infra.errors import CloudError
 
 CHANGING_ACTIONS = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternetGateway")
 

@@ -26,7 +26,7 @@ def assert_near_meter(bed: GangTestbed) -> None:
     assert {cost.id for cost in costs} == set(meter["instances"])
     for cost in costs:
         assert cost.dollars == pytest.approx(meter["instances"][cost.id], rel=0.01)
-    assert billing.CostMeter(bed.journal).total_dollars(bed.sim.now()) == pytest.approx(meter["total"], rel=0.01)
+    assert billing.job_cost(bed.journal, bed.sim.now()).dollars == pytest.approx(meter["total"], rel=0.01)
     assert sum(cost.disk_dollars for cost in costs) == pytest.approx(meter["volumes"], rel=0.01, abs=0.001)
     assert sum(cost.address_dollars for cost in costs) == pytest.approx(meter["addresses"], rel=0.01, abs=0.001)
 
@@ -90,10 +90,8 @@ def test_unknown_price_stays_unknown_and_is_reported(bed: GangTestbed) -> None:
     bed.sim.advance(600)
     costs = billing.machine_costs(bed.journal, bed.sim.now())
     assert all(cost.dollars is None and cost.price is None and cost.total_dollars > 0 for cost in costs)
-    assert sorted(billing.CostMeter(bed.journal).unpriced_machines(bed.sim.now())) == sorted(
-        machine.id for machine in machines
-    )
-    assert billing.CostMeter(bed.journal).total_dollars(bed.sim.now()) < 0.05, "disks and addresses are known"
+    assert sorted(billing.job_cost(bed.journal, bed.sim.now()).unknown) == sorted(machine.id for machine in machines)
+    assert billing.job_cost(bed.journal, bed.sim.now()).dollars < 0.05, "disks and addresses are known"
 
 
 HISTORY = [(START - 900, 1.0), (START + 1800, 2.0), (START + 7200, 9.0)]
@@ -159,9 +157,9 @@ def test_record_spot_costs_skips_running_and_on_demand_machines(bed: GangTestbed
     assert len(bed.journal.events(SpotCostKnown)) == 1 == bed.front.count("DescribeSpotPriceHistory")
 
 
-def test_cost_meter_without_machines_is_zero(tmp_path: Path) -> None:
-    meter = billing.CostMeter(Journal(tmp_path / "cloud.jsonl"))
-    assert meter.total_dollars(START) == 0 and meter.unpriced_machines(START) == []
+def test_job_cost_without_machines_is_zero(tmp_path: Path) -> None:
+    cost = billing.job_cost(Journal(tmp_path / "cloud.jsonl"), START)
+    assert cost.dollars == 0 and cost.unknown == []
 
 
 def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, NoCredentials
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
@@ -23,6 +22,7 @@ from infra.aws.market.instance_types import (
     RETIREMENT_REASONS,
     find_builtin_type,
 )
+from infra.errors import CloudError, NoCredentials
 
 PREFERRED = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 P3_IS_GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"

@@ -7,9 +7,9 @@ import pytest
 from botocore.exceptions import ClientError
 from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
 
-from infra.aws.errors import CloudError
 from infra.aws.stack import buckets, efs, network, security_group, stack
 from infra.aws.stack.resources import StackContext
+from infra.errors import CloudError
 
 __all__ = ["account", "aws", "home", "work"]
 

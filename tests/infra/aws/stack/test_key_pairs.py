@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.aws.errors import CloudError
 from infra.aws.stack import key_pairs
+from infra.errors import CloudError
 
 KNOWN_PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 

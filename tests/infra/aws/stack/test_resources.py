@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support.aws_stack import RecordingAccount, account, aws, home, work
 
-from infra.aws.errors import CloudError
 from infra.aws.stack import resources
 from infra.aws.stack.resources import StackContext
+from infra.errors import CloudError
 
 __all__ = ["account", "aws", "home", "work"]
 

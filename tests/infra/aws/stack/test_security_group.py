@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
+from support.log_lines import log_lines
 
-from infra.aws.errors import CloudError
 from infra.aws.stack import key_pairs, policies, role, security_group
 from infra.aws.stack.resources import StackContext
+from infra.errors import CloudError
 
 __all__ = ["account", "aws", "home", "work"]
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -95,19 +96,19 @@ def group(work: StackContext, vpc: str) -> str:
 
 
 def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount, group: str) -> None:
-    log_lines: list[str] = []
-    security_group.allow_ssh_from(account, group, "203.0.113.7", "ada", log=log_lines.append)
-    security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob", log=log_lines.append)
-    assert security_group.list_ssh_addresses(account, group) == ["203.0.113.7/32", "203.0.113.9/32"]
-    security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada", log=log_lines.append)
-    assert security_group.list_ssh_addresses(account, group) == ["198.51.100.4/32", "203.0.113.9/32"]
-    assert log_lines[-2:] == [
-        "opening ssh to 198.51.100.4/32",
-        "closing ssh to 203.0.113.7/32, the former address of ada",
-    ]
-    account.calls.clear()
-    security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada", log=log_lines.append)
-    assert not account.changes() and len(log_lines) == 4
+    with log_lines("infra") as lines:
+        security_group.allow_ssh_from(account, group, "203.0.113.7", "ada")
+        security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob")
+        assert security_group.list_ssh_addresses(account, group) == ["203.0.113.7/32", "203.0.113.9/32"]
+        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada")
+        assert security_group.list_ssh_addresses(account, group) == ["198.51.100.4/32", "203.0.113.9/32"]
+        assert lines[-2:] == [
+            "opening ssh to 198.51.100.4/32",
+            "closing ssh to 203.0.113.7/32, the former address of ada",
+        ]
+        account.calls.clear()
+        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada")
+    assert not account.changes() and len(lines) == 4
 
 
 def test_allow_ssh_from_opens_several_ports(account: RecordingAccount, group: str) -> None:

@@ -19,12 +19,13 @@ from support.aws_stack import (
     count_resources,
     home,
 )
+from support.log_lines import log_lines
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
 
-from infra.aws.errors import CloudError
 from infra.aws.journal_events import StackChange
 from infra.aws.stack import resources, stack
+from infra.errors import CloudError
 
 __all__ = ["account", "aws", "home"]
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -43,12 +44,12 @@ def test_missing_parts_lists_everything_at_first_without_a_change(account: Recor
 
 
 def test_ensure_is_complete_and_idempotent(account: RecordingAccount) -> None:
-    log_lines: list[str] = []
-    own_stack = stack.ensure(account, OWN_CIDR, log_lines.append)
-    assert count_resources(account) == COMPLETE_STACK and len(log_lines) > 5
+    with log_lines("infra") as lines:
+        own_stack = stack.ensure(account, OWN_CIDR)
+    assert count_resources(account) == COMPLETE_STACK and len(lines) > 5
     assert stack.missing_parts(account) == [] and stack.find(account) == own_stack
     account.calls.clear()
-    assert stack.ensure(account, OWN_CIDR, log_lines.append) == own_stack
+    assert stack.ensure(account, OWN_CIDR) == own_stack
     assert not account.changes() and len(account.calls) < 30
 
 
@@ -305,13 +306,9 @@ def test_ensure_without_permission_to_read_roles_does_the_rest(account: Recordin
         name: "AccessDenied" for name in ("GetInstanceProfile", "GetRole", "ListRole", "PutRole")
     }
     assert stack.missing_parts(restricted_account) == ["role: you have no permission to read it"]
-    log_lines: list[str] = []
-    assert (
-        stack.find(restricted_account)
-        == stack.ensure(restricted_account, OWN_CIDR, log_lines.append)
-        == stack.find(account)
-    )
-    assert log_lines == ["role: you have no permission to read it; assuming that it exists"]
+    with log_lines("infra") as lines:
+        assert stack.find(restricted_account) == stack.ensure(restricted_account, OWN_CIDR) == stack.find(account)
+    assert lines == ["role: you have no permission to read it; assuming that it exists"]
 
 
 def test_ensure_at_the_vpc_limit_names_the_command(account: RecordingAccount) -> None:

@@ -1,14 +1,14 @@
-"""AwsController: one round of the supervisor's work on rented machines, with a fake fleet and fake instances."""
+"""RentedJobController: one round of the supervisor's work on rented machines, with a fake fleet and a fake cloud."""
 
-import sys
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.log_lines import log_lines
 
-from cluster.backends.aws.controller import AwsController
+from cluster.backends.rented.controller import RentedJobController
 from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import checkpoint_files
@@ -36,26 +36,24 @@ class FakeFleet:
 
 
 @pytest.fixture
-def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job on two rented machines and its controller, whose `.events` has terminated IDs and log lines."""
+def supervised(hand_made: Fixture) -> Any:
+    """A job on two rented machines and its controller, whose `.events` has terminated IDs."""
     run = hand_made(machines=2, cloud={}, backend="aws")
     events: list[Any] = []
-    job_instances = SimpleNamespace(
-        rental_spec=SimpleNamespace(max_dollars=None),
-        journal=None,
+    provider = SimpleNamespace(
+        max_dollars=None,
         run_folder=run.run_folder,
-        log=events.append,
         terminate=lambda ids, reason: events.append((ids, reason)),
         is_overdue=False,
-        list_instances=lambda: {},
+        list_machines=lambda: {},
     )
-    monkeypatch.setattr(sys.modules[AwsController.__module__], "JobInstances", lambda *_: job_instances)
-    controller: Any = AwsController(run.spec, run.run_folder)
+    fake_class: Any = lambda *_: provider  # noqa: E731
+    controller: Any = RentedJobController(run.spec, run.run_folder, fake_class)
     controller.fleet = FakeFleet(run.run_folder.path / "remote")
     controller.last_poll_time = time.monotonic()
     controller.events = events
     public_ips = {"0": "", "1": "198.51.100.7"}
-    controller.live_instances = {
+    controller.live_machines = {
         name: SimpleNamespace(name=name, id=f"i-{name}", public_ip=public_ip) for name, public_ip in public_ips.items()
     }
     return run, controller
@@ -68,7 +66,7 @@ def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixtur
     assert controller.poll() is True and controller.get_stop_reason() == ""
     run.write_shared("result.json", "{}")
     assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
-    assert controller.poll() is True  # that thread may be in a request to EC2
+    assert controller.poll() is True  # that thread may be in a request to the cloud
     rental.set_result(None)
     assert controller.poll() is False and controller.rental_futures
 
@@ -91,26 +89,23 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
     run, controller = supervised
     run.write_shared("result.json", "{}")
     del controller.fleet.connectors["1"]
-    assert controller.poll() is False
-    assert controller.events == [
-        (["i-0"], "the job is done"),
-        "the network stays on the stack's shared file system: '1'",
-    ]
+    with log_lines("cluster.backends") as lines:
+        assert controller.poll() is False
+    assert controller.events == [(["i-0"], "the job is done")]
+    assert lines == ["the network stays on the stack's shared file system: '1'"]
 
 
-def test_poll_after_a_stop_connects_to_instances_that_are_still_there(
-    supervised: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The instances must save a checkpoint, also when no supervisor ran while the job was stopped."""
+def test_poll_after_a_stop_connects_to_machines_that_are_still_there(supervised: Fixture) -> None:
+    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
     run, controller = supervised
     run.write_shared("stop", "{}")
     controller.fleet = None
-    controller.job_instances.first_machine_time = None
+    controller.provider.first_machine_time = None
     with pytest.raises(SetupFailed, match="stopped by the user"):
-        controller.poll()  # there are no instances
-    controller.job_instances.list_instances = lambda: controller.live_instances
-    controller.job_instances.find_or_rent = lambda before_renting: pytest.fail("find_or_rent was called")
-    with pytest.raises(pytest.fail.Exception, match="find_or_rent was called"):
+        controller.poll()  # there are no machines
+    controller.provider.list_machines = lambda: controller.live_machines
+    controller.provider.finish_open_requests = lambda: pytest.fail("it looked for machines")
+    with pytest.raises(pytest.fail.Exception, match="it looked for machines"):
         controller.poll()
 
 
@@ -120,8 +115,8 @@ def test_poll_stops_an_overdue_job(supervised: Fixture) -> None:
     controller.fleet.agents_alive = lambda: True
     controller.fleet.pool = SimpleNamespace(submit=lambda function: Future())
     assert controller.poll() is True and controller.get_stop_reason() == ""
-    controller.job_instances.is_overdue = True
-    controller.last_poll_time = 0.0  # the time limit is checked as often as EC2 is asked
+    controller.provider.is_overdue = True
+    controller.last_poll_time = 0.0  # the time limit is checked as often as the cloud is asked
     assert controller.poll() is True
     assert controller.get_stop_reason() == "its time is over, and not all of its machines have ended"
 

@@ -1,0 +1,163 @@
+"""The part of a backend that is the same for all clouds: machines that are rented for one job and end with it."""
+
+import json
+import shutil
+from dataclasses import replace as replace_fields
+from functools import cached_property
+from pathlib import Path
+from typing import Generic
+
+from cluster.backends.base import BilledBackend
+from cluster.backends.remote import RemoteBackend
+from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Hosts
+from cluster.errors import BadInput, ClusterError
+from cluster.machines.fleet import Fleet
+from cluster.state.spec import JobSpec
+from infra.costs import JobCost
+from infra.errors import CloudError
+from train.tools.filesystem import read_json
+
+from .controller import HOSTS_FILE, RentedJobController
+from .errors import cloud_errors_as_cluster_errors
+from .provider import JOURNAL_FILE, CloudProvider, MachineT
+
+
+class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
+    """Machines that are rented for one job. A subclass names its cloud."""
+
+    provider_class: type[CloudProvider[MachineT]]
+
+    @classmethod
+    def check(cls, spec: JobSpec, runs_folder: Path) -> None:
+        """Check that all programs are installed here (`ClusterError`). The cloud was asked when the job was planned."""
+        tmux.require_tmux()
+        for program in ("ssh", "ssh-keygen"):
+            if not shutil.which(program):
+                raise ClusterError(f"{program} is missing; install it: sudo apt-get install openssh-client")
+        if not spec.cloud:
+            raise BadInput("the job has no rental specification; start it with: imgnet-cluster launch")
+
+    @cached_property
+    def controller(self) -> RentedJobController[MachineT]:
+        """The controller of the job's machines, of which a supervisor has one. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            return RentedJobController(self.run.spec, self.run.folder, self.provider_class)
+
+    def _open_provider(self) -> CloudProvider[MachineT]:
+        """Return the job's provider for one command. Raises `CloudError`."""
+        return self.provider_class(self.run.spec, self.run.folder)
+
+    def launch(self) -> None:
+        """Start the supervisor. It rents the machines and does all the rest."""
+        if not self.is_supervised():
+            with cloud_errors_as_cluster_errors():
+                self._open_provider().record_launch(self.run.folder.launch_id)
+        super().launch()
+
+    def poll(self) -> bool:
+        """Rent missing machines, set them up and copy new files to the run folder."""
+        return self.controller.poll()
+
+    def agents_alive(self) -> bool:
+        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
+        fleet = self.controller.fleet if "controller" in vars(self) else None
+        return fleet is not None and fleet.agents_alive()
+
+    def dead_machines(self) -> list[str]:
+        """Return the machines that certainly have no agent: the cloud says that they are gone, or they say so."""
+        return self.controller.dead_machines()
+
+    def replace(self, machine: str) -> None:
+        """Start a machine's agent again, or rent another one in its place, in the background."""
+        self.controller.replace(machine)
+
+    def kill_machine(self, machine: str, notice_seconds: float | None) -> None:
+        """Terminate a machine at once, or give its agent a notice as a cloud does before an interruption."""
+        if notice_seconds is None:
+            with cloud_errors_as_cluster_errors():
+                provider = self._open_provider()
+                machines = provider.list_machines()
+                if machine not in machines:
+                    raise CloudError(
+                        f"machine {machine} has no instance; see: imgnet-cluster status {self.run.spec.name}"
+                    )
+                provider.terminate([machines[machine].id], "lost in a rehearsal")
+        else:
+            self.open_fleet().kill_machine(machine, notice_seconds)
+
+    def open_fleet(self) -> Fleet:
+        """Open connections to the machines at the addresses that the supervisor wrote down last."""
+        spec, folder = self.run.spec, self.run.folder
+        hosts = read_json(folder.path / HOSTS_FILE)
+        if not hosts:
+            raise ClusterError(f"{spec.name} has no machines yet; see: imgnet-cluster status {spec.name}")
+        return Fleet(replace_fields(spec, hosts=Hosts.from_json(hosts).to_json()), folder)
+
+    def terminate(self) -> list[str]:
+        """Terminate all machines of the job and wait until the cloud confirms it.
+
+        Raises `ClusterError` that names what is not terminated.
+        """
+        name, folder = self.run.spec.name, self.run.folder
+        if (folder.path / JOURNAL_FILE).exists():  # else nothing was ever rented
+            with cloud_errors_as_cluster_errors():
+                leftovers = self._open_provider().terminate_job()
+            if leftovers:
+                raise ClusterError(
+                    f"{name} is not completely terminated: {'; '.join(leftovers)}; "
+                    f"run again: imgnet-cluster down {name}"
+                )
+        tmux.kill_session(name, folder.path)
+        return []
+
+    def extend_time_limit(self, hours: float) -> None:
+        """Set the job's time limit to `hours` since its first machine started.
+
+        Raises `BadInput` when the price limit forbids it or the time is already over, `ClusterError` with the machines
+        on which the new limit could not be set.
+        """
+        spec, folder = self.run.spec, self.run.folder
+        fleet = self.open_fleet()
+        provider = self._open_provider()
+        start_time = provider.first_machine_time or self.run.clock()
+        allowed_hours, grace_seconds = provider.compute_limits(provider.dollars_per_hour, hours)
+        if allowed_hours < hours:
+            raise BadInput(f"--max-hours {hours:g}: --max-price-total allows only {allowed_hours:.3g} hours")
+        seconds_left = 3600 * hours - (self.run.clock() - start_time)
+        if seconds_left <= 0:
+            raise BadInput(
+                f"{spec.name} has been running for more than {hours:g} hours; "
+                f"to stop it: imgnet-cluster stop {spec.name}"
+            )
+        problems = []
+        for name, connector in fleet.connectors.items():
+            try:
+                connector.run(["sudo", "-n", "imgnet-limit", f"{seconds_left + grace_seconds:.0f}"], timeout=30)
+                limit_path = f"{fleet.setup_progress.rows[name].work}/limit"
+                connector.write(limit_path, json.dumps({"hours": hours}).encode())
+            except (ClusterError, KeyError) as error:
+                problems.append(f"machine {name}: {error}")
+        if not problems:  # replacements that are rented later read the limit from the spec
+            folder.write_spec(replace_fields(spec, max_hours=hours, poweroff_grace=grace_seconds))
+            name = spec.machine_names[0]
+            shared_spec_path = f"{fleet.provisioner.job_folder(name)}/job.json"
+            fleet.connectors[name].write(shared_spec_path, folder.spec_path.read_bytes())
+        fleet.close()
+        with cloud_errors_as_cluster_errors():
+            provider.set_expiry(self.run.clock() + seconds_left + grace_seconds)
+        if problems:
+            raise ClusterError(f"the limit was not set everywhere: {'; '.join(problems)}; run the command again")
+
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
+        return self.provider_class.job_cost(self.run.folder.path, self.run.clock() if moment is None else moment)
+
+    def cost_dollars(self) -> float:
+        """Return the cost of the job's machines until now in dollars. Machines of unknown price are not counted."""
+        return self.job_cost().dollars
+
+    def cost_dollars_until(self, moment: float) -> float | None:
+        """Return the cost of the job's machines until `moment`, None when the price of one of them is unknown."""
+        cost = self.job_cost(moment)
+        return None if cost.unknown else cost.dollars

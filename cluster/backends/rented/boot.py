@@ -1,0 +1,70 @@
+"""Waits until a rented machine has booted, accepts ssh connections and shows a host key of its own."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic
+
+from cluster.connectors.ssh import SSHRefused
+from cluster.errors import ClusterError, SetupFailed
+from cluster.machines.fleet import Fleet
+from cluster.state.states import SetupStep
+
+from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
+
+BOOT_TIMEOUT_SECONDS = 900.0
+BOOT_POLL_SECONDS = 1.0
+BOOT_STATE_SCRIPT = f"cd {REMOTE_FOLDER} && if [ -e failed ]; then cat failed; elif [ -e ready ]; then echo ready; fi"
+
+
+class BootWaiter(Generic[MachineT]):
+    """Waits for the machines of one job. Called for several machines at once, each in a thread of the fleet's pool."""
+
+    def __init__(self, provider: CloudProvider[MachineT]) -> None:
+        self.provider = provider
+
+    def wait_until_ready(self, fleet: Fleet, name: str, list_machines: Callable[[], Mapping[str, MachineT]]) -> None:
+        """Wait until a machine has booted, then let it replace its host key.
+
+        The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the
+        job's live machines by name. Raises `SetupFailed` when the machine is gone, its boot failed or took
+        too long, or the job is to stop; `ClusterError` when the new host key cannot be read.
+        """
+        start = time.monotonic()
+        cloud_name = self.provider.cloud_name
+        machine = list_machines().get(name)
+        if machine is None:
+            raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
+        fleet.setup_progress.set_step(name, SetupStep.BOOTING)
+        while pending_reason := self._pending_reason(fleet, machine, list_machines()):
+            current = list_machines().get(name)
+            if current is None or current.id != machine.id:
+                raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
+            if time.monotonic() - start > BOOT_TIMEOUT_SECONDS:
+                raise SetupFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
+            if stop_reason := self.provider.get_stop_reason():
+                raise SetupFailed(stop_reason)
+            time.sleep(BOOT_POLL_SECONDS)
+        fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
+        if not self.provider.has_own_host_key(machine):
+            response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
+            self.provider.record_host_key(machine, response.out.decode().strip())
+
+    def _pending_reason(self, fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]) -> str:
+        """Return what a booting machine still waits for, "" when it is ready.
+
+        Raises `SetupFailed` when its boot failed, `SSHRefused` when it shows another host key than expected.
+        """
+        jump_host = find_jump_host(machines)
+        if jump_host and not machine.public_ip and not self.provider.has_own_host_key(jump_host):
+            # The jump host is about to replace its host key; a connection through it would break.
+            return f"machine {jump_host.name}, the jump host, has not booted"
+        connector = fleet.connectors[machine.name]
+        try:
+            state = connector.run(["sh", "-c", BOOT_STATE_SCRIPT], check=False, timeout=20).out.decode().strip()
+        except SSHRefused:
+            raise
+        except ClusterError as error:
+            return str(error)
+        if state not in ("", "ready"):
+            raise SetupFailed(f"boot failed: {state}")
+        return "" if state else "it has not finished booting"

@@ -1,0 +1,122 @@
+"""What may reach the terminal: text without control characters, and without the loss of a closed or narrow stream.
+
+Names, reasons and log lines come from machines and from files. A terminal obeys the control characters in them: they
+could change its title, its clipboard or what is shown. The command line prints through `CleanStream`, and rich through
+the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
+"""
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+MAX_MESSAGE_CHARACTERS = 2000
+
+# In this order: OSC and other strings with their end, if they have one; CSI; other escapes; single characters: C0 and
+# C1 without newline and tab, marks that change the direction of text, line separators, and surrogates, which cannot be
+# written.
+CONTROL_PATTERN = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c))?"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def clean(text: str) -> str:
+    """Return a text without control characters and escape sequences. Newlines and tabs stay."""
+    return CONTROL_PATTERN.sub("", text)
+
+
+def cut_text(text: str) -> str:
+    """Return a message that is short enough to be read: it may quote a value of any length."""
+    if len(text) <= MAX_MESSAGE_CHARACTERS:
+        return text
+    return f"{text[: MAX_MESSAGE_CHARACTERS // 2]} ... {text[-MAX_MESSAGE_CHARACTERS // 2 :]}"
+
+
+class TerminalStream:
+    """Stdout or stderr, which takes text as it is. All else is that of the stream.
+
+    When the reader has gone (`imgnet-cluster launch ... | head -1`), the rest is discarded: the command does its work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text. Raises `OSError`, but not when the reader has gone."""
+        with discard_when_reader_is_gone(self.stream):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered. Raises `OSError`, but not when the reader has gone."""
+        with discard_when_reader_is_gone(self.stream):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever attribute of the stream it is
+        return getattr(self.stream, name)
+
+
+class CleanStream(TerminalStream):
+    """Stdout or stderr, to which text is written clean."""
+
+    def write(self, text: str) -> int:
+        """Write a text without its control characters. Raises `OSError`, but not when the reader has gone."""
+        return super().write(clean(text))
+
+
+@contextlib.contextmanager
+def discard_when_reader_is_gone(stream: TextIO) -> Iterator[None]:
+    """Send a stream's output to /dev/null once a write within the `with` block finds that its pipe is closed."""
+    try:
+        yield
+    except BrokenPipeError:
+        discard(stream)
+
+
+def discard(stream: TextIO) -> None:
+    """Send the rest of a stream's output to /dev/null: at exit Python writes its buffer once more and would fail."""
+    with contextlib.suppress(OSError, ValueError):  # the stream has no file descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def styled_stream(to_stderr: bool = False) -> TextIO:
+    """Return stdout or stderr for rich, which writes escape sequences of its own around text that is clean."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    return cast(TextIO, TerminalStream(stream.stream if isinstance(stream, TerminalStream) else stream))
+
+
+@contextlib.contextmanager
+def clean_output() -> Iterator[None]:
+    """Let all output within the `with` block be clean."""
+    if isinstance(sys.stdout, CleanStream):
+        yield
+        return
+    stdout, stderr = (cast(TextIO, CleanStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        yield
+
+
+def prepare_standard_streams() -> None:
+    """Make stdin, stdout and stderr usable, whatever the shell has set them to. To be called once, at the start.
+
+    A closed one (`imgnet-cluster ls >&-`) becomes /dev/null: else the next file that is opened would get its
+    descriptor, and with it the output of child processes. In a locale that has ASCII only, output is UTF-8.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "r" if descriptor == 0 else "w"))
+        elif isinstance(stream, io.TextIOWrapper) and descriptor > 0:
+            encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else None
+            stream.reconfigure(encoding=encoding, errors="replace", line_buffering=True)

@@ -1,0 +1,25 @@
+"""Errors of a cloud that the controller of rented jobs tells apart. Each reads in one line."""
+
+
+class CloudError(Exception):
+    """An error of a cloud that a person can fix, in one line. `code` is the cloud's error code, "" for none."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class NoCredentials(CloudError):
+    """No credentials or no region is set, or the cloud does not accept the credentials."""
+
+
+class Interrupted(CloudError):
+    """The job must stop, so waiting for machines was given up."""
+
+
+class MachinesRefused(CloudError):
+    """The cloud did not launch the machines of a request."""
+
+
+class NoMachines(CloudError):
+    """No place has the machines, or none may be rented any more."""

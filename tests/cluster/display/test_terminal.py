@@ -1,0 +1,83 @@
+"""What reaches the terminal: no control character of a machine, and the color of the command line all the same."""
+
+import io
+import os
+import re
+import sys
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.display import tables, terminal
+
+Fixture = Any
+HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]52;c;cm0=\x1b\\d\re\x1b[8mf\x9b31mg\u202eh\x9d0;t\x9ci\x08j\x7fk\ud800l\x1bcm"
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def test_clean_removes_sequences_and_keeps_newlines_and_tabs() -> None:
+    assert terminal.clean(HOSTILE) == "abcdefghijklm"
+    assert terminal.clean("a\tb\nc °é 漢字 🙂") == "a\tb\nc °é 漢字 🙂"
+    assert terminal.clean("\x1b]0;no end\nnext") == "0;no end\nnext"
+
+
+@given(st.text())
+def test_clean_text_has_no_control_characters(text: str) -> None:
+    assert not CONTROLS.search(terminal.clean(text))
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])))
+def test_clean_keeps_printable_text(text: str) -> None:
+    assert terminal.clean(text) == text
+
+
+def test_all_output_within_clean_output_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.clean_output():
+        print(HOSTILE)
+        click.echo(HOSTILE)
+        click.echo(HOSTILE, err=True)
+        print(HOSTILE, file=sys.stderr)
+        tables.print_table(["name"], [[HOSTILE]])
+    captured = capsys.readouterr()
+    assert captured.out.count("abcdefghijklm") == 2 and captured.err.count("abcdefghijklm") == 2
+    assert not CONTROLS.search(captured.out + captured.err)
+
+
+def test_table_on_terminal_has_color_and_clean_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with terminal.clean_output():
+        tables.print_table(["job", "recipe", "state"], [["job-1", HOSTILE, "failed"]])
+    assert "\x1b[31m" in screen.getvalue()
+    assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()))
+
+
+def test_table_on_narrow_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: Fixture) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    tables.print_table(["job", "text"], [["job-1", "word " * 30]])
+    assert "…" not in capsys.readouterr().out
+
+
+def test_output_after_the_reader_has_gone_is_discarded() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = terminal.CleanStream(os.fdopen(writer, "w", buffering=1))
+    for _ in range(3):
+        assert stream.write("a line\n") == 7
+    stream.flush()
+    stream.stream.close()
+
+
+def test_long_message_keeps_both_ends() -> None:
+    text = terminal.cut_text("begin" + "a" * 300_000 + "end")
+    assert len(text) < 2100 and text.startswith("begin") and text.endswith("end")

@@ -1,0 +1,67 @@
+"""Crops against torchvision's: pixels of the center crop, distribution of RandomResizedCrop, and its fallback."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.peers import run_script
+
+from train.data.loading import crop
+from train.data.order.rng import random_boxes
+
+SIZES = [(375, 500), (500, 375), (333, 500), (256, 256), (300, 1201), (77, 91)]  # height, width
+DRAWS = 4000
+KOLMOGOROV_SMIRNOV_BOUND = 1.95 * (2 / DRAWS) ** 0.5  # two equal distributions exceed it once in a thousand times
+
+
+def smooth_image(height: int, width: int) -> Any:
+    """Return pixels like those of a photograph: enlarged noise, so that a shift of one pixel is seen."""
+    noise = np.random.default_rng(height * width).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
+    return np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def center_crop(pixels: Any, size: int) -> Any:
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    batch = torch.empty((1, size, size, 3), dtype=torch.uint8)
+    crop.center_crop(data.getvalue(), pixels.shape[:2], crop.image_views(batch)[0])
+    return batch[0].numpy()
+
+
+@pytest.mark.parametrize("size", [128, 224, 288])
+def test_center_crop_has_torchvisions_pixels(size: int, tmp_path: Path) -> None:
+    images = {f"{height}x{width}": smooth_image(height, width) for height, width in SIZES}
+    np.savez(tmp_path / "images.npz", **images)
+    arguments = ("center", tmp_path / "images.npz", tmp_path / "crops.npz", size)
+    run_script("torchvision_crops.py", *arguments, module="torchvision")
+    theirs = np.load(tmp_path / "crops.npz")
+    for name, pixels in images.items():
+        difference = np.abs(center_crop(pixels, size).astype(int) - theirs[name].astype(int))
+        assert difference.max() <= 2 and difference.mean() <= 0.03, name
+
+
+def test_random_boxes_are_distributed_as_torchvisions() -> None:
+    sizes = ("500x375", "375x500", "500x300", "900x200")  # width, height
+    theirs = run_script("torchvision_crops.py", "random", DRAWS, *sizes, module="torchvision")
+    for size in sizes:
+        width, height = map(int, size.split("x"))
+        ours, _ = random_boxes(0, 0, np.arange(DRAWS), [width] * DRAWS, [height] * DRAWS, 0.08)
+        for our_column, their_column in zip(ours.T, np.array(theirs[size]).T, strict=True):  # top, left, height, width
+            values = np.union1d(our_column, their_column)
+            columns = (np.sort(our_column), np.sort(their_column))
+            our_share, their_share = (np.searchsorted(column, values, side="right") / DRAWS for column in columns)
+            assert np.abs(our_share - their_share).max() <= KOLMOGOROV_SMIRNOV_BOUND, size
+
+
+def test_fallback_of_random_boxes_is_torchvisions() -> None:
+    """Of an image that is a hundred times as long as wide, no random box fits."""
+    sizes = ("3001x30", "30x3001", "3000x30", "2000x31")
+    theirs = run_script("torchvision_crops.py", "random", 20, *sizes, module="torchvision")
+    for size in sizes:
+        width, height = map(int, size.split("x"))
+        ours, _ = random_boxes(0, 0, np.arange(20), [width] * 20, [height] * 20, 0.08)
+        assert ours.tolist() == theirs[size]

@@ -1,0 +1,48 @@
+"""ResNets against torchvision's: names and shapes of all tensors, scores, gradients and running statistics."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.peers import run_script
+
+from train.models import resnet
+from train.models.registry import MODEL_BUILDERS
+
+
+def test_tensors_have_torchvisions_names_shapes_and_order() -> None:
+    names = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+    shapes = run_script("torchvision_resnet.py", "shapes", *names, module="torchvision")
+    for name in names:
+        empty = {key: torch.empty(shape, device="meta") for key, shape in shapes[name].items()}
+        theirs = resnet.convert_torchvision_keys(empty)
+        with torch.device("meta"):
+            ours = MODEL_BUILDERS[name](1000).state_dict()
+        assert [(key, value.shape) for key, value in ours.items()] == [
+            (key, value.shape) for key, value in theirs.items()
+        ]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randn((2, 3, *shape), generator=generator) for shape in ((96, 96), (64, 96), (128, 128))]
+    torch.save(images, tmp_path / "images.pt")
+    arguments = ("run", name, tmp_path / "images.pt", tmp_path / "theirs.pt")
+    run_script("torchvision_resnet.py", *arguments, module="torchvision")
+    theirs = torch.load(tmp_path / "theirs.pt", weights_only=True)
+    net = MODEL_BUILDERS[name](1000)
+    net.load_state_dict(resnet.convert_torchvision_keys(theirs["weights"]))
+    net.eval()
+    with torch.no_grad():
+        for batch, scores in zip(images, theirs["eval_scores"], strict=True):
+            torch.testing.assert_close(net(batch), scores)
+    net.train()
+    train_scores = net(images[0])
+    torch.testing.assert_close(train_scores.detach(), theirs["train_scores"])
+    train_scores.logsumexp(1).sum().backward()
+    for ours, key in ((dict(net.named_parameters()), "gradients"), (dict(net.named_buffers()), "buffers")):
+        expected = resnet.convert_torchvision_keys({**theirs["weights"], **theirs[key]})
+        for name_of_tensor, tensor in ours.items():
+            actual = tensor.grad if key == "gradients" else tensor
+            torch.testing.assert_close(actual, expected[name_of_tensor], rtol=1e-4, atol=1e-5)

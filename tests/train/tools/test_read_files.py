@@ -1,0 +1,117 @@
+"""Readers of files: damaged, endless, huge or strange ones end in an error, never in a hang or another exception."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from train.metrics.records import EpochRow, StartRow, StepRow, read_metrics_file
+from train.metrics.thumbnails import read_thumbnails
+from train.tools import filesystem
+
+Fixture = Any
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"NaN",
+        b"-Infinity",
+        b"[1e999]",
+        b"1" * 400 + b".0",
+        b"9" * 5000,
+        b"\xff",
+        b"",
+    ],
+)
+def test_parse_json_refuses_what_is_no_plain_data(text: bytes) -> None:
+    with pytest.raises(ValueError) as error:
+        filesystem.parse_json(text)
+    assert len(str(error.value)) < 200
+    assert not filesystem.is_valid_json(text)
+
+
+@given(st.binary())
+def test_parse_json_any_bytes_is_value_or_value_error(text: bytes) -> None:
+    try:
+        json.dumps(filesystem.parse_json(text), allow_nan=False)
+    except ValueError:
+        assert not filesystem.is_valid_json(text)
+
+
+@given(json_values.filter(lambda value: "NaN" not in repr(value)))
+def test_parse_json_reads_what_json_writes(value: Any) -> None:
+    text = json.dumps(value).encode()
+    if filesystem.is_valid_json(text):
+        assert filesystem.parse_json(text) == json.loads(text)
+
+
+@pytest.fixture(params=["FIFO", "folder", "loop", "device"])
+def strange_file(request: Fixture, tmp_path: Path) -> Path:
+    path = tmp_path / "x.json"
+    if request.param == "FIFO":
+        os.mkfifo(path)
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if request.param == "loop" else "/dev/zero")
+    return path
+
+
+def test_readers_of_what_is_no_file_raise_and_do_not_wait(strange_file: Path) -> None:
+    assert filesystem.read_json(strange_file) is None
+    for read in (filesystem.read_file, filesystem.open_regular, lambda path: list(filesystem.read_lines(path))):
+        with pytest.raises(OSError, match=str(strange_file)):
+            read(strange_file)
+    with pytest.raises(OSError), filesystem.locked(strange_file, 0):
+        pass
+
+
+def test_read_file_too_large_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.truncate(10**12)  # takes no space
+    with pytest.raises(OSError, match="more than 64 MB"):
+        filesystem.read_file(path)
+    assert filesystem.read_json(path) is None
+
+
+def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 10)
+    path = tmp_path / "x"
+    for text, lines in (
+        (b"a\n" + b"x" * 95 + b"\nb\nc", [b"a\n", b"b\n", b"c"]),
+        (b"x" * 200, []),
+        (b"x" * 9 + b"\n", [b"x" * 9 + b"\n"]),
+    ):
+        path.write_bytes(text)
+        assert list(filesystem.read_lines(path)) == lines
+    assert list(filesystem.read_lines(tmp_path / "missing")) == []
+
+
+@same_folder
+@given(st.lists(json_values.map(lambda value: json.dumps(value).encode()) | st.binary()))
+def test_metrics_of_any_content_are_rows_or_nothing(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    for row_type in (StartRow, StepRow, EpochRow):
+        assert all(isinstance(row, row_type) for row in read_metrics_file(path, row_type))
+
+
+@same_folder
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_thumbnails_of_any_content_are_thumbnails_or_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    (tmp_path / "logs/val-000001.json").write_bytes(content)
+    assert isinstance(read_thumbnails(tmp_path), list)
