@@ -322,6 +322,20 @@ MUTATIONS = [
         AVERAGED_STATISTICS,
     ),
     Mutation(
+        "batch norm: statistics of norms in eval mode are trained",
+        BATCHNORM,
+        "if norm.training:",
+        "if norm:",
+        "test_batchnorm.py::test_norms_keep_their_own_momentum_and_eval_mode",
+    ),
+    Mutation(
+        "batch norm: statistics of other norms summed",
+        BATCHNORM,
+        "buffer.clone()) / self.group.world_size",
+        "buffer.clone())",
+        "test_batchnorm.py::test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation",
+    ),
+    Mutation(
         "batch norm: statistics of a step not averaged over its chunks",
         BATCHNORM,
         "self.chunk_sum / chunk_count",

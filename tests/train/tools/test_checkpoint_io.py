@@ -11,6 +11,8 @@ import pytest
 import torch
 from support.train_records import make_epoch
 
+from train.distributed.batchnorm import RunningStatistics
+from train.distributed.process_group import ProcessGroup
 from train.metrics.time_breakdown import TimeBreakdown
 from train.tools import checkpoint_io, filesystem
 
@@ -196,7 +198,6 @@ def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
 ) -> None:
     from train.engine import trainer as engine_trainer
 
-    monkeypatch.setattr("train.distributed.batchnorm.average_running_statistics", lambda *_: None)
     monkeypatch.setattr(engine_trainer, "epoch_result", lambda *_: make_epoch())
     monkeypatch.setattr(engine_trainer, "should_validate", lambda *_: True)
     waits: list[bool] = []
@@ -205,8 +206,8 @@ def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
         step=0,
         epoch_totals=None,
         history=[],
-        group=None,
-        model=None,
+        group=SimpleNamespace(is_first=True),
+        running_statistics=RunningStatistics(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), torch.nn.Linear(2, 2)),
         schedule=SimpleNamespace(epochs=range(3)),
         validate=lambda *_: {},
         progress=SimpleNamespace(report_epoch=lambda *_: None),
