@@ -77,6 +77,17 @@ class Backend(ABC):
         """Whether a supervisor of this run is at work on this computer."""
         return is_locked(self.run.folder.path / SUPERVISOR_LOCK)
 
+    def check_access(self, ask_cloud: bool = False) -> None:
+        """Raise `NoCloudAccess` when a supervisor that this process starts could not use the source of the machines.
+
+        Without `ask_cloud`, nothing is sent: the credentials are only looked for.
+        """
+        return
+
+    def access_error(self) -> str:
+        """Return why the source of the machines refuses this supervisor at present, while the job goes on; else ""."""
+        return ""
+
     @abstractmethod
     def agents_alive(self) -> bool:
         """Whether an agent is at work, as far as this process can tell.

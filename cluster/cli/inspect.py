@@ -68,7 +68,7 @@ def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) 
             refresh(job)
             statuses[job.name] = job.status()
             rows.append({**encode(statuses[job.name]), "hparams": job.hparams})
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:  # one job must not hide the others
             warn(error)
             statuses[job.name] = None
             rows.append({"job": job.name, "state": display_status.DAMAGED, "reason": str(error)})

@@ -138,6 +138,12 @@ class CommandGroup(click.Group):
                     sys.stdout.flush()
             except ClusterError as error:
                 exit_with_error(str(error), error.exit_code)
+            except ValueError as error:
+                from train.tools.records import DamagedRecord
+
+                if not isinstance(error, DamagedRecord):
+                    raise
+                exit_with_error(f"{error}; restore the file, or delete its run folder to forget the job", EXIT_ERROR)
             except KeyboardInterrupt:
                 exit_with_error("interrupted", EXIT_INTERRUPTED)
             except BrokenPipeError:  # the reader of a log has closed the pipe: `imgnet-cluster logs -f | head`

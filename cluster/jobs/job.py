@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,12 +13,12 @@ from uuid import uuid4
 from cluster.backends import registry
 from cluster.backends.base import Backend
 from cluster.errors import BadInput, ClusterError
-from cluster.state import attempts
+from cluster.state import attempts, supervisor_records
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import Run, RunFolder, setup_log_path
+from cluster.state.run_folder import SUPERVISOR_LOCK, Run, RunFolder, lock_holder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
@@ -26,7 +27,8 @@ from train.metrics.hparams import flat_settings
 from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
-from train.tools.filesystem import locked, to_json_bytes, write_atomic
+from train.tools.filesystem import NO_FILE_ERRORS, locked, to_json_bytes, write_atomic
+from train.tools.process import command_line
 from train.tools.records import DamagedRecord, damaged, read_record
 
 from . import queue_state
@@ -37,6 +39,9 @@ WRITE_RESULT_LOCK_SECONDS = 5.0
 WAIT_POLL_SECONDS = 0.2
 STOP_POLL_SECONDS = 0.1
 START_POLL_SECONDS = 0.05
+SUPERVISOR_END_SECONDS = 5.0  # after each signal
+ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
+SUPERVISOR_START_MARKER = ".supervised"  # in the run folder: a command started the supervisor at its time of change
 
 
 class JobBusy(ClusterError):
@@ -59,6 +64,8 @@ class JobReader:
         self.name = path.name
         self.run_folder = RunFolder(path)
         self.is_supervisor = is_supervisor
+        self.access_error = ""  # why this process must not start the supervisor that the job needs, "" if it may
+        self.next_access_check = 0.0  # monotonic seconds
 
     @cached_property
     def run(self) -> Run:
@@ -141,6 +148,7 @@ class JobReader:
             return replace(job_status, state=JobState.WAITING, doing=wait)
         if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
             return replace(job_status, state=JobState.WAITING, doing=wait)
+        job_status = replace(job_status, warning=self._describe_trouble())
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
@@ -149,6 +157,34 @@ class JobReader:
             if not has_training_result:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
+
+    def _describe_trouble(self) -> str:
+        """Return what is wrong with the job's supervisor and what that means, "" when nothing is."""
+        if self.has_ended:
+            return ""
+        trouble = supervisor_records.read_trouble(self.path)
+        if self.backend.is_supervised() or not self.backend.is_remote:
+            if trouble is None or not trouble.lacks_access:
+                return trouble.error if trouble else ""
+            error, lacks_access = trouble.error, True
+        elif self.access_error:
+            error, lacks_access = f"no supervisor is at work: {self.access_error}", True
+        elif trouble:
+            error, lacks_access = f"no supervisor is at work: {trouble.error}", trouble.lacks_access
+        elif self._was_supervisor_just_started():
+            return ""
+        else:
+            error, lacks_access = "no supervisor is at work", False
+        remedy = f"imgnet-cluster status {self.name}"
+        if lacks_access:
+            remedy += ", in a shell with credentials for the job's machines"
+        return f"{error}; lost machines are not replaced until you type: {remedy}"
+
+    def _was_supervisor_just_started(self) -> bool:
+        """Whether a supervisor was started so recently that it may not have taken its lock yet."""
+        markers = (self.path / SUPERVISOR_START_MARKER, self.run_folder.launch_path)
+        start = max((marker.stat().st_mtime for marker in markers if marker.exists()), default=0.0)
+        return 0 <= time.time() - start < AGENT_START_SECONDS
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
@@ -160,6 +196,10 @@ class JobReader:
             yield
         except DamagedRecord as error:
             raise self._damage(error) from error
+        except OSError as error:
+            if error.errno in NO_FILE_ERRORS:
+                raise self._damage(damaged(error)) from error
+            raise
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
@@ -257,16 +297,58 @@ class Job(JobReader):
             self._write_result()
 
     def _ensure_supervisor(self) -> None:
-        """Start the supervisor when none is running, for example after a reboot."""
-        start_marker = self.path / ".supervised"
+        """Start the supervisor when none is running, for example after a reboot.
+
+        Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
+        but keep out a supervisor that has them. A supervisor whose credentials the cloud refuses is replaced when the
+        cloud accepts those of this process.
+        """
+        start_marker = self.path / SUPERVISOR_START_MARKER
         with contextlib.suppress(JobBusy), self.locked():
+            trouble = supervisor_records.read_trouble(self.path)
+            lacked_access = trouble is not None and trouble.lacks_access
             # A supervisor that was started a moment ago may not have taken its lock yet.
             was_just_started = (
                 start_marker.exists() and 0 <= time.time() - start_marker.stat().st_mtime < AGENT_START_SECONDS
             )
-            if not self.is_alive and not was_just_started:
+            if not lacked_access and (self.is_alive or was_just_started):
+                self.access_error = ""
+                return
+            if time.monotonic() < self.next_access_check:
+                return
+            self.next_access_check = time.monotonic() + ACCESS_CHECK_SECONDS
+            try:
+                self.backend.check_access(ask_cloud=lacked_access)
+            except ClusterError as error:
+                self.access_error = "" if self.is_alive else str(error)
+                return
+            self.access_error = ""
+            if self._end_supervisor():
+                supervisor_records.write_trouble(self.path, None)
                 start_marker.touch()
                 self.backend.launch()
+
+    def _end_supervisor(self) -> bool:
+        """End the job's supervisor, so that this process can start another. Returns whether none is at work any more.
+
+        The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
+        of another computer.
+        """
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            pid = lock_holder(self.path / SUPERVISOR_LOCK)
+            if pid is None or not command_line(pid).endswith(" ".join(self.backend.supervisor_argv()[-2:])):
+                break
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal_number)
+            deadline = time.monotonic() + SUPERVISOR_END_SECONDS
+            while self.backend.is_supervised() and time.monotonic() < deadline:
+                time.sleep(START_POLL_SECONDS)
+        return not self.backend.is_supervised()
+
+    def _require_supervisor(self) -> None:
+        """Raise `ClusterError` when no supervisor is at work and `refresh` could start none: nothing would change."""
+        if self.access_error:
+            raise ClusterError(f"{self.name}: no supervisor is at work: {self.access_error}")
 
     def _write_result(self) -> None:
         """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
@@ -291,6 +373,7 @@ class Job(JobReader):
             self.refresh()
             if self.has_ended:
                 return self.state
+            self._require_supervisor()
             if deadline is not None and time.monotonic() > deadline:
                 raise ClusterError(
                     f"{self.name}: not finished after {timeout_seconds:g} s; see: imgnet-cluster status {self.name}"
@@ -324,6 +407,7 @@ class Job(JobReader):
         previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
+            supervisor_records.write_trouble(self.path, None)
             write_atomic(self.run_folder.launch_path, uuid4().hex.encode())
             self.backend.launch()
         except (ClusterError, OSError):
@@ -355,6 +439,7 @@ class Job(JobReader):
         self.refresh()
         if self.has_ended:
             raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
+        self._require_supervisor()
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "pid": os.getpid()}))
         if wait := self.backend.waits_for():  # no agent will obey the request
             return self.fail(f"stopped while {wait}")

@@ -9,17 +9,20 @@ progress nor for recovery of its remaining machines.
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from cluster.connectors.local import module_command
-from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts, status
+from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
+from cluster.state import attempts, status, supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.states import MachineState
+from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
@@ -27,7 +30,7 @@ from train.tools.records import DamagedRecord
 
 from .job import Job
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cluster.jobs.supervisor")  # `__name__` is "__main__", of which the log file has nothing
 
 SUPERVISOR_POLL_SECONDS = 1.0
 SUPERVISOR_RETRY_SECONDS = 5.0
@@ -99,9 +102,10 @@ class MachineReplacer:
 
 def main() -> int:
     """Follow the job of the run folder in argv to its end. Returns 0, or 1 when the folder cannot be written."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the tmux session may end before the result is written
     path = Path(sys.argv[1])
     process_log.log_to_file(path / process_log.SUPERVISOR_LOG)
+    for signal_number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signal_number, log_signal)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
         with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
@@ -109,9 +113,25 @@ def main() -> int:
     except BlockingIOError:
         print(f"{path.name}: another supervisor is at work", file=sys.stderr)
         return 0
+    except BaseException:  # also Ctrl-C in the session: the log must say why no supervisor is at work
+        logger.exception("the supervisor ended")
+        raise
     if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
         write_job_report(Job(path))
     return exit_code
+
+
+def log_signal(signal_number: int, _: FrameType | None) -> None:
+    """Log a signal, of which nothing else keeps a trace. SIGTERM ends the process as if there were no handler.
+
+    After SIGHUP the supervisor goes on: its tmux session may end before the result is written.
+    """
+    name = signal.Signals(signal_number).name
+    if signal_number == signal.SIGHUP:
+        return logger.info("%s: the supervisor's session was closed; the supervisor goes on", name)
+    logger.warning("%s: the supervisor was ended by another process or a shutdown of this computer", name)
+    signal.signal(signal_number, signal.SIG_DFL)
+    os.kill(os.getpid(), signal_number)
 
 
 def write_job_report(job: Job) -> None:
@@ -130,24 +150,42 @@ def write_job_report(job: Job) -> None:
 
 
 def supervise(job: Job) -> int:
-    """Follow a job to its end. Returns 0, or 1 when this computer cannot follow it any longer."""
+    """Follow a job to its end. Returns 0, or 1 when this process cannot follow it any longer.
+
+    A supervisor that has no access to the job's cloud from its start ends: it must not keep out one that has access.
+    """
     replacer = MachineReplacer(job)
     last_error = ""
     last_error_time = 0.0
+    has_worked = False
+    known_trouble: SupervisorTrouble | None = None
+    supervisor_records.write_trouble(job.path, None)
     while True:
+        trouble: SupervisorTrouble | None = None
         try:
             _supervise_once(job, replacer)
             last_error = ""
+            has_worked = True
+            if access_error := job.backend.access_error():
+                trouble = SupervisorTrouble(error=access_error, lacks_access=True)
         except (ClusterError, DamagedRecord) as error:
+            trouble = SupervisorTrouble(error=str(error), lacks_access=isinstance(error, NoCloudAccess))
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()
                 logger.warning(last_error)
+            if trouble.lacks_access and not has_worked:
+                supervisor_records.write_trouble(job.path, trouble)
+                return 1
             if not job.backend.is_remote and not job.is_alive:
                 return 1
-        except Exception:  # a bug, here or in a library: log it and try again
+        except Exception as error:  # a bug, here or in a library: log it and try again
             logger.exception("an unexpected error; the supervisor tries again")
+            trouble = SupervisorTrouble(error=f"{type(error).__name__}: {error}")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
+        if trouble != known_trouble:
+            supervisor_records.write_trouble(job.path, trouble)
+            known_trouble = trouble
         if job.has_ended:
             return 0
         if not job.run_folder.spec_path.exists():  # the user deleted the run folder; the machines obey their limits

@@ -197,7 +197,7 @@ class Mirror:
 
     def _write(self, question: Question, new_bytes: NewBytes, result: bytes) -> None:
         """Write an answer into the run folder. One that was asked for earlier than the last brings no statuses."""
-        sizes = self.local_sizes or {}
+        sizes = self._read_local_sizes() if self.local_sizes is None else self.local_sizes
         self.local_sizes = None  # a full disk may take a part of a write: the sizes are read again then
         is_newest = question.asked_at > self.last_status_asked_at
         now = time.monotonic()

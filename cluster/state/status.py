@@ -15,7 +15,7 @@ from train.tools.trainer_reports import TrainingNumbers
 from . import attempts, supervisor_records, timeline
 from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
-from .run_folder import Run, RunFolder
+from .run_folder import Run, RunFolder, stop_reason
 from .states import AgentPhase, JobState, MachineState, SetupStep
 from .supervisor_records import MachineSetup, SetupRecord
 
@@ -59,6 +59,7 @@ FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
+    `warning` says what is wrong with the job's supervisor, "" when nothing is.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
     0 before the first. `slowest` describes the rank that the others wait for. `target` is the accuracy to reach or, in
     the end, what became of it. `run` is the run folder. `created` is in seconds since 1970, `seconds` the time at work.
@@ -73,6 +74,7 @@ class JobStatus:
     state: JobState
     doing: str = ""
     reason: str = ""
+    warning: str = ""
     attempt: int = 0
     progress: str = ""
     step: int | None = None
@@ -352,6 +354,8 @@ def infer_end_state(run: Run) -> tuple[JobState, str]:
                 return job_state, status.reason
     if final_statuses and len(final_statuses) == len(statuses):
         return JobState.STOPPED, final_statuses[0].reason
+    if request := stop_reason(run.folder.shared):
+        return JobState.STOPPED, f"{request}; the agents were ended before they could save, so later steps are lost"
     return JobState.FAILED, explain_missing_agent(run.folder, bool(statuses))
 
 

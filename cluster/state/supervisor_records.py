@@ -1,4 +1,4 @@
-"""What the supervisor writes to the run folder about its work: the set-up of the machines, and its present activity."""
+"""What the supervisor writes to the run folder about its work: set-up of the machines, activity, and trouble."""
 
 import contextlib
 import time
@@ -12,6 +12,7 @@ from train.tools.records import encode, read_record
 from .states import SetupStep
 
 CLOUD_ACTIVITY_FILE = "cloud.json"
+TROUBLE_FILE = "trouble.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,32 @@ class CloudActivity:
 
     doing: str  # "" when nothing takes long
     time: float  # when it was written, in seconds since 1970
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorTrouble:
+    """Why the supervisor cannot do its work, trouble.json in the run folder. The file is removed when it can again.
+
+    `lacks_access`: it has no credentials that the cloud accepts, so it replaces no lost machine.
+    """
+
+    error: str
+    lacks_access: bool = False
+
+
+def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> None:
+    """Write the present trouble, None for none. A full disk must not end the supervisor, so errors are ignored."""
+    path = run_path / TROUBLE_FILE
+    with contextlib.suppress(OSError):
+        if trouble is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, to_json_bytes(encode(trouble)), durable=False)
+
+
+def read_trouble(run_path: Path) -> SupervisorTrouble | None:
+    """Return the present trouble, None for none. Raises `DamagedRecord`."""
+    return read_record(run_path / TROUBLE_FILE, SupervisorTrouble)
 
 
 def write_activity(run_path: Path, doing: str) -> None:

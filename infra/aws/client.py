@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import NoCredentialsError
 
 from infra.errors import CloudError, NoCredentials
 
@@ -52,6 +53,12 @@ class Account:
     def in_region(self, region: str) -> "Account":
         """Return the same account in another region."""
         return self if region == self.region else Account(region, self._profile)
+
+    def require_credentials(self) -> None:
+        """Raise `NoCredentials` when no credentials are found. AWS is not asked whether it accepts them."""
+        with _explain_errors("AWS"):
+            if self._session.get_credentials() is None:
+                raise NoCredentialsError
 
     def client(self, service: str, config: Config = RETRY_CONFIG, region: str | None = None) -> Client:
         """Return a new boto3 client of a service. Raises `CloudError`."""

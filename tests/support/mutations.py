@@ -308,6 +308,20 @@ MUTATIONS = [
         "test_batchnorm.py::test_batchnorm_forward_pass_sees_one_workers_images",
     ),
     Mutation(
+        "batch norm: one momentum for all norms",
+        BATCHNORM,
+        "if first is not None and all(momentum == first for momentum in self.trained_momenta):",
+        "if first is not None:",
+        "test_batchnorm.py::test_norms_keep_their_own_momentum_and_eval_mode",
+    ),
+    Mutation(
+        "batch norm: norms that are not torch's are not averaged",
+        BATCHNORM,
+        "for buffer in self.foreign_buffers if self.group.world_size > 1 else ():",
+        "for buffer in ():",
+        "test_batchnorm.py::test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation",
+    ),
+    Mutation(
         "batch norm: chunks depend on the number of processes",
         SAMPLER,
         "[ids[part] for part in",

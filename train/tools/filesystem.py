@@ -19,6 +19,8 @@ CHECKSUM_MAGIC = "imgnet-sealed 1"
 LOCK_POLL_SECONDS = 0.02
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of them
+# The errors of a path at which there is something else than a regular file of a size that can be read.
+NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
 MAX_INTEGER_DIGITS = 20
 # JSON with such a number is parsed with checks, which take longer.
 LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")

@@ -54,6 +54,12 @@ def descendant_pids(pid: int) -> list[int]:
     return pids
 
 
+def command_line(pid: int) -> str:
+    """Return the command line of a process, its words separated by spaces; "" when there is no such process."""
+    completed = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
+    return completed.stdout.strip()
+
+
 def free_port() -> int:
     """Return a TCP port of this machine on which nothing listens now."""
     with socket.socket() as listener:

@@ -35,7 +35,7 @@ def damaged(error: Exception, source: object = "") -> DamagedRecord:
     """Return the error that data from `source` is damaged, with the reason in one line."""
     problem = one_line_error(error)
     if isinstance(error, OSError):  # its text begins with the file
-        problem, source = problem.removeprefix(f"{source}: "), source or error.filename
+        source, problem = source or error.filename, error.strerror or problem
     if len(problem) > MAX_PROBLEM_CHARACTERS:
         problem = f"{problem[: MAX_PROBLEM_CHARACTERS // 2]} ... {problem[-MAX_PROBLEM_CHARACTERS // 2 :]}"
     return DamagedRecord(f"{source}: {problem}" if source else problem)

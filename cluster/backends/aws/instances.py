@@ -72,6 +72,13 @@ class JobInstances(InstanceHistory):
         """Record that the launch continues on other instances, under a new launch ID."""
         self.journal.write(LaunchMoved(launch_id=launch_id))
 
+    def check_access(self, ask_cloud: bool) -> None:
+        """Raise `NoCredentials` without credentials, with `ask_cloud` also when AWS or the job does not accept them."""
+        self.account.require_credentials()
+        if ask_cloud:
+            self.check_account()
+            self.gang.list_instances()
+
     def check_account(self) -> None:
         """Raise `NoCredentials` when the credentials belong to another AWS account, which does not see the machines."""
         expected = self.rental_spec.account_id

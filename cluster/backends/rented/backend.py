@@ -55,6 +55,15 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
                 self._open_provider().record_launch(self.run.folder.launch_id)
         super().launch()
 
+    def check_access(self, ask_cloud: bool = False) -> None:
+        """Raise `NoCloudAccess` without credentials, with `ask_cloud` also when the cloud does not accept them."""
+        with cloud_errors_as_cluster_errors():
+            self._open_provider().check_access(ask_cloud)
+
+    def access_error(self) -> str:
+        """Return why the cloud refuses the supervisor's credentials, "" when it accepts them."""
+        return self.controller.access_error if "controller" in vars(self) else ""
+
     def poll(self) -> bool:
         """Rent missing machines, set them up and copy new files to the run folder."""
         return self.controller.poll()

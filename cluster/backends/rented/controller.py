@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import ClusterError, SetupFailed
+from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import attempts, supervisor_records
 from cluster.state.run_folder import Run, RunFolder, stop_reason
@@ -82,6 +82,7 @@ class RentedJobController(Generic[MachineT]):
         self.last_warning_time = 0.0  # monotonic seconds
         self.poll_future: Future[dict[str, MachineT]] | None = None
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
+        self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
         self.hosts_lock = threading.Lock()
         self.boot_waiter = BootWaiter(self.provider)
@@ -118,7 +119,8 @@ class RentedJobController(Generic[MachineT]):
         except CloudError as error:
             if self.fleet is None and self.provider.first_machine_time is None:
                 raise SetupFailed(str(error)) from error
-            raise ClusterError(self._describe_error(error)) from error
+            error_class = NoCloudAccess if isinstance(error, NoCredentials) else ClusterError
+            raise error_class(self._describe_error(error)) from error
 
     def _start_fleet(self) -> None:
         """Find or rent the job's machines and open the fleet. Raises `Interrupted`, `NoMachines`, `CloudError`."""
@@ -228,7 +230,10 @@ class RentedJobController(Generic[MachineT]):
             finished_poll, self.poll_future = self.poll_future, None
             try:
                 self._update_machines(finished_poll.result())
+                self.access_error = ""
             except CloudError as error:
+                if isinstance(error, NoCredentials):
+                    self.access_error = self._describe_error(error)
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:
                     self.last_warning_time = now
                     logger.info(self._describe_error(error))
@@ -287,6 +292,10 @@ class RentedJobController(Generic[MachineT]):
                     )
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
+            # Machines that the cloud no longer has will never answer. A job that is over does not wait for them.
+            is_over = bool(self.get_stop_reason()) and not self._is_renting
+            if is_over and not self.live_machines and not self.provider.list_machines():
+                return False
             logger.warning("%s", error)
             self._warn_of_closed_access(time.monotonic())
         return True

@@ -87,6 +87,10 @@ class CloudProvider(ABC, Generic[MachineT]):
     def external_termination_reason(self) -> str:
         """Return why the last machines of this launch ended, if neither the cloud nor the job did; else ""."""
 
+    def check_access(self, ask_cloud: bool) -> None:
+        """Raise `NoCredentials` without credentials, with `ask_cloud` also when the cloud does not accept them."""
+        return
+
     # --- machines -----------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -2,9 +2,11 @@
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cluster.cli import cloud, evaluate, launch, plan
-from cluster.cli.options import OPTION_GROUPS, FiniteFloatRange, GroupedCommand, GroupedOption
+from cluster.cli.options import OPTION_GROUPS, CommandGroup, FiniteFloatRange, GroupedCommand, GroupedOption
+from train.tools.records import DamagedRecord
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, cloud.check]
 
@@ -70,3 +72,16 @@ def test_commands_with_many_options_are_grouped() -> None:
 def test_finite_float_range_refuses_nan_and_infinity(text: str) -> None:
     with pytest.raises(click.BadParameter):
         FiniteFloatRange(0).convert(text, None, None)
+
+
+def test_damaged_record_that_no_command_expects_is_one_line() -> None:
+    @click.group(cls=CommandGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def look() -> None:
+        raise DamagedRecord("runs/job-1/cloud.jsonl, line 2: no id")
+
+    result = CliRunner().invoke(group, ["look"])
+    assert result.exit_code == 1 and result.stderr.startswith("error: runs/job-1/cloud.jsonl, line 2: no id; restore")
+    assert result.stderr.count("\n") == 1

@@ -1,6 +1,7 @@
 """`imgnet-cluster eval`: which checkpoint of a job is taken, what the command prints, and its picture."""
 
 import base64
+import contextlib
 import io
 import json
 import shutil
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Generator
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 
 from cluster.backends.ssh import SshBackend
 from cluster.cli import evaluate
+from cluster.connectors import untrusted
 from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
@@ -84,6 +87,33 @@ def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_
     size = checkpoint.stat().st_size
     assert (size, size) in progress and connector.reads.count(("step-00000008.pt", 40)) == 1
     assert [path.name for path in local_shared.rglob("*.pt")] == ["step-00000008.pt"]
+
+
+@pytest.mark.parametrize("listing, error", [
+    ({"000001/step-1.pt": 10**15}, "machine 0: its answer was dropped: it has a checkpoint .* of 1000000 GB"),
+    ({"000001/step-1.pt": untrusted.MAX_CHECKPOINT_BYTES}, "No space left"),
+    ({"../../000001/step-1.pt": 5, "000001/step-" + "9" * 5000 + ".pt": 5, "000001/x/../step-1.pt": 5}, ""),
+    ({"000001/step-1.pt": 5}, ""),
+])  # fmt: skip
+def test_download_checkpoint_of_a_lying_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: dict[str, int], error: str
+) -> None:
+    class LyingConnector(Connector):
+        name = "machine 0"
+
+        def list_files(self, folder: str) -> dict[str, int]:
+            return listing
+
+        def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
+            return bytes(1 << 20)  # more than it said
+
+    usage = SimpleNamespace(total=1 << 40, free=1 << 33)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    context = pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext()
+    with context:
+        found = checkpoint_files.download_checkpoint(LyingConnector(), "/shared", tmp_path / "run", lambda *_: None)
+        assert found is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_download_checkpoint_without_any_returns_none(tmp_path: Path) -> None:

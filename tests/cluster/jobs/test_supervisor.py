@@ -95,6 +95,37 @@ def test_supervisor_on_full_disk_stays_until_agent_is_gone(
     assert supervisor.wait(20) == 1 and "Traceback" not in log.read_text()
 
 
+def logged_messages(run: Any) -> str:
+    """What `imgnet-cluster logs --supervisor` shows, "" before the first message."""
+    path = run.run_folder.supervisor_log_path
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_supervisor_log_keeps_the_reason_of_its_death(
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, signal_number: signal.Signals
+) -> None:
+    run = hand_made()
+    run.write_status("training")
+    with run.hold_agent_lock():
+        append_log(run, "one\n")
+        supervisor = start_supervisor(run)
+        sandbox.wait_for(lambda: local_log(run) == "one\n")
+        supervisor.send_signal(signal.SIGHUP)
+        sandbox.wait_for(lambda: "SIGHUP" in logged_messages(run))
+        supervisor.send_signal(signal_number)
+        assert supervisor.wait(20) in (-signal_number, 128 + signal_number)
+    reason = "SIGTERM: the supervisor was ended" if signal_number == signal.SIGTERM else "KeyboardInterrupt"
+    assert reason in logged_messages(run)
+
+
+def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture) -> None:
+    run = hand_made()
+    run.write_shared("status/0.json", "[]")
+    assert start_supervisor(run).wait(20) == 1
+    assert "is damaged" in logged_messages(run)
+
+
 # --- lost machines --------------------------------------------------------------------------------------------------
 
 

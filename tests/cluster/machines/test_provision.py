@@ -341,3 +341,11 @@ def test_launch_with_failing_machine_names_reason_and_cleans_up(sandbox: Any, be
     ), completed
     assert "failed" in sandbox.cli("ls").out
     sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(sandbox.job().path)), 20)
+
+
+@pytest.mark.parametrize("answer", ["null", "[]", '{"gpus": 1}', '{"gpus": [], "time": "x"}', "[" * 100_000, "no JSON"])
+def test_damaged_answer_to_the_checks_is_the_machines_failure(make_job: Callable[..., SetupJob], answer: str) -> None:
+    job = make_job(0)
+    job.override("cluster.machines.probe-0", f"echo '{answer}'; exit")
+    with pytest.raises(SetupFailed, match="its answer to the checks is damaged"):
+        job.fleet().set_up_machines()

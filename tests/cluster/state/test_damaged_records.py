@@ -133,6 +133,24 @@ def test_fifo_in_place_of_a_file_is_one_line(name: str, hand_made: Fixture, alar
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["logs/agent-0.jsonl", "metrics/000001.jsonl", "logs/000001/rank-0.log"])
+def test_folder_in_place_of_a_log_is_one_line_and_no_warning(name: str, hand_made: Fixture, sandbox: Fixture) -> None:
+    run = hand_made()
+    run.write_attempt(1, "0.a")
+    run.write_status("training", attempt=1)
+    run.write_shared(name, "{}\n")
+    (run.run_folder.path / name).mkdir(parents=True)
+    hand_made("job-2")
+    with run.hold_agent_lock():
+        ran = sandbox.cli("status", "job-1")
+        assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1
+        assert f"{name}: " in ran.err
+        assert {row["job"]: row["state"] for row in json.loads(sandbox.cli("ls", "-o", "json").out)} == {
+            "job-1": "damaged",
+            "job-2": "failed",
+        }
+
+
 @pytest.mark.parametrize("text", ["[]", '{"epochs": 3}', "{", '{"epochs": [], "seconds": {"total": "x"}}'])
 def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made: Fixture) -> None:
     run = hand_made()

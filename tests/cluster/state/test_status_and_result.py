@@ -456,3 +456,12 @@ def test_status_damaged_record_of_run_folder_is_one_line(hand_made: Fixture, nam
     (run.run_folder.path / name).write_text('{"machines": {"0": {"step": 7}}}')
     with pytest.raises(ClusterError, match=f"{name}: .*`"):
         run.job.status()
+
+
+def test_job_killed_by_its_stop_is_stopped_and_says_that_it_could_not_save(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.write_status("training")
+    run.write_shared("stop", "{}")
+    run.job.refresh()
+    assert run.job.state == "stopped"
+    assert run.job.status().reason.startswith("stopped by the user; the agents were ended before they could save")

@@ -78,6 +78,7 @@ def test_append_message_adds_to_another_log(tmp_path: Path) -> None:
         ('{"time": "x", "message": "a"}', '{"time": "x", "message": "a"}'),
         ('{"time": 1e300, "message": "a"}', '{"time": 1e300, "message": "a"}'),
         ('{"time": 0, "message": 3}', '{"time": 0, "message": 3}'),
+        ("[" * 100_000, "["),
     ],
 )
 def test_format_line_shows_json_as_text_and_other_lines_unchanged(line: str, text: str) -> None:

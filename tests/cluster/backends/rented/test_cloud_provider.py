@@ -9,9 +9,11 @@ from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.rented import controller as rented_controller
 from cluster.connectors.hosts_file import Hosts
-from cluster.errors import SetupFailed
+from cluster.connectors.ssh import Unreachable
+from cluster.errors import NoCloudAccess, SetupFailed
 from cluster.state.run_folder import Run
 from cluster.state.supervisor_records import read_activity
+from infra.errors import NoCredentials
 
 Fixture = Any
 
@@ -118,3 +120,46 @@ def test_messages_of_the_controller_are_the_jobs_activity(
     poll_cloud(backend)
     activity = read_activity(backend.run.folder.path)
     assert activity and activity.doing == "machine 1 (toy-2) is gone"
+
+
+def raise_no_credentials(*_: Any) -> Any:
+    raise NoCredentials("the toy cloud: no credentials")
+
+
+def raise_unreachable() -> None:
+    raise Unreachable("machine 0 (10.0.0.1): does not answer")
+
+
+@pytest.mark.parametrize("end", ["result.json", "stop"])
+def test_job_that_is_over_is_settled_though_its_machines_went_unreachable(backend: ToyBackend, end: str) -> None:
+    assert backend.poll()
+    fleet: Any = backend.controller.fleet
+    fleet.pull_files = raise_unreachable
+    (backend.run.folder.shared / end).write_text("{}")
+    poll_cloud(backend)  # the machines exist: they may answer again
+    ToyCloud.rented.clear()
+    backend.controller.last_poll_time = -1e9
+    assert [backend.poll() for _ in range(3)][-1] is False
+
+
+def test_unreachable_machines_of_a_job_that_goes_on_are_waited_for(backend: ToyBackend) -> None:
+    assert backend.poll()
+    fleet: Any = backend.controller.fleet
+    fleet.pull_files = raise_unreachable
+    poll_cloud(backend)
+
+
+def test_refused_credentials_are_an_access_error_until_they_are_accepted(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert backend.access_error() == "" and backend.poll()
+    with monkeypatch.context() as context:
+        context.setattr(ToyCloud, "list_machines", raise_no_credentials)
+        poll_cloud(backend)
+        assert "no credentials; the machines power off" in backend.access_error()
+    poll_cloud(backend)
+    assert backend.access_error() == ""
+    backend.controller.fleet = None  # as in a supervisor that was just started
+    monkeypatch.setattr(ToyCloud, "list_machines", raise_no_credentials)
+    with pytest.raises(NoCloudAccess, match="no credentials"):
+        backend.poll()

@@ -1,0 +1,165 @@
+"""The supervisor of a rented job and credentials: who starts one, who ends one, and what `status` says of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.toy_cloud import ToyBackend, ToyCloud
+
+from cluster.errors import ClusterError, NoCloudAccess
+from cluster.jobs.job import SUPERVISOR_START_MARKER
+from cluster.jobs.supervisor import supervise
+from cluster.state import supervisor_records
+from cluster.state.run_folder import SUPERVISOR_LOCK
+from cluster.state.supervisor_records import SupervisorTrouble
+from infra.errors import NoCredentials
+
+Fixture = Any
+REFUSED = SupervisorTrouble(error="the toy cloud refuses the credentials", lacks_access=True)
+
+
+@pytest.fixture
+def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A job that trains on two machines of the toy cloud. `job.sessions` has an entry for each supervisor started."""
+    ToyCloud.reset(free_machines=2)
+    run = hand_made(machines=2, backend="toy", cloud={}, hosts={"shared": None, "machines": []})
+    run.run_folder.launch_path.write_text("")
+    os.utime(run.run_folder.launch_path, (0, 0))
+    for name in ("0", "1"):
+        run.write_status("training", name)
+    rented_job = run.job
+    rented_job.backend = ToyBackend(rented_job.run)
+    rented_job.sessions = []
+    monkeypatch.setattr(ToyBackend, "start_session", lambda _: rented_job.sessions.append("supervisor"))
+    return rented_job
+
+
+@pytest.fixture
+def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell without credentials for the toy cloud."""
+
+    def check_access(*_: Any) -> None:
+        raise NoCredentials("the toy cloud: no credentials")
+
+    monkeypatch.setattr(ToyCloud, "check_access", check_access)
+
+
+# Holds the lock as a supervisor does; its command line ends as that of a supervisor.
+LOCK_HOLDER = """
+import fcntl, os, sys, time
+with open(sys.argv[3], "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start_holder(job: Any) -> Iterator[Any]:
+    """Start a process that holds the supervisor's lock, by default one with the command line of a supervisor."""
+    processes = []
+
+    def start(module: str = "cluster.jobs.supervisor") -> "subprocess.Popen[bytes]":
+        lock = str(job.path / SUPERVISOR_LOCK)
+        argv = [sys.executable, "-c", LOCK_HOLDER.replace("sys.argv[3]", repr(lock)), module, str(job.path)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_command_without_credentials_starts_no_supervisor(job: Any, without_credentials: None) -> None:
+    job.refresh()
+    assert job.sessions == [] and not (job.path / SUPERVISOR_START_MARKER).exists()
+    warning = job.status().warning
+    assert "no supervisor is at work: the toy cloud: no credentials" in warning
+    assert "lost machines are not replaced until" in warning and "imgnet-cluster status job-1" in warning
+
+
+def test_stop_and_wait_without_credentials_and_supervisor_say_so_at_once(job: Any, without_credentials: None) -> None:
+    for command in (job.stop, job.wait):
+        with pytest.raises(ClusterError, match="job-1: no supervisor is at work: the toy cloud: no credentials"):
+            command()
+    assert not (job.run_folder.shared / "stop").exists()
+
+
+def test_command_with_credentials_starts_a_supervisor_and_warns_of_nothing(job: Any) -> None:
+    job.refresh()
+    job.refresh()
+    assert job.sessions == ["supervisor"] and job.status().warning == ""
+
+
+def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.is_supervisor = True
+
+    def poll(_: Any) -> bool:
+        raise NoCloudAccess("job-1 runs in account 1, but these credentials are for account 2")
+
+    monkeypatch.setattr(ToyBackend, "poll", poll)
+    assert supervise(job) == 1 and not job.has_ended
+    assert "for account 2; lost machines are not replaced until" in job.status().warning
+
+
+def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.is_supervisor = True
+    rounds: list[str] = []
+
+    def poll(_: Any) -> bool:
+        rounds.append(job.status().warning)
+        if len(rounds) == 5:
+            job.run_folder.result_path.write_text("{}")
+        return True
+
+    errors = iter(["", "refused", "refused", "", ""])
+    monkeypatch.setattr(ToyBackend, "poll", poll)
+    monkeypatch.setattr(ToyBackend, "dead_machines", lambda _: [])
+    monkeypatch.setattr(ToyBackend, "is_supervised", lambda _: True)
+    monkeypatch.setattr(ToyBackend, "access_error", lambda _: next(errors))
+    monkeypatch.setattr("cluster.jobs.supervisor.SUPERVISOR_POLL_SECONDS", 0.0)
+    assert supervise(job) == 0
+    assert [warning.partition(";")[0] for warning in rounds] == ["", "", "refused", "refused", ""]
+
+
+def test_command_with_fresh_credentials_replaces_a_supervisor_that_is_refused(job: Any, start_holder: Fixture) -> None:
+    holder = start_holder()
+    job.refresh()
+    assert job.sessions == [] and holder.poll() is None, "its supervisor has access"
+    supervisor_records.write_trouble(job.path, REFUSED)
+    assert REFUSED.error in job.status().warning
+    job.refresh()
+    assert holder.wait(10) == -signal.SIGTERM and job.sessions == ["supervisor"]
+    job.refresh()
+    assert job.sessions == ["supervisor"] and job.status().warning == ""
+
+
+def test_supervisor_that_is_refused_stays_without_better_credentials(
+    job: Any, start_holder: Fixture, without_credentials: None
+) -> None:
+    holder = start_holder()
+    supervisor_records.write_trouble(job.path, REFUSED)
+    job.refresh()
+    assert holder.poll() is None and job.sessions == []
+    assert job.status().warning.startswith(REFUSED.error)
+
+
+def test_other_process_that_holds_the_lock_is_not_ended(job: Any, start_holder: Fixture) -> None:
+    """On a shared disk the ID in the lock may be that of a process of another computer."""
+    holder = start_holder("another.program")
+    supervisor_records.write_trouble(job.path, REFUSED)
+    job.refresh()
+    assert holder.poll() is None and job.sessions == []
+
+
+def test_supervisor_that_is_gone_is_told(job: Any) -> None:
+    assert "no supervisor is at work; lost machines are not replaced until" in job.status().warning
