@@ -163,6 +163,6 @@ def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
     except (DamagedRecord, OSError) as error:
         parser.error(f"--options: {error}")
     if job_options is None:
-        parser.error(f"--options {path}: there is no such file, or it is torn")
+        parser.error(f"--options {path}: there is no such file")
     in_file = {job_field.name: getattr(job_options, job_field.name) for job_field in fields(job_options)}
     return RunOptions(**{**in_file, **given})

@@ -23,6 +23,7 @@ def test_logs_prints_the_log_files_unchanged(finished: Fixture) -> None:
         assert finished.cli("logs", "--rank", rank).out == (logs / f"000001/rank-{rank}.log").read_text()
     agent_lines = finished.cli("logs", "--agent").out.splitlines()
     assert agent_lines[-1].endswith(": done") and all(" attempt " in line for line in agent_lines)
+    (finished.path / "runs/job-1/supervisor.jsonl").unlink(missing_ok=True)
     for kind in ("--setup", "--supervisor"):
         refused = finished.cli("logs", kind)
         assert refused.code == 1 and "no such log; job-1 has 2 training processes" in refused.err

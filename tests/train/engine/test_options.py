@@ -29,8 +29,8 @@ def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no such file, or it is torn"),
-        ('{"scale": 0.', "there is no such file, or it is torn"),
+        (None, "options.json: there is no such file"),
+        ('{"scale": 0.', "options.json: Expecting ',' delimiter: line 1 column 12"),
         ('{"scale": "half"}', "Expected `float`, got `str`"),
         ('{"scale": 2}', "Invalid value for '--scale': 2.0 is not in the range 0<x<=1."),
     ],
