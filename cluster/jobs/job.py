@@ -291,10 +291,12 @@ class Job(JobReader):
             return queue_state.ensure_queue_process(self.path.parent, self.spec.queue)
         if self.backend.is_remote and not self.is_supervisor:
             return self._ensure_supervisor()
-        # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive.
+        # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive, and a
+        # launch that begins meanwhile is not the one that has ended.
+        launch_id = self.run_folder.launch_id
         may_have_ended = self.has_agent_status or not self.is_booting
         if not self.backend.poll() and may_have_ended:
-            self._write_result()
+            self._write_result(launch_id)
 
     def _ensure_supervisor(self) -> None:
         """Start the supervisor when none is running, for example after a reboot.
@@ -350,10 +352,15 @@ class Job(JobReader):
         if self.access_error:
             raise ClusterError(f"{self.name}: no supervisor is at work: {self.access_error}")
 
-    def _write_result(self) -> None:
-        """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
+    def _write_result(self, launch_id: str) -> None:
+        """Write the result of a launch whose agents are gone, once all its processes are gone. Idempotent.
+
+        Does nothing when the job was launched again meanwhile.
+        """
         with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
-            if not self.has_ended and (self.is_supervisor or not self.is_alive):
+            is_same_launch = self.run_folder.launch_id == launch_id
+            has_no_agents = not self.is_alive or (self.is_supervisor and self.backend.is_remote)
+            if is_same_launch and has_no_agents and not self.has_ended:
                 state, _ = state_status.infer_end_state(self.run)
                 end_reason = self.backend.explain_end()
                 silent_machines = self.backend.terminate()
