@@ -223,7 +223,7 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
     result_path: Path = renter.wait_for(
         lambda: next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json"), None), 120
     )
-    assert json.loads(result_path.read_text())["state"] == "done" and not job.has_ended
+    assert len(json.loads(result_path.read_text())["epochs"]) == 25 and not job.has_ended
     renter.wait_for(lambda: not agent_pids(renter))  # at their end they have set the power-off
     live_ids = renter.live_instance_ids()
     renter.cloud.post("advance", seconds=500)

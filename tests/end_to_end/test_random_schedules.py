@@ -53,13 +53,13 @@ def test_schedules_contain_enough_kills_and_joins(outcomes: list[Any]) -> None:
 
 
 def test_checkpoint_differences_sees_a_single_changed_bit(trials: Any, tmp_path: Path) -> None:
-    def save(name: str, weight: float = 0.0, momentum: float = 0.0) -> Path:
+    def save(name: str, weight: float = 0.0, mean: float = 0.0, momentum: float = 0.0) -> Path:
         folder = tmp_path / name
         folder.mkdir()
         state = {
             "epoch": 1,
             "step": 0,
-            "model": {"weight": torch.tensor([1.0, weight]), "norm.running_mean": torch.rand(1)},
+            "model": {"weight": torch.tensor([1.0, weight]), "norm.running_mean": torch.tensor([mean])},
             "optimizer": {"state": {0: {"momentum_buffer": torch.tensor([1.0, momentum])}}},
         }
         checkpoint_io.write_checkpoint(folder, 8, state)
@@ -68,4 +68,5 @@ def test_checkpoint_differences_sees_a_single_changed_bit(trials: Any, tmp_path:
     reference = save("reference")
     assert trials.checkpoint_differences(save("same"), reference) == []
     assert trials.checkpoint_differences(save("weight", weight=2.0**-60), reference) == ["weight differs"]
+    assert trials.checkpoint_differences(save("mean", mean=2.0**-60), reference) == ["norm.running_mean differs"]
     assert trials.checkpoint_differences(save("momentum", momentum=2.0**-60), reference) == ["momentum 0 differs"]

@@ -173,8 +173,9 @@ def test_preempted_job_is_requeued_where_the_partition_wants_it(tasks: Tasks) ->
     job_id = tasks.start(3, "--exclusive", "--partition=requeued", "--requeue")
     urgent = cluster.sbatch("true", "--exclusive", "--partition=urgent")
     assert cluster.wait_for_end(urgent) == "COMPLETED"
+    cluster.wait_for(lambda: cluster.job_fields(job_id)["Restarts"] == "1")
+    cluster.wait_for(lambda: cluster.job_state(job_id) != "COMPLETING")
     assert cluster.job_state(job_id) == "PENDING"
-    assert cluster.job_fields(job_id)["Restarts"] == "1"
 
 
 def test_step_with_a_terminal_on_a_node_of_the_job(tasks: Tasks) -> None:
