@@ -16,11 +16,11 @@ recipe = Recipe(
 )
 """
 
-# Takes Python's arguments: -m MODULE ARGUMENTS, or -c CODE. Each call is logged in <stub>.log. The file
+# Takes Python's arguments: -m MODULE ARGUMENTS. A module that another one is asked to run is a call of its own. Each
+# call is logged in <stub>.log. The file
 # <stub>.d/MODULE-MACHINE, if it exists, is sourced first and may change functions and variables; MACHINE is the number
 # of the machine in the test bed. A placeholder in braces is a field of StubDelays.
 STUB_SCRIPT = r"""#!/bin/sh
-[ "$1" = -c ] && { echo 40000; exit; }
 stub=$0 module=$2 machine=${HOME%/home} steps={steps} free=100
 machine=${machine##*/}
 shift 2
@@ -28,25 +28,29 @@ echo "$module $machine" >>"$stub.log"
 [ ! -e "$stub.d/$module-$machine" ] || . "$stub.d/$module-$machine"
 
 probe() {
+  seen= failed=0 beside=
   while [ $# -gt 0 ]; do
     case $1 in
+      --beside) beside=1; shift; break;;
       --shared) shared=$2;; --work) work=$2;; --token) token=$2;; --machine) name=$2;; --expect) expect=$2;;
     esac
     shift 2
   done
-  sleep {probe}
   if [ "$expect" ]; then
+    [ ! "$beside" ] || { "$stub" -m "$@" || failed=1; }
     IFS=,
     for other in $expect; do
       [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
     printf '{"shared": {"seen": {%s}}, "time": %s}\n' "$seen" "$(date +%s.%N)"
-    return
+    return $failed
   fi
+  sleep {probe}
   mkdir -p "$shared/probe" && : >"$shared/probe/$token-$name"
   printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_gb": {"work": %s}, ' "$free"
   printf '"work": {"path": "%s", "writable": true}, "shared": {"path": "%s", "link": true, ' "$work" "$shared"
-  printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "time": %s}\n' "$(date +%s.%N)"
+  printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "free_port": 40000, '
+  printf '"time": %s}\n' "$(date +%s.%N)"
 }
 
 write_status() {
@@ -104,7 +108,9 @@ write_result() {
 case $module in
 cluster.machines.python_env)
   sleep {environment}
-  printf '{"python": "%s", "made": false, "seconds": 0, "torch": "2", "why": ""}\n' "$stub";;
+  printf '{"python": "%s", "made": false, "seconds": {environment}, "torch": "2", "why": ""}\n' "$stub"
+  while [ $# -gt 0 ] && [ "$1" != --then ]; do shift; done
+  [ $# = 0 ] || { shift; exec "$stub" -m "$@"; };;
 cluster.machines.probe) probe "$@";;
 train.distributed.network_probe) sleep {network}; [ "$RANK" != 0 ] || echo '{"world": 1}';;
 cluster.agent) agent "$@";;

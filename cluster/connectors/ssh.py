@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
@@ -51,13 +50,22 @@ class SSHConnector(Connector):
         self.name = name or host.host
         self.reconnect_seconds = reconnect_seconds
         self._lock = threading.Lock()
+        self._route_lock = threading.Lock()
+        self._route: Route | None = None
         self._connection: SSHConnection | None = None
         self._has_swept = False
 
-    @cached_property
+    def change_keys(self, host: Host) -> None:
+        """Expect other host keys from the next login on. The connection, if there is one, is kept."""
+        with self._route_lock:
+            self.host, self._route = host, None
+
+    @property
     def route(self) -> Route:
         """How to reach the machine, from hosts.toml and ~/.ssh/config; resolved once. Raises `ClusterError`."""
-        return resolve_route(self.host)
+        with self._route_lock:
+            self._route = self._route or resolve_route(self.host)
+            return self._route
 
     def __enter__(self) -> Self:
         return self

@@ -7,14 +7,14 @@ import os
 import pwd
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
 from train.tools.filesystem import write_atomic
 
-from .hosts_file import Host, Hosts
+from .hosts_file import Host
 
 MAX_JUMP_HOSTS = 8
 # OpenSSH notices a dead machine within 5 s x 3 = 15 s.
@@ -161,8 +161,8 @@ def _expand_tokens(text: str, values: dict[str, str]) -> str:
 # --- the job's own configuration ----------------------------------------------------------------------------------
 
 
-def write_ssh_config(hosts: Hosts, path: Path) -> None:
-    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ...
+def write_ssh_config(routes: Iterable[Route], path: Path) -> None:
+    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ..., which take these routes.
 
     The pinned host keys go to a known_hosts file beside it.
     """
@@ -170,8 +170,7 @@ def write_ssh_config(hosts: Hosts, path: Path) -> None:
     pinned_keys_file = path.with_name(f"{path.name}.known_hosts")
     config_lines: list[str] = []
     key_lines: list[str] = []
-    for rank, host in enumerate(hosts.machines):
-        route = resolve_route(host)
+    for rank, route in enumerate(routes):
         config_lines += _config_lines(f"machine-{rank}", route, path, pinned_keys_file)
         key_lines += _pinned_key_lines(f"machine-{rank}", route)
     path.parent.mkdir(parents=True, exist_ok=True)

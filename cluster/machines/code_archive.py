@@ -22,6 +22,7 @@ CODE_PACKAGES = ("cluster", "infra", "recipes", "train")
 MAX_CODE_BYTES = 100_000_000  # before compression
 UPLOAD_TIMEOUT_SECONDS = 600.0
 
+PackedCode = tuple[bytes, str]  # the archive and its hash
 # $1: temporary folder; $2: final folder. If another job placed the same code meanwhile, the final folder exists, and
 # that is success too.
 UNPACK_SCRIPT = """
@@ -33,7 +34,7 @@ mv -T "$1" "$2" 2>/dev/null || test -d "$2"
 """
 
 
-def pack_code(root: Path = PROJECT_ROOT) -> tuple[bytes, str]:
+def pack_code(root: Path = PROJECT_ROOT) -> PackedCode:
     """Return the tree as tar.gz bytes, and its hash: 16 hex digits of SHA-256 over names, kinds, x-bits and contents.
 
     In a git checkout the archive has every file that git tracks or would track; elsewhere the four packages and
@@ -58,15 +59,18 @@ def pack_code(root: Path = PROJECT_ROOT) -> tuple[bytes, str]:
     return gzip.compress(tar_bytes, compresslevel=6, mtime=0), hashlib.sha256(tar_bytes).hexdigest()[:16]
 
 
-def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash: str) -> tuple[str, bool]:
-    """Place packed code on a machine as <folder>/code/<hash>. Returns that path, and whether it was sent now.
+def code_folder(folder: str, code_hash: str) -> str:
+    """Return where code with this hash is, or will be, on a machine with this folder."""
+    return f"{folder}/code/{code_hash}"
+
+
+def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
+    """Place packed code on a machine that lacks it. Returns its `code_folder`.
 
     The folder appears atomically, also if several jobs place it at once. Raises `ClusterError` when the disk is full
     or the folder cannot be written.
     """
-    target = f"{folder}/code/{code_hash}"
-    if machine.run(["test", "-d", target], check=False).code == 0:
-        return target, False
+    target = code_folder(folder, code_hash)
     temp_folder = f"{folder}/code/.{code_hash}.{uuid4().hex}"
     argv = ["sh", "-c", UNPACK_SCRIPT, "unpack", temp_folder, target]
     result = machine.run(argv, check=False, timeout=UPLOAD_TIMEOUT_SECONDS, input=archive_bytes)
@@ -76,7 +80,7 @@ def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash
             f"{machine.name}: the code cannot be unpacked into {target}: {reason}; "
             "free space there or chown it to the user who logs in, or set another `folder` in hosts.toml"
         )
-    return target, True
+    return target
 
 
 def _files_known_to_git(root: Path) -> list[str]:

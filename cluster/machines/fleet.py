@@ -27,9 +27,9 @@ from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 
-from .code_archive import pack_code
+from .code_archive import PackedCode, pack_code
 from .mirror import Mirror
-from .provision import Provisioner
+from .provision import MachineFacts, Provisioner
 from .setup_progress import SetupProgress
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,6 @@ class Fleet:
         self.setup_progress = SetupProgress(folders.path / "machines.json")
         self.provisioner = Provisioner(spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop")
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
-        self.code_archive = (b"", "")  # the packed code and its hash, made when machines are set up
 
         self.mirror = Mirror(folders, self.connectors, self.provisioner.job_folder, self.pool, self._report_bad_answer)
         self.bad_answers: dict[str, str] = {}  # by machine: how its answer broke a rule
@@ -92,13 +91,23 @@ class Fleet:
         return SSHConnector(host, f"machine {name} ({host.host})", self.reconnect_seconds)
 
     def replace_host(self, name: str, host: Host) -> None:
-        """Use another host for a machine from now on, or the same host with other keys."""
-        self.hosts[name] = host
+        """Use another host for a machine from now on, or the same host with other keys.
+
+        Other keys do not end a connection: the machine on it has shown its key already, and a login takes seconds.
+        `write_ssh_config` has to follow.
+        """
+        old_host, self.hosts[name] = self.hosts[name], host
+        self.setup_progress.update(name, lambda row: replace(row, host=host.host, reason=""))
+        if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
+            return self.connectors[name].change_keys(host)
         old_connector = self.connectors[name]
         self.connectors[name] = self._make_connector(name)
         threading.Thread(target=old_connector.close, daemon=True).start()  # closing may hang
-        self.setup_progress.update(name, lambda row: replace(row, host=host.host, reason=""))
-        write_ssh_config(Hosts(None, tuple(self.hosts.values())), self.folders.path / "ssh_config")
+
+    def write_ssh_config(self) -> None:
+        """Write the OpenSSH configuration with which commands reach the machines now. Raises `ClusterError`."""
+        routes = [connector.route for connector in self.connectors.values()]
+        write_ssh_config(routes, self.folders.path / "ssh_config")
 
     # --- setting up -----------------------------------------------------------------------------------------------
 
@@ -112,11 +121,13 @@ class Fleet:
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
         self.setup_progress.start_launch(launch_id, {name: host.host for name, host in self.hosts.items()})
-        hosts = Hosts.from_json(self.spec.hosts or {})
         # In the background, because it runs `ssh -G` for each machine.
-        ssh_config = self.pool.submit(write_ssh_config, hosts, self.folders.path / "ssh_config")
-        self.code_archive = pack_code()
-        self._for_each_usable(self._prepare_machine)
+        ssh_config = self.pool.submit(self.write_ssh_config)
+        code = self.pool.submit(pack_code)  # the machines log in meanwhile
+        with_checks = not self.setup_progress.record.is_adopted
+        facts_by_machine = self.provisioner.run_on_each(
+            self._usable_machines(), lambda name: self._prepare_machine(name, code.result, with_checks)
+        )
         if self.setup_progress.record.is_adopted:
             self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
             # The agents of an adopted job are running already, perhaps also on machines that do not answer.
@@ -125,29 +136,29 @@ class Fleet:
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
-        self.provisioner.check_machines(self._usable_machines())
+        self.provisioner.check_machines(facts_by_machine)
         self._require_enough_machines()
         has_gpus = any(self.setup_progress.rows[name].gpus for name in self._usable_machines())
-        if self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus):
-            self.provisioner.measure_network(self._usable_machines())
-            self._require_enough_machines()
+        with_network = self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus)
+        facts_by_machine = {name: facts_by_machine[name] for name in self._usable_machines()}
+        self.provisioner.check_machines_together(facts_by_machine, with_network)
+        self._require_enough_machines()
         self.provisioner.write_job_files(self._usable_machines()[0], self.folders.shared)
-        self._for_each_usable(lambda name: self.provisioner.start_agent(name, self.elapsed_seconds))
+        self.provisioner.run_on_each(
+            self._usable_machines(), lambda name: self.provisioner.start_agent(name, self.elapsed_seconds)
+        )
         self._require_enough_machines()
         self.setup_progress.mark_ready()
 
-    def _prepare_machine(self, name: str) -> None:
+    def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> MachineFacts:
         self.wait_until_ready(name)
         address = self.hosts[name].address or self.connectors[name].route.host
         self.setup_progress.update(name, lambda row: replace(row, address=address))
-        self.provisioner.prepare(name, *self.code_archive)
+        return self.provisioner.prepare(name, code, with_checks)
 
     def _usable_machines(self) -> list[str]:
         """Return the names of the machines whose set-up has not failed."""
         return [name for name in self.hosts if name not in self.setup_progress.failure_reasons]
-
-    def _for_each_usable(self, function: Callable[[str], None]) -> None:
-        self.provisioner.run_on_each(self._usable_machines(), function)
 
     def _require_enough_machines(self) -> None:
         if len(self._usable_machines()) < self.spec.machines:
@@ -314,8 +325,7 @@ class Fleet:
         return max(0.0, time.time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self.code_archive = pack_code()
-        self._prepare_machine(name)
+        self._prepare_machine(name, pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 
     def kill_machine(self, name: str, notice_seconds: float | None) -> None:

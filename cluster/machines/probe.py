@@ -1,9 +1,9 @@
 """Reports the facts of a machine and what is wrong with it for a job: `python -m cluster.machines.probe`.
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
-leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others.
-`cluster.machines.checks` judges the facts. Whatever may hang (a GPU driver, a file server) is queried in a separate
-process with a deadline. 1 GB is 1e9 bytes.
+leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others,
+while another module runs beside it (--beside). `cluster.machines.checks` judges the facts. Whatever may hang (a GPU
+driver, a file server) is queried in a separate process with a deadline. 1 GB is 1e9 bytes.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import select
 import shutil
 import signal
@@ -35,6 +36,8 @@ NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
 MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
+MIN_PORT = 10_000
+PORT_ATTEMPTS = 20
 GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
@@ -53,7 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--procs", type=int, default=0, help="number of GPUs that the job needs")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     parser.add_argument("--clean", action="store_true", help="remove this machine's marker")
+    parser.add_argument(
+        "--beside", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run meanwhile"
+    )
     args = parser.parse_args(argv)
+    start = time.monotonic()
+    beside = subprocess.Popen([sys.executable, "-m", *args.beside]) if args.beside else None
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
     answer: dict[str, Any] = {"findings": []}
     if args.expect:
@@ -65,8 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer["findings"] = find_problems(answer, args.procs, args.want_gb)
     if args.clean:
         call_with_timeout(FOLDER_TIMEOUT_SECONDS, lambda: remove_marker(marker))
-    print(json.dumps({"hostname": socket.gethostname(), **answer, "time": time.time()}), flush=True)
-    return 0
+    exit_code = beside.wait() if beside else 0
+    seconds = round(time.monotonic() - start, 3)
+    print(json.dumps({"hostname": socket.gethostname(), **answer, "seconds": seconds, "time": time.time()}), flush=True)
+    return exit_code
 
 
 def gather_facts(shared: Path, work: Path, marker: Path) -> dict[str, Any]:
@@ -90,10 +100,23 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> dict[str, Any]:
         "nvidia": complaint,
         "shared": {"path": str(shared), **shared_facts},
         "address": interface_addresses(),
+        "free_port": free_port(),
     }
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """Return a free port below those that Linux gives to outgoing connections, so that it stays free for a while."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(MIN_PORT, max(MIN_PORT + PORT_ATTEMPTS, first_outgoing)), PORT_ATTEMPTS):
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind(("", port))
+            return port
+    with socket.socket() as candidate:
+        candidate.bind(("", 0))
+        return int(candidate.getsockname()[1])
 
 
 def memory_gb(root: Path = Path("/")) -> float:

@@ -6,19 +6,23 @@
 Long-running programs run in the job's tmux session on the machine. Its window "setup" shows the log of the set-up.
 """
 
+import contextlib
 import json
+import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
+from cluster.connectors.local import CommandResult
 from cluster.connectors.ssh import SSHConnector
-from cluster.errors import SetupFailed
+from cluster.connectors.ssh_scripts import quote_path
+from cluster.errors import ClusterError, SetupFailed
 from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
@@ -41,11 +45,19 @@ shift 2
 mkdir -p "${{log%/*}}" && : >>"$log" || exit 1
 tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exit
 """
-# Writes stdout and stderr both to the log, which the setup window shows, and to us. The exit code is printed, because
-# the exit code of a pipe is that of tee.
-LOGGED_COMMAND_SCRIPT = r'log=$1; shift; mkdir -p "${log%/*}"; { "$@" 2>&1; echo "exit code $?"; } | tee -a "$log"'
+JOB_FILES = ("job.json", "recipe.json", "launch")
+# $1: the job's folder; the rest: name and bytes of each file. Their contents are on stdin, in the same order.
+JOB_FILES_SCRIPT = r"""
+mkdir -p "$1" && cd "$1" && rm -f stop || exit
+shift
+while [ $# -gt 0 ]; do
+  head -c "$2" >".$1.new" && sync ".$1.new" && mv -f ".$1.new" "$1" || exit
+  shift 2
+done
+sync .
+"""
+MachineFacts = dict[str, Any]  # an answer of `cluster.machines.probe`: JSON
 Answer = TypeVar("Answer")
-FREE_PORT_PROGRAM = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
 class Provisioner:
@@ -67,30 +79,79 @@ class Provisioner:
 
     # --- one machine ----------------------------------------------------------------------------------------------
 
-    def prepare(self, name: str, archive_bytes: bytes, code_hash: str) -> None:
-        """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`."""
+    def prepare(self, name: str, code: Callable[[], code_archive.PackedCode], with_checks: bool) -> MachineFacts:
+        """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`.
+
+        `code` is not called before the login. Takes two commands, and a third for a machine that lacks the code.
+        Returns the machine's facts, which `check_machines` judges; none without checks.
+        """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         with timed_step(progress, name, SetupStep.CONNECTED):
-            home = untrusted.absolute_path(connector.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out)
+            script = f'printf "%s\\n" "$HOME"; ls -1 {quote_path(f"{host.folder}/code")} 2>/dev/null; :'
+            home_line, *known_hashes = connector.run(["sh", "-c", script], timeout=60).out.split(b"\n")
+            home = untrusted.absolute_path(home_line)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
         work = f"{folder}/jobs/{self.spec.uid}"
         progress.update(name, lambda row: replace(row, folder=folder, work=work))
         with timed_step(progress, name, SetupStep.CODE):
-            code_folder, _ = code_archive.upload_code(connector, folder, archive_bytes, code_hash)
-            progress.update(name, lambda row: replace(row, code=code_folder))
-        with timed_step(progress, name, SetupStep.ENVIRONMENT):
-            self.open_session(name)
-            python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
-            library = requirements.model_library(self.spec.recipe)
-            argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
-            index = self.spec.rental_facts.torch_index_url
-            variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
-            _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
-            environment = python_env.parse_output(stdout.encode(), connector.name)
-            found_python = untrusted.absolute_path(str(environment["python"]).encode())
-            progress.update(name, lambda row: replace(row, python=found_python))
+            archive_bytes, code_hash = code()
+            code_path = code_archive.code_folder(folder, code_hash)
+            if code_hash.encode() not in known_hashes:
+                code_archive.upload_code(connector, folder, archive_bytes, code_hash)
+            progress.update(name, lambda row: replace(row, code=code_path))
+        python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
+        return self._make_environment(name, python, with_checks)
 
-    def open_session(self, name: str, shell_line: str = ":") -> None:
+    def _make_environment(self, name: str, python: str, with_checks: bool) -> MachineFacts:
+        """Open the session, find or make the environment, and check the machine, all by one command."""
+        connector, row, progress = self.connectors[name], self.setup_progress.rows[name], self.setup_progress
+        library = requirements.model_library(self.spec.recipe)
+        argv = [python, "-m", "cluster.machines.python_env", row.folder, *([library] if library else [])]
+        if with_checks:
+            argv += ["--then", *self._probe_argv(name), "--want-gb", str(MIN_FREE_GB)]
+        index = self.spec.rental_facts.torch_index_url
+        variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
+        timeout_seconds = ENVIRONMENT_TIMEOUT_SECONDS + (PROBE_TIMEOUT_SECONDS if with_checks else 0)
+        progress.set_step(name, SetupStep.ENVIRONMENT)
+        start, sent_at = time.monotonic(), time.time()
+        result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
+        received_at, seconds = time.time(), time.monotonic() - start
+        code, text = _exit_code_and_output(result)
+        environment, answer = python_env.parse_output(text, connector.name)
+        found_python = untrusted.absolute_path(str(environment["python"]).encode())
+        progress.update(name, lambda row: replace(row, python=found_python))
+        # The machine says how long the environment took. The checks took the rest.
+        environment_seconds = _seconds_of(environment, seconds) if with_checks else seconds
+        progress.set_step(name, SetupStep.ENVIRONMENT, environment_seconds)
+        if not with_checks:
+            return {}
+        progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
+        last_line = (answer.splitlines() or ["no output"])[-1]
+        if code:
+            raise SetupFailed(f"{connector.name}: {last_line}")
+        with _damage_is_failure("the checks"):
+            facts: MachineFacts = json.loads(last_line)
+            facts["skew"] = checks.clock_skew(sent_at + environment_seconds, received_at, facts["time"])
+            facts["gpus"] = [{"name": untrusted.one_line(str(gpu["name"]))} for gpu in facts["gpus"]]
+        return facts
+
+    def _probe_argv(self, name: str) -> list[str]:
+        """Return module and first arguments of the probe on a machine."""
+        where = ["--shared", self.shared_folder(name), "--work", self.setup_progress.rows[name].work]
+        return ["cluster.machines.probe", *where, "--token", self.spec.uid, "--machine", name]
+
+    def _logged_line(self, name: str, argv: Sequence[str], variables: Mapping[str, str]) -> str:
+        """Return a line of sh that runs a module of this project, with its output in the setup window and to us.
+
+        `variables` are added to the module's environment. The exit code is printed, because that of a pipe is tee's.
+        """
+        row = self.setup_progress.rows[name]
+        env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", **variables}
+        words = ["env", *(f"{variable}={value}" for variable, value in env.items()), *argv]
+        log = shlex.quote(f"{row.work}/setup.log")
+        return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
+
+    def open_session(self, name: str, shell_line: str, timeout_seconds: float | None = None) -> CommandResult:
         """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
 
         `shell_line` is a line of sh that runs afterwards. Both go in one command, since each takes three round trips.
@@ -100,32 +161,20 @@ class Provisioner:
         log = f"{self.setup_progress.rows[name].work}/setup.log"
         new_session = tmux.new_session_argv(session, "setup", ["tail", "-n", "+1", "-F", log])
         argv = ["sh", "-c", f"{OPEN_SESSION_SCRIPT}{shell_line}", "sh", log, session, *new_session]
-        result = connector.run(argv, check=False)
+        result = connector.run(argv, check=False, timeout=timeout_seconds)
         if result.code == 127:
             raise SetupFailed(f"{connector.name}: tmux is missing; install it: sudo apt-get install tmux")
         if result.code:
             raise SetupFailed(f"{connector.name}: {_decode_stderr(result.err)}")
-
-    def run_logged(self, name: str, argv: Sequence[str], timeout_seconds: float, **variables: str) -> tuple[int, str]:
-        """Run a module of this project on a machine, with its output in the setup window. Returns exit code and output.
-
-        `variables` are added to the module's environment.
-        """
-        row = self.setup_progress.rows[name]
-        env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", **variables}
-        logged_argv = ["sh", "-c", LOGGED_COMMAND_SCRIPT, "sh", f"{row.work}/setup.log", *argv]
-        result = self.connectors[name].run(logged_argv, env=env, timeout=timeout_seconds)
-        text, _, code = result.out.decode(errors="replace").rpartition("exit code ")
-        return int(code), text.strip()
+        return result
 
     # --- all machines ---------------------------------------------------------------------------------------------
 
-    def check_machines(self, names: Sequence[str]) -> None:
-        """Check each machine, whether all of them mount one shared folder, and their clocks.
+    def check_machines(self, facts_by_machine: Mapping[str, MachineFacts]) -> None:
+        """Judge the facts of each machine, with its clock.
 
         An error becomes the machine's failure reason, a warning one of its notes.
         """
-        facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
         max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
@@ -142,16 +191,6 @@ class Provisioner:
                 judge(name)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 self.setup_progress.set_failure_reason(name, _describe_damage("the checks", error))
-        usable = [name for name in facts_by_machine if name not in self.setup_progress.failure_reasons]
-        answers = self._probe_machines(usable, "--expect", "all")
-        # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
-        for name in list(facts_by_machine)[:1]:
-            marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
-            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
-        for first, second in checks.pairs_without_common_folder(answers):
-            shared = self.shared_folder(first)
-            reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
-            self.setup_progress.set_failure_reason(second, reason)
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
@@ -161,35 +200,6 @@ class Provisioner:
     def job_folder(self, name: str) -> str:
         """Return the path of the job's folder in the shared folder."""
         return f"{self.shared_folder(name)}/{self.spec.uid}"
-
-    def _probe_machines(self, names: Sequence[str], *arguments: str) -> dict[str, dict[str, Any]]:
-        """Run `cluster.machines.probe` on all machines at once and return the answers by machine.
-
-        The argument "all" stands for the names of all these machines. A machine that gives no answer gets a failure
-        reason.
-        """
-        probe_arguments = [",".join(names) if argument == "all" else argument for argument in arguments]
-
-        def probe(name: str) -> dict[str, Any]:
-            with timed_step(self.setup_progress, name, SetupStep.CHECKS):
-                row = self.setup_progress.rows[name]
-                argv = [row.python, "-m", "cluster.machines.probe"]
-                argv += ["--shared", self.shared_folder(name), "--work", row.work]
-                argv += ["--token", self.spec.uid, "--machine", name, *probe_arguments]
-                sent_at = time.time()
-                code, text = self.run_logged(name, argv, PROBE_TIMEOUT_SECONDS)
-                if code:
-                    raise SetupFailed(f"{self.connectors[name].name}: {(text or 'no output').splitlines()[-1]}")
-                try:
-                    facts: dict[str, Any] = json.loads(text.splitlines()[-1])
-                    facts["skew"] = checks.clock_skew(sent_at, time.time(), facts["time"])
-                    if "--expect" not in probe_arguments:
-                        facts["gpus"] = [{"name": untrusted.one_line(str(gpu["name"]))} for gpu in facts["gpus"]]
-                except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-                    raise SetupFailed(_describe_damage("the checks", error)) from None
-                return facts
-
-        return self.run_on_each(names, probe)
 
     def run_on_each(self, names: Sequence[str], function: Callable[[str], Answer]) -> dict[str, Answer]:
         """Call a function for all machines at once, each in a thread, and return what succeeded, by machine.
@@ -223,40 +233,63 @@ class Provisioner:
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))
 
-    def measure_network(self, names: Sequence[str]) -> None:
-        """Measure the network between all pairs of machines, and an all-reduce, with the library that will train.
+    def check_machines_together(self, facts_by_machine: Mapping[str, MachineFacts], with_network: bool) -> None:
+        """Check that all machines mount one shared folder, and with `with_network` measure the network meanwhile.
 
-        A slow pair and a wrong transport become notes. A machine that cannot reach the others, or whose GPU this torch
-        has no kernels for, gets a failure reason.
+        One command for each machine. The network is measured between all pairs, and by an all-reduce, with the library
+        that will train. A machine that does not see the others' files, cannot reach them, or whose GPU this torch has
+        no kernels for, gets a failure reason.
         """
+        names = list(facts_by_machine)
         rank0 = names[0]
-        rank0_row = self.setup_progress.rows[rank0]
-        port = untrusted.port_number(self.connectors[rank0].run([rank0_row.python, "-c", FREE_PORT_PROGRAM]).out)
-        arguments = ["--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
-        if len(names) > MANY_MACHINES:
-            arguments += SHORT_TEST_ARGUMENTS
+        common_variables: dict[str, str] = {}
+        beside = []
+        if with_network:
+            port = untrusted.port_number(str(facts_by_machine[rank0].get("free_port")).encode())
+            address = self.setup_progress.rows[rank0].address
+            common_variables = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": address, "MASTER_PORT": port}
+            beside = ["--beside", "train.distributed.network_probe", "--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
+            beside += SHORT_TEST_ARGUMENTS if len(names) > MANY_MACHINES else []
 
-        def measure(name: str) -> str:
-            with timed_step(self.setup_progress, name, SetupStep.NETWORK):
-                variables = {
-                    "RANK": str(names.index(name)),
-                    "LOCAL_RANK": "0",
-                    "WORLD_SIZE": str(len(names)),
-                    "LOCAL_WORLD_SIZE": "1",
-                    "MASTER_ADDR": rank0_row.address,
-                    "MASTER_PORT": port,
-                }
-                argv = [self.setup_progress.rows[name].python, "-m", "train.distributed.network_probe", *arguments]
-                code, text = self.run_logged(name, argv, NETWORK_TIMEOUT_SECONDS, **variables)
+        def check(name: str) -> tuple[MachineFacts, str]:
+            python = self.setup_progress.rows[name].python
+            argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names), *beside]
+            rank_variables = {"RANK": str(names.index(name)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            line = self._logged_line(name, argv, {**common_variables, **rank_variables})
+            with timed_step(self.setup_progress, name, SetupStep.NETWORK if with_network else SetupStep.CHECKS):
+                result = self.connectors[name].run(["sh", "-c", line], timeout=NETWORK_TIMEOUT_SECONDS)
+                code, text = _exit_code_and_output(result)
+                *network_lines, last_line = text.splitlines() or ["no output"]
+                network_line = network_lines[-1] if network_lines else ""
                 if code:
-                    raise SetupFailed((text or "no output").splitlines()[-1])
-                return (text.splitlines() or [""])[-1]
+                    raise SetupFailed(network_line if last_line.startswith("{") and network_line else last_line)
+                with _damage_is_failure("the checks"):
+                    return dict(json.loads(last_line)), network_line
 
-        last_lines = self.run_on_each(names, measure)
-        if rank0 not in last_lines:
-            return
+        if with_network or len(names) > 1:
+            answers = self.run_on_each(names, check)
+            self._judge_markers({name: facts for name, (facts, _) in answers.items()})
+            if with_network and rank0 in answers:
+                self._judge_network(names, answers[rank0][1])
+        # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
+        threading.Thread(target=self._remove_markers, args=(rank0,), daemon=True).start()
+
+    def _remove_markers(self, name: str) -> None:
+        marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
+        with contextlib.suppress(ClusterError):  # markers that stay do no harm
+            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
+
+    def _judge_markers(self, answers: Mapping[str, MachineFacts]) -> None:
+        """Set the failure reason of machines that do not see the markers of others."""
+        for first, second in checks.pairs_without_common_folder(answers):
+            shared = self.shared_folder(first)
+            reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
+            self.setup_progress.set_failure_reason(second, reason)
+
+    def _judge_network(self, names: Sequence[str], rank0_line: str) -> None:
+        """Record the measurement that rank 0 printed. A slow pair and a wrong transport become notes."""
         try:
-            measurement = json.loads(last_lines[rank0])
+            measurement = json.loads(rank0_line)
             warning = untrusted.one_line(measurement.get("warning") or "")
             # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
             names_of_slow_pairs = [
@@ -264,7 +297,7 @@ class Provisioner:
                 for slow_pair in slow_pairs(measurement.get("pairs", {}))
             ]
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            self.setup_progress.set_failure_reason(rank0, _describe_damage("the network test", error))
+            self.setup_progress.set_failure_reason(names[0], _describe_damage("the network test", error))
             return
         self.setup_progress.update_record(lambda record: replace(record, network=measurement))
         if warning:
@@ -279,12 +312,14 @@ class Provisioner:
         self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, warning)))
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
-        """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine."""
-        connector, folder = self.connectors[name], self.job_folder(name)
-        for file_name in ("job.json", "recipe.json"):
-            connector.write(f"{folder}/{file_name}", (local_shared / file_name).read_bytes())
-        connector.run(["rm", "-f", f"{folder}/stop"])
-        connector.write(f"{folder}/launch", (local_shared / "launch").read_bytes())
+        """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
+
+        The ID of the launch comes last, because it makes agents that still run begin the launch.
+        """
+        contents = {file_name: (local_shared / file_name).read_bytes() for file_name in JOB_FILES}
+        words = [word for file_name, content in contents.items() for word in (file_name, str(len(content)))]
+        argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), *words]
+        self.connectors[name].run(argv, input=b"".join(contents.values()))
 
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
         """Start a machine's agent in the job's session. If an agent runs there already, the second one ends itself.
@@ -300,6 +335,29 @@ class Provisioner:
             open_window = shlex.join(tmux.new_window_argv(session, "agent", window_argv))
             close_setup = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])
             self.open_session(name, f"{open_window} || exit\n{close_setup} 2>/dev/null; :")
+
+
+def _exit_code_and_output(result: CommandResult) -> tuple[int, str]:
+    """Return exit code and output of a command that ran as a `Provisioner._logged_line`."""
+    text, _, code = result.out.decode(errors="replace").rpartition("exit code ")
+    return int(code), text.strip()
+
+
+def _seconds_of(answer: Mapping[str, Any], at_most: float) -> float:
+    """Return the seconds that a machine says that its work took, limited to what is possible; 0 if it is no number."""
+    seconds = answer.get("seconds")
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return 0.0
+    return min(max(0.0, seconds), at_most)
+
+
+@contextlib.contextmanager
+def _damage_is_failure(what: str) -> Iterator[None]:
+    """Raise `SetupFailed` when the answer of a machine cannot be used."""
+    try:
+        yield
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise SetupFailed(_describe_damage(what, error)) from None
 
 
 def _describe_damage(what: str, error: Exception) -> str:

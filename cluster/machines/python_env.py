@@ -1,11 +1,11 @@
 """Finds or makes a Python environment with the project's requirements on this machine.
 
-    python3 -m cluster.machines.python_env FOLDER [PACKAGE...]
+    python3 -m cluster.machines.python_env FOLDER [PACKAGE...] [--then MODULE [ARGUMENT...]]
 
 Runs on the machine with any python3. If that Python has every package, it is used as it is. Otherwise the virtual
 environment FOLDER/venv/<key> is made once and kept for later jobs. A torch that came with the machine is used if its
 version matches, because deep-learning images ship one built for their GPUs. Prints its progress, and one line of JSON
-at the end.
+at the end. Then runs the module of --then with the environment's Python, so that nobody has to ask this machine again.
 """
 
 import json
@@ -74,34 +74,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "packages", nargs="*", metavar="PACKAGE", help="further packages that a recipe needs, such as timm"
     )
+    parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run then")
     start = time.monotonic()
+    then: list[str] = []
     environment: dict[str, Any] = {"python": None, "made": False, "torch": None}
     try:
         args = parser.parse_args(argv)
+        then = args.then
         environment = ensure_environment(args.folder, project_requirements() + args.packages)
     except ClusterError as error:
         environment["why"] = str(error)
     except OSError as error:
         message = one_line_error(error)
         environment["why"] = "; ".join(filter(None, [message, _explain_error([message])]))
-    print(json.dumps({**environment, "seconds": round(time.monotonic() - start, 1)}), flush=True)
-    return 0 if environment["python"] else 1
+    print(json.dumps({**environment, "seconds": round(time.monotonic() - start, 3)}), flush=True)
+    python = environment["python"]
+    if python and then:
+        os.execv(python, [python, "-m", *then])
+    return 0 if python else 1
 
 
-def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
-    """Return the environment in the last line that `main` printed. Raises `ClusterError` if there is none."""
-    last_line = (stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
-    try:
-        environment: dict[str, Any] = json.loads(last_line)
-        reason = environment["why"]
-    except (ValueError, KeyError, TypeError):
-        raise ClusterError(
-            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}; "
-            "check that the machine's Python runs: python3 --version"
-        ) from None
-    if not environment.get("python"):
-        raise ClusterError(f"{machine_name}: {reason}")
-    return environment
+def parse_output(text: str, machine_name: str) -> tuple[dict[str, Any], str]:
+    """Return the environment that `main` printed, and what the module of --then printed after it.
+
+    Raises `ClusterError` if no environment was printed, or if none was found or made.
+    """
+    lines = text.strip().splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith('{"python": '):
+            continue
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            environment: dict[str, Any] = json.loads(line)
+            reason = environment["why"]
+            if not environment["python"]:
+                raise ClusterError(f"{machine_name}: {reason}")
+            return environment, "\n".join(lines[number:])
+    last_line = lines[-1] if lines else "the command printed nothing"
+    raise ClusterError(
+        f"{machine_name}: no Python environment was found or made: {last_line}; "
+        "check that the machine's Python runs: python3 --version"
+    )
 
 
 def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:

@@ -23,7 +23,7 @@ from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.local import CommandFailed, Connector
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
-from cluster.connectors.ssh_config import openssh_argv, write_ssh_config
+from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
 
@@ -708,7 +708,7 @@ def test_write_ssh_config_gives_openssh_the_same_route(shared_bed: Testbed, home
     shared_bed.known_hosts(home / ".ssh/known_hosts")
     more = {"jump": f"root@{gate.address}:{gate.port}"} if jump else {}
     config = home / "run folder" / "ssh_config"
-    write_ssh_config(hosts(shared_bed, **more), config)
+    write_ssh_config([resolve_route(host) for host in hosts(shared_bed, **more).machines], config)
     before = gate.log.count("Accepted")
     for rank in (0, 1):
         argv = openssh_argv(config, rank, ["sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b"], tty=False)

@@ -176,15 +176,14 @@ class RecordingConnector(Connector):
 def test_upload_code_places_tree_once(checkout: Path, tmp_path: Path) -> None:
     archive_bytes, name = code_archive.pack_code(checkout)
     machine, folder = RecordingConnector(), str(tmp_path / "a 'strange' $folder")
-    path, sent = code_archive.upload_code(machine, folder, archive_bytes, name)
-    assert (path, sent) == (f"{folder}/code/{name}", True)
+    path = code_archive.upload_code(machine, folder, archive_bytes, name)
+    assert path == code_archive.code_folder(folder, name) == f"{folder}/code/{name}"
     code_folder = Path(path)
     assert os.access(code_folder / "tools/run", os.X_OK) and not os.access(code_folder / "pyproject.toml", os.X_OK)
     assert (code_folder / "train/link.py").readlink() == Path("__init__.py")
     assert (code_folder / "pyproject.toml").read_text() == PYPROJECT
-    machine.inputs.clear()
-    assert code_archive.upload_code(machine, folder, archive_bytes, name) == (path, False)
-    assert machine.inputs == [0]
+    assert machine.inputs == [len(archive_bytes)]
+    assert code_archive.upload_code(machine, folder, archive_bytes, name) == path
     assert [path.name for path in code_folder.parent.iterdir()] == [name]
 
 
@@ -194,7 +193,7 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
         code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "code").iterdir()) == []
-    assert code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes, name)[1]
+    assert code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes, name)
 
 
 def test_upload_code_unwritable_folder_raises_one_line(checkout: Path, tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_upload_code_unwritable_folder_raises_one_line(checkout: Path, tmp_path:
 def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path: Path) -> None:
     archive_bytes, name = code_archive.pack_code(checkout)
     barrier = threading.Barrier(6)
-    answers: list[tuple[str, bool]] = []
+    answers: list[str] = []
 
     class SimultaneousConnector(Connector):
         """Begins to unpack when all the other threads do too."""
@@ -224,13 +223,13 @@ def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert answers == [(f"{tmp_path}/code/{name}", True)] * 6
+    assert answers == [f"{tmp_path}/code/{name}"] * 6
     assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
     assert (tmp_path / "code" / name / "train/__init__.py").exists()
 
 
 def test_upload_code_of_this_project_is_importable(tmp_path: Path) -> None:
-    path, _ = code_archive.upload_code(Connector(), str(tmp_path), *code_archive.pack_code())
+    path = code_archive.upload_code(Connector(), str(tmp_path), *code_archive.pack_code())
     result = Connector().run(
         [sys.executable, "-P", "-c", "import cluster; print(cluster.__file__)"], env={"PYTHONPATH": path}
     )

@@ -361,17 +361,27 @@ def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:
     assert answer["why"] == f"{tmp_path}/file/venv: Not a directory" and answer["code"] == 1
 
 
-def test_parse_output_reads_last_line() -> None:
-    good = b'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\n'
-    assert python_env.parse_output(good, "box-1")["python"] == "/p"
+def test_parse_output_returns_environment_and_what_follows() -> None:
+    good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
+    environment, rest = python_env.parse_output(good, "box-1")
+    assert environment["python"] == "/p" and rest == "more"
     for out, message in {
-        b'{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
-        b"": "box-1: no Python environment was found or made: the command printed nothing; check",
-        b"sh: python3: not found\n": "box-1: no Python environment was found or made: sh: python3: not found; check",
+        '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
+        "": "box-1: no Python environment was found or made: the command printed nothing; check",
+        "sh: python3: not found\n": "box-1: no Python environment was found or made: sh: python3: not found; check",
+        '{"python": ' + "[" * 100_000: "box-1: no Python environment was found or made: ",
+        '{"python": "/p"}': "box-1: no Python environment was found or made: ",
     }.items():
         with pytest.raises(ClusterError) as raised:
             python_env.parse_output(out, "box-1")
         assert str(raised.value).startswith(message)
+
+
+def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
+    completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    environment, rest = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and environment["python"] == sys.executable and rest.startswith("Linux")
 
 
 def test_main_on_older_python_says_what_is_needed(tmp_path: Path) -> None:
