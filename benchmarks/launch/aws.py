@@ -66,10 +66,9 @@ FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is 
     "the command: plan, prices, run folder": 0.0,
     "the supervisor starts, checks stack and image": 0.0,
     "RunInstances until all are running": PENDING_SECONDS,
-    "boot, first login, own host keys": SSHD_SECONDS + MARKER_SECONDS + LOGIN_SECONDS * IS_ROOT,
-    "set-up until the first step": LOGIN_SECONDS * IS_ROOT
-    + STUB_DELAYS.environment
-    + 2 * STUB_DELAYS.probe
+    "boot, login meanwhile, own host keys": SSHD_SECONDS + max(MARKER_SECONDS, LOGIN_SECONDS * IS_ROOT),
+    "set-up until the first step": STUB_DELAYS.environment
+    + STUB_DELAYS.probe
     + STUB_DELAYS.network
     + STUB_DELAYS.start,
 }
@@ -256,10 +255,10 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
 
 def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
     """Yield the lines about time."""
-    login = f"login {LOGIN_SECONDS:g}, twice" if IS_ROOT else "logins without delay"
+    login = f"login {LOGIN_SECONDS:g} of these" if IS_ROOT else "logins without delay"
     yield (
         f"Delays of the machines in seconds: {PENDING_SECONDS:g} pending, {SSHD_SECONDS:g} until sshd, "
-        f"{MARKER_SECONDS:g} until the boot is over; {login}, environment {STUB_DELAYS.environment:g}, checks twice "
+        f"{MARKER_SECONDS:g} until the boot is over; {login}, environment {STUB_DELAYS.environment:g}, checks "
         f"{STUB_DELAYS.probe:g}, network {STUB_DELAYS.network:g}, start {STUB_DELAYS.start:g}. EC2 answers at once, "
         f"and lists a new machine after {VISIBLE_AFTER_SECONDS:g} s. n = {len(measurements)}, medians."
     )

@@ -290,7 +290,7 @@ def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
     delays = StubDelays()
     login = f"login {LOGIN_SECONDS:g}" if os.geteuid() == 0 else "login without delay"
     yield (
-        f"Delays of the machines in seconds: {login}, environment {delays.environment:g}, checks twice "
+        f"Delays of the machines in seconds: {login}, environment {delays.environment:g}, checks "
         f"{delays.probe:g}, network {delays.network:g} (not for one machine), start {delays.start:g}."
     )
     yield ""

@@ -85,6 +85,8 @@ class RentedJobController(Generic[MachineT]):
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
         self.hosts_lock = threading.Lock()
+        self.hosts_version = 0  # counts the changes of `live_machines` and of host keys
+        self.written_hosts_version = 0
         self.boot_waiter = BootWaiter(self.provider)
         ActivityHandler.install(run_folder)
 
@@ -212,14 +214,23 @@ class RentedJobController(Generic[MachineT]):
         return self.live_machines
 
     def _update_hosts(self) -> None:
-        """Update the addresses in the fleet and in the job's ssh configuration."""
+        """Update the addresses in the fleet and in the job's ssh configuration.
+
+        Many machines call this at the same time, each from its thread. One update serves all that wait for it.
+        """
+        self.hosts_version += 1
         with self.hosts_lock:
             assert self.fleet
+            if self.written_hosts_version == self.hosts_version:
+                return
+            version = self.hosts_version
             hosts = self.fleet.hosts | self.provider.hosts(self.live_machines)
             for name, host in hosts.items():
                 if host != self.fleet.hosts[name]:
                     self.fleet.replace_host(name, host)
             self._write_hosts(hosts)
+            self.fleet.write_ssh_config()
+            self.written_hosts_version = version
 
     # --- monitoring ---------------------------------------------------------------------------------------------------
 

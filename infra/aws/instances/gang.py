@@ -44,7 +44,7 @@ CAPACITY_COOLDOWN_SECONDS = 180.0  # before a place without capacity is tried ag
 START_TIMEOUT_SECONDS = 900.0
 FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
 MAX_ROUND_PAUSE_SECONDS = 120.0
-GANG_POLL_SECONDS = 2.0
+GANG_POLL_SECONDS = 1.0
 RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 

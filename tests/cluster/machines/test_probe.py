@@ -339,3 +339,30 @@ def test_memory_gb_reads_meminfo(tmp_path: Path) -> None:
     assert probe.memory_gb(tmp_path) == 1.0
     meminfo.write_text("")
     assert probe.memory_gb(tmp_path) == 0.0
+
+
+def test_main_runs_the_module_of_beside_and_returns_its_code(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "other.py").write_text("print('other'); raise SystemExit(3)")
+    argv = [
+        sys.executable,
+        "-m",
+        "cluster.machines.probe",
+        "--shared",
+        str(tmp_path / "shared"),
+        "--work",
+        str(tmp_path),
+    ]
+    argv += ["--token", "t", "--machine", "a", "--expect", "a", "--beside", "other"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(probe.__file__).parents[2]}"}
+    (tmp_path / "shared" / "probe").mkdir()
+    (tmp_path / "shared" / "probe" / "t-a").write_text("t-a\n")
+    completed = subprocess.run(argv, env=env, capture_output=True, text=True)
+    first_line, last_line = completed.stdout.splitlines()
+    assert completed.returncode == 3 and first_line == "other"
+    assert json.loads(last_line)["shared"]["seen"] == {"a": True}
+
+
+def test_free_port_is_none_that_outgoing_connections_get() -> None:
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert probe.MIN_PORT <= probe.free_port() < first_outgoing

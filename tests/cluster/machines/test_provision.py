@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from support.waiting import wait_for
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
 from cluster.backends.aws.rental_spec import RentalSpec
-from cluster.connectors.hosts_file import Hosts, read_hosts
+from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
+from cluster.connectors.ssh import SSHConnector, SSHRefused
+from cluster.connectors.ssh_config import resolve_route
 from cluster.errors import SetupFailed
 from cluster.machines.fleet import Fleet
 from infra.aws.launch_request import Place
@@ -244,6 +247,86 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
         "1",
         "1",
     ]
+
+
+@dataclass
+class Traffic:
+    """What went to the machines: the scripts of each machine, and how often its route was resolved."""
+
+    scripts: Counter[str]
+    routes: Counter[str]
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    """Count the scripts that machines are sent, each of which costs round trips, and runs of `ssh -G`, by host."""
+    counts = Traffic(Counter(), Counter())
+    call, resolve = SSHConnector._retry_on_reconnect, resolve_route
+
+    def counted_call(connector: SSHConnector, operation: Callable[..., Any]) -> Any:
+        counts.scripts[connector.host.host] += 1
+        return call(connector, operation)
+
+    def counted_resolve(host: Host) -> Any:
+        counts.routes[host.host] += 1
+        return resolve(host)
+
+    monkeypatch.setattr(SSHConnector, "_retry_on_reconnect", counted_call)
+    monkeypatch.setattr("cluster.connectors.ssh.resolve_route", counted_resolve)
+    return counts
+
+
+def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob], traffic: Traffic) -> None:
+    job = make_job(0, 1, 2)
+    for machine in job.bed.machines:
+        shutil.rmtree(machine.home / ".imgnet" / "code", ignore_errors=True)
+    logins = [machine.log.count("Accepted") for machine in job.bed.machines]
+    fleet = job.fleet()
+    fleet.set_up_machines()
+    first, *others = (host.host for host in job.hosts.machines)
+    # What is there; code; session, environment and checks; the others' files and the network; agent. The first machine
+    # also gets the job's files, and removes the markers.
+    wait_for(lambda: traffic.scripts[first] == 7)
+    assert traffic.scripts == {first: 7, **dict.fromkeys(others, 5)}
+    assert traffic.routes == dict.fromkeys((first, *others), 1)
+    assert [machine.log.count("Accepted") - count for machine, count in zip(job.bed.machines, logins, strict=True)] == [
+        1,
+        1,
+        1,
+    ]
+    assert not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*"))
+
+
+def test_set_up_of_one_machine_with_the_code_takes_few_round_trips(
+    make_job: Callable[..., SetupJob], traffic: Traffic
+) -> None:
+    job = make_job(0)
+    fleet = job.fleet()
+    fleet.set_up_machines()
+    wait_for(lambda: sum(traffic.scripts.values()) >= 5)
+    traffic.scripts.clear()
+    fleet.folders.launch_path.write_text("second")
+    fleet.set_up_machines()
+    # What is there; session, environment and checks; removal of the marker; the job's files; agent.
+    wait_for(lambda: list(traffic.scripts.values()) == [5])
+
+
+def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:
+    job = make_job(0, 1)
+    fleet = job.fleet()
+    fleet.setup_progress.start_launch("first", {name: host.host for name, host in fleet.hosts.items()})
+    machine, connector = job.bed.machines[0], fleet.connectors["0"]
+    connector.run(["true"])
+    logins = machine.log.count("Accepted")
+    fleet.replace_host("0", replace(fleet.hosts["0"], host_key=job.bed.machines[1].host_key))
+    assert fleet.connectors["0"].run(["echo", "here"]).out == b"here\n" and machine.log.count("Accepted") == logins
+    fleet.connectors["0"].close()
+    with pytest.raises(SSHRefused, match="its host key has CHANGED"):
+        fleet.connectors["0"].run(["true"])
+    fleet.replace_host("0", replace(fleet.hosts["0"], host_key=machine.host_key))
+    assert fleet.connectors["0"].run(["echo", "here"]).out == b"here\n"
+    fleet.replace_host("0", fleet.hosts["1"])
+    assert fleet.connectors["0"] is not connector
 
 
 # --- the supervisor -----------------------------------------------------------------------------------------------
