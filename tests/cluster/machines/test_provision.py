@@ -294,7 +294,8 @@ def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob]
         1,
         1,
     ]
-    assert not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*"))
+    wait_for(lambda: not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*")))
+    wait_for(lambda: all(fleet._has_agent(name) for name in fleet.hosts))
 
 
 def test_set_up_of_one_machine_with_the_code_takes_few_round_trips(
@@ -304,6 +305,7 @@ def test_set_up_of_one_machine_with_the_code_takes_few_round_trips(
     fleet = job.fleet()
     fleet.set_up_machines()
     wait_for(lambda: sum(traffic.scripts.values()) >= 5)
+    wait_for(lambda: fleet._has_agent("0"))
     traffic.scripts.clear()
     fleet.folders.launch_path.write_text("second")
     fleet.set_up_machines()

@@ -51,7 +51,7 @@ class SilentFleet:
 
     def nothing(self) -> None: ...
 
-    set_up_machines = push_stop_request = pull_files = close = nothing
+    set_up_machines = push_stop_request = pull_files = write_ssh_config = close = nothing
 
 
 @pytest.fixture
