@@ -306,11 +306,14 @@ def test_set_up_of_one_machine_with_the_code_takes_few_round_trips(
     fleet.set_up_machines()
     wait_for(lambda: sum(traffic.scripts.values()) >= 5)
     wait_for(lambda: fleet._has_agent("0"))
+    fleet.terminate()
+    wait_for(lambda: not fleet._has_agent("0"))
     traffic.scripts.clear()
     fleet.folders.launch_path.write_text("second")
     fleet.set_up_machines()
     # What is there; session, environment and checks; removal of the marker; the job's files; agent.
     wait_for(lambda: list(traffic.scripts.values()) == [5])
+    wait_for(lambda: fleet._has_agent("0"))
 
 
 def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:
