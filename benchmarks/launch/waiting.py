@@ -1,6 +1,6 @@
 """Seconds from `launch --ssh` to the first step on machines that only wait: our own share, and how it grows.
 
-    .venv/bin/python benchmarks/launch/waiting.py               # four minutes; writes its section of RESULTS.md
+    .venv/bin/python benchmarks/launch/waiting.py               # six minutes; writes its section of RESULTS.md
     .venv/bin/python benchmarks/launch/waiting.py 1 64 --rounds 1
 
 The machines are ssh servers of one other process, which answer each command after a fixed delay (waiting_machines.py).
