@@ -78,6 +78,11 @@ class SshBackend(RemoteBackend):
         """This process's connections to the machines. They are opened once and reused."""
         return Fleet(self.run.spec, self.run.folder)
 
+    @property
+    def supervised_fleet(self) -> Fleet | None:
+        """The supervisor's connections; None in other processes, and before they are open."""
+        return vars(self).get("fleet")
+
     def open_fleet(self) -> Fleet:
         """Return this process's connections to the machines."""
         return self.fleet
@@ -109,14 +114,6 @@ class SshBackend(RemoteBackend):
         except Unreachable as error:
             logger.warning("%s", error)
         return True
-
-    def agents_alive(self) -> bool:
-        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
-        return "fleet" in vars(self) and self.fleet.agents_alive()
-
-    def explain_end(self) -> str:
-        """Return why nothing is known about the job when its machines broke the rules, else ""."""
-        return self.fleet.explain_end() if "fleet" in vars(self) else ""
 
     def dead_machines(self) -> list[str]:
         """Return the machines that answered that no agent is running there."""

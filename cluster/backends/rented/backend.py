@@ -44,6 +44,11 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         with cloud_errors_as_cluster_errors():
             return RentedJobController(self.run.spec, self.run.folder, self.provider_class)
 
+    @property
+    def supervised_fleet(self) -> Fleet | None:
+        """The supervisor's connections; None in other processes, and before they are open."""
+        return self.controller.fleet if "controller" in vars(self) else None
+
     def _open_provider(self) -> CloudProvider[MachineT]:
         """Return the job's provider for one command. Raises `CloudError`."""
         return self.provider_class(self.run.spec, self.run.folder)
@@ -67,11 +72,6 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def poll(self) -> bool:
         """Rent missing machines, set them up and copy new files to the run folder."""
         return self.controller.poll()
-
-    def agents_alive(self) -> bool:
-        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
-        fleet = self.controller.fleet if "controller" in vars(self) else None
-        return fleet is not None and fleet.agents_alive()
 
     def dead_machines(self) -> list[str]:
         """Return the machines that certainly have no agent: the cloud says that they are gone, or they say so."""
