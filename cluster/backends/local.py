@@ -59,7 +59,7 @@ class LocalPlanner(MachinePlanner):
         """Return the number of processes by which the machines share this computer's GPUs."""
         return max(1, visible_gpu_count() // (machines + self.request.spares))
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """This computer is the machine that fetches."""
         return SourceAccess.REQUIRED
 

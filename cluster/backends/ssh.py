@@ -52,7 +52,7 @@ class SshPlanner(ElsewherePlanner):
             )
         return path
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """A failure is no error: the machines may have access that this computer does not have."""
         return SourceAccess.OPTIONAL
 

@@ -60,7 +60,7 @@ class SlurmPlanner(MachinePlanner):
         """Return a process for each GPU of a node, else the recipe's number."""
         return self.options.gpus_per_node or self.request.recipe.gpus
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """A failure is no error: the nodes may have access that this computer does not have."""
         return SourceAccess.OPTIONAL
 
