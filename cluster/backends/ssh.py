@@ -1,7 +1,6 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
 import logging
-import shutil
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,8 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import BadInput, ClusterError
+from cluster.connectors.ssh_config import require_openssh
+from cluster.errors import BadInput
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
@@ -91,8 +91,7 @@ class SshBackend(RemoteBackend):
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
         """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
         tmux.require_tmux()
-        if not shutil.which("ssh"):
-            raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
+        require_openssh("ssh")
         host_count = len((spec.hosts or {}).get("machines", []))
         needed = len(spec.machine_names)
         if host_count < needed:

@@ -1,7 +1,6 @@
 """The part of a backend that is the same for all clouds: machines that are rented for one job and end with it."""
 
 import json
-import shutil
 from dataclasses import replace as replace_fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from cluster.backends.base import BilledBackend
 from cluster.backends.remote import RemoteBackend
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
+from cluster.connectors.ssh_config import require_openssh
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
@@ -32,9 +32,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
         """Check that all programs are installed here (`ClusterError`). The cloud was asked when the job was planned."""
         tmux.require_tmux()
-        for program in ("ssh", "ssh-keygen"):
-            if not shutil.which(program):
-                raise ClusterError(f"{program} is missing; install it: sudo apt-get install openssh-client")
+        require_openssh("ssh", "ssh-keygen")
         if not spec.cloud:
             raise BadInput("the job has no rental specification; start it with: imgnet-cluster launch")
 
@@ -89,7 +87,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
                 machines = provider.list_machines()
                 if machine not in machines:
                     raise CloudError(
-                        f"machine {machine} has no instance; see: imgnet-cluster status {self.run.spec.name}"
+                        f"machine {machine} is not rented at present; see: imgnet-cluster status {self.run.spec.name}"
                     )
                 provider.terminate([machines[machine].id], "lost in a rehearsal")
         else:

@@ -24,7 +24,7 @@ from cluster.connectors import untrusted
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.local import CommandFailed, Connector
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
-from cluster.connectors.ssh_config import openssh_argv, write_ssh_config
+from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
 
@@ -561,6 +561,12 @@ def refusal_line(host: Host, kind: type[ClusterError] = SSHRefused, reconnect_se
 def can_connect(host: Host) -> bool:
     with SSHConnector(host, reconnect_seconds=5) as connector:
         return connector.run(["echo", "in"]).out == b"in\n"
+
+
+def test_missing_openssh_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterError, match=r"^ssh is missing; install it: sudo apt-get install openssh-client \(Deb"):
+        resolve_route(Host(host="127.0.0.1"))
 
 
 def test_connect_unknown_host_key_is_refused_with_remedy(shared_bed: Testbed, home: Path) -> None:
