@@ -29,7 +29,7 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import NO_FILE_ERRORS, locked, to_json_bytes, write_atomic
 from train.tools.process import command_line
-from train.tools.records import DamagedRecord, damaged, read_record
+from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
 
 from . import queue_state
 
@@ -204,7 +204,7 @@ class JobReader:
             if error.errno in NO_FILE_ERRORS:
                 raise self._damage(damaged(error)) from error
             raise
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except MALFORMED_DATA_ERRORS as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
             raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
@@ -272,9 +272,7 @@ class JobReader:
 class Job(JobReader):
     """A job in its run folder, with the commands that change it."""
 
-    def __init__(self, path: Path, is_supervisor: bool = False) -> None:
-        super().__init__(path, is_supervisor)
-        self.next_access_check = 0.0  # monotonic seconds
+    next_access_check = 0.0  # monotonic seconds
 
     def refresh(self) -> None:
         """Copy new files into the run folder; if the agents are gone, write the result.
