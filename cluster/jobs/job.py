@@ -57,8 +57,8 @@ def _is_recent(start: float) -> bool:
     return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
 
 
-def _modified_at(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
+def _last_change(*paths: Path) -> float:
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 class JobReader:
@@ -179,9 +179,7 @@ class JobReader:
             error, lacks_access = f"no supervisor is at work: {self.access_error}", True
         elif trouble:
             error, lacks_access = f"no supervisor is at work: {trouble.error}", trouble.lacks_access
-        elif _is_recent(
-            max(_modified_at(self.path / SUPERVISOR_START_MARKER), _modified_at(self.run_folder.launch_path))
-        ):
+        elif _is_recent(_last_change(self.path / SUPERVISOR_START_MARKER, self.run_folder.launch_path)):
             return ""
         else:
             error, lacks_access = "no supervisor is at work", False
@@ -314,7 +312,7 @@ class Job(JobReader):
         with contextlib.suppress(JobBusy), self.locked():
             trouble = supervisor_records.read_trouble(self.path)
             lacked_access = trouble is not None and trouble.lacks_access
-            if not lacked_access and (self.is_alive or _is_recent(_modified_at(start_marker))):
+            if not lacked_access and (self.is_alive or _is_recent(_last_change(start_marker))):
                 self.access_error = ""
                 return
             if time.monotonic() < self.next_access_check:
