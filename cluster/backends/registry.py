@@ -30,7 +30,8 @@ def open_backend(run: Run) -> Backend:
 
 def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
     """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
-    return MachinePlanner(request) if name == UNKNOWN_MACHINES else backend_class(name).open_planner(request)
+    planner_class = MachinePlanner if name == UNKNOWN_MACHINES else backend_class(name).planner_class
+    return planner_class(request)
 
 
 def open_cloud(name: str) -> CloudAdministration:

@@ -15,7 +15,7 @@ from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 
 from .options import SshOptions
-from .planner import ElsewherePlanner, MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from .planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,7 @@ class SshBackend(RemoteBackend):
     name = "ssh"
     description = "your own machines over ssh"
     options = SshOptions
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a job on the machines of a hosts file. Raises `BadInput`."""
-        return SshPlanner(request)
+    planner_class = SshPlanner
 
     @cached_property
     def fleet(self) -> Fleet:

@@ -122,8 +122,9 @@ def evaluate(
             examples = message
     gains = evaluation.rect_gains(rows, run_info["buckets"])
     if output == "json":
-        result = {**run_info, "rows": [_without_kind(row) for row in rows], "gains": gains}
-        print_json({**_without_kind(result), "plot": str(plot) if plot else None})
+        rows_json = [_without_kind(row) for row in rows]
+        plot_json = str(plot) if plot else None
+        print_json({**_without_kind(run_info), "rows": rows_json, "gains": gains, "plot": plot_json})
     else:
         _print_results(run_info, rows, gains)
     if plot:  # after the numbers: they took longer, and must not be lost when the picture cannot be written
