@@ -53,15 +53,18 @@ def _listen(address: str, port: int) -> socket.socket:
     """Listen on one address of this machine.
 
     A host's name may stand for 127.0.1.1 on the host itself (Debian), and an address behind NAT is not the machine's
-    own. In both cases the socket listens on all interfaces.
+    own. In both cases the socket listens on all interfaces. Raises `DistNetworkError`.
     """
-    with contextlib.suppress(ValueError):  # a name
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-        try:
-            return socket.create_server((address, port), family=family)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise DistNetworkError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from error
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+    try:
+        with contextlib.suppress(ValueError):  # a name
+            family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+            try:
+                return socket.create_server((address, port), family=family)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise DistNetworkError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from error
