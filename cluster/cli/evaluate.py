@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cluster.jobs.evaluation import RectGain
-    from train.evaluation.protocol import Accuracy, EvaluationBegin, EvaluationExamples, EvaluationRow, RatioBucket
+    from train.evaluation.protocol import (
+        AccuracyPercents,
+        EvaluationBegin,
+        EvaluationExamples,
+        EvaluationRow,
+        RatioBucket,
+    )
 
 PLOTTED_IMAGES = 6  # images that --plot shows
 
@@ -212,7 +218,7 @@ def _format_ratio_range(bucket: "RatioBucket") -> str:
     return "-".join(dict.fromkeys((f"{bucket['from']:.2f}", f"{bucket['to']:.2f}")))
 
 
-def _format_gain(gain: "Accuracy") -> tuple[str, str]:
+def _format_gain(gain: "AccuracyPercents") -> tuple[str, str]:
     """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
     return f"{round(gain['top1'], 1) + 0.0:+5.1f}", f"{round(gain['top5'], 1) + 0.0:+5.1f}"
 

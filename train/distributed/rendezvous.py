@@ -28,16 +28,15 @@ def open_store(rank: int, world_size: int, timeout: datetime.timedelta) -> Store
     token = os.environ.get(TOKEN_VARIABLE)
     if not token:
         return None
-    return PrefixStore(token, open_tcp_store(rank, world_size, timeout))
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
+    return PrefixStore(token, open_tcp_store(address, port, rank, world_size, timeout))
 
 
-def open_tcp_store(rank: int, world_size: int, timeout: datetime.timedelta) -> TCPStore:
-    """Return the TCP store at MASTER_ADDR and MASTER_PORT, which rank 0 holds. Does not wait for other ranks.
+def open_tcp_store(address: str, port: int, rank: int, world_size: int, timeout: datetime.timedelta) -> TCPStore:
+    """Return the TCP store at an address, which rank 0 holds. Does not wait for other ranks.
 
     Raises `DistNetworkError`.
     """
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    port = int(os.environ.get("MASTER_PORT", 0))
     return TCPStore(
         address,
         port,
