@@ -58,7 +58,7 @@ class SshPlanner(ElsewherePlanner):
 
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Add the machines to the specification."""
-        return MachinePlan(spec=replace(spec, hosts=self.hosts.to_json()))
+        return MachinePlan(spec=replace(spec, hosts=self.hosts))
 
 
 class SshBackend(RemoteBackend):
@@ -88,7 +88,7 @@ class SshBackend(RemoteBackend):
         tmux.require_tmux()
         if not shutil.which("ssh"):
             raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
-        host_count = len((spec.hosts or {}).get("machines", []))
+        host_count = len(spec.host_list)
         needed = len(spec.machine_names)
         if host_count < needed:
             raise BadInput(

@@ -68,7 +68,7 @@ class Fleet:
         self.reconnect_seconds = reconnect_seconds
         self.limit_start = limit_start
         self.wait_until_ready = wait_until_ready or (lambda name: None)
-        self.hosts = dict(zip(spec.machine_names, Hosts.from_json(spec.hosts).machines, strict=False))
+        self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
         self.setup_progress = SetupProgress(folders.path / "machines.json")
         self.provisioner = Provisioner(spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop")
@@ -112,9 +112,9 @@ class Fleet:
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
         self.setup_progress.start_launch(launch_id, {name: host.host for name, host in self.hosts.items()})
-        hosts = Hosts.from_json(self.spec.hosts or {})
+        assert self.spec.hosts
         # In the background, because it runs `ssh -G` for each machine.
-        ssh_config = self.pool.submit(write_ssh_config, hosts, self.folders.path / "ssh_config")
+        ssh_config = self.pool.submit(write_ssh_config, self.spec.hosts, self.folders.path / "ssh_config")
         self.code_archive = pack_code()
         self._for_each_usable(self._prepare_machine)
         if self.setup_progress.record.is_adopted:

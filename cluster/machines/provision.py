@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -23,6 +23,7 @@ from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
 from train.distributed.network import slow_pairs
+from train.tools.records import DamagedRecord, decode_json
 
 from . import checks, code_archive, python_env, requirements
 from .setup_progress import SetupProgress, timed_step
@@ -86,8 +87,8 @@ class Provisioner:
             index = self.spec.rental_facts.torch_index_url
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
-            environment = python_env.parse_output(stdout.encode(), connector.name)
-            found_python = untrusted.absolute_path(str(environment["python"]).encode())
+            python_path = python_env.parse_output(stdout.encode(), connector.name)
+            found_python = untrusted.absolute_path(python_path.encode())
             progress.update(name, lambda row: replace(row, python=found_python))
 
     def open_session(self, name: str, shell_line: str = ":") -> None:
@@ -125,30 +126,24 @@ class Provisioner:
 
         An error becomes the machine's failure reason, a warning one of its notes.
         """
-        facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
-        max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
+        facts_by_machine = self._probe_machines(names, checks.MachineFacts)
+        max_gpus = max((len(facts.gpus) for facts, _, _ in facts_by_machine.values()), default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
 
-        def judge(name: str) -> None:
-            facts = facts_by_machine[name]
-            findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
+        for name, (facts, sent_at, received_at) in facts_by_machine.items():
+            findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB)
+            findings += checks.check_clock(*checks.clock_skew(sent_at, received_at, facts.time))
             if not required_gpus:
-                findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
+                findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
             self._record_findings(name, findings, facts)
-
-        for name in facts_by_machine:
-            try:
-                judge(name)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                self.setup_progress.set_failure_reason(name, _describe_damage("the checks", error))
         usable = [name for name in facts_by_machine if name not in self.setup_progress.failure_reasons]
-        answers = self._probe_machines(usable, "--expect", "all")
+        answers = self._probe_machines(usable, checks.SeenMarkers, "--expect", ",".join(usable))
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         for name in list(facts_by_machine)[:1]:
             marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
-        for first, second in checks.pairs_without_common_folder(answers):
+        for first, second in checks.pairs_without_common_folder({name: seen for name, (seen, _, _) in answers.items()}):
             shared = self.shared_folder(first)
             reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
             self.setup_progress.set_failure_reason(second, reason)
@@ -156,38 +151,37 @@ class Provisioner:
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
         assert self.spec.hosts
-        return str(self.spec.hosts["shared"] or f"{self.setup_progress.rows[name].folder}/shared")
+        return str(self.spec.hosts.shared or f"{self.setup_progress.rows[name].folder}/shared")
 
     def job_folder(self, name: str) -> str:
         """Return the path of the job's folder in the shared folder."""
         return f"{self.shared_folder(name)}/{self.spec.uid}"
 
-    def _probe_machines(self, names: Sequence[str], *arguments: str) -> dict[str, dict[str, Any]]:
-        """Run `cluster.machines.probe` on all machines at once and return the answers by machine.
+    def _probe_machines(
+        self, names: Sequence[str], answer_type: type[Answer], *arguments: str
+    ) -> dict[str, tuple[Answer, float, float]]:
+        """Run `cluster.machines.probe` on all machines at once.
 
-        The argument "all" stands for the names of all these machines. A machine that gives no answer gets a failure
-        reason.
+        Returns by machine the answer, and the moments when the probe was started and when its answer had come. A
+        machine that gives no answer gets a failure reason.
         """
-        probe_arguments = [",".join(names) if argument == "all" else argument for argument in arguments]
 
-        def probe(name: str) -> dict[str, Any]:
+        def probe(name: str) -> tuple[Answer, float, float]:
             with timed_step(self.setup_progress, name, SetupStep.CHECKS):
                 row = self.setup_progress.rows[name]
                 argv = [row.python, "-m", "cluster.machines.probe"]
                 argv += ["--shared", self.shared_folder(name), "--work", row.work]
-                argv += ["--token", self.spec.uid, "--machine", name, *probe_arguments]
+                argv += ["--token", self.spec.uid, "--machine", name, *arguments]
                 sent_at = time.time()
                 code, text = self.run_logged(name, argv, PROBE_TIMEOUT_SECONDS)
                 if code:
                     raise SetupFailed(f"{self.connectors[name].name}: {(text or 'no output').splitlines()[-1]}")
+                received_at = time.time()
                 try:
-                    facts: dict[str, Any] = json.loads(text.splitlines()[-1])
-                    facts["skew"] = checks.clock_skew(sent_at, time.time(), facts["time"])
-                    if "--expect" not in probe_arguments:
-                        facts["gpus"] = [{"name": untrusted.one_line(str(gpu["name"]))} for gpu in facts["gpus"]]
-                except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                    answer = decode_json(answer_type, (text.splitlines() or [""])[-1].encode())
+                except DamagedRecord as error:
                     raise SetupFailed(_describe_damage("the checks", error)) from None
-                return facts
+                return answer, sent_at, received_at
 
         return self.run_on_each(names, probe)
 
@@ -215,10 +209,10 @@ class Provisioner:
                     raise SetupFailed(reason)
         return {name: results[name] for name in names if name in results}
 
-    def _record_findings(self, name: str, machine_findings: Sequence[checks.Finding], facts: Mapping[str, Any]) -> None:
-        errors = [finding["what"] for finding in machine_findings if finding["level"] == "error"]
-        warnings = [finding["what"] for finding in machine_findings if finding["level"] == "warning"]
-        gpus = tuple(gpu["name"] for gpu in facts["gpus"])
+    def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
+        errors = [untrusted.one_line(finding.what) for finding in findings if finding.level == "error"]
+        warnings = [untrusted.one_line(finding.what) for finding in findings if finding.level == "warning"]
+        gpus = tuple(untrusted.one_line(gpu.name) for gpu in facts.gpus)
         self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))

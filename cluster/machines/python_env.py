@@ -36,7 +36,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
@@ -65,6 +65,18 @@ ERROR_EXPLANATIONS = (
 )
 
 
+class Environment(TypedDict):
+    """A Python, None where none was found or made; whether it was made now; its torch; and why it is this one.
+
+    Not a dataclass like other records: the packages that read those may be missing here.
+    """
+
+    python: str | None
+    made: bool
+    torch: str | None
+    why: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Find or make the environment and print {"python", "made", "seconds", "torch", "why"}. Returns 1 on failure."""
     parser = argparse.ArgumentParser(
@@ -75,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "packages", nargs="*", metavar="PACKAGE", help="further packages that a recipe needs, such as timm"
     )
     start = time.monotonic()
-    environment: dict[str, Any] = {"python": None, "made": False, "torch": None}
+    environment: Environment = {"python": None, "made": False, "torch": None, "why": ""}
     try:
         args = parser.parse_args(argv)
         environment = ensure_environment(args.folder, project_requirements() + args.packages)
@@ -88,20 +100,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if environment["python"] else 1
 
 
-def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
-    """Return the environment in the last line that `main` printed. Raises `ClusterError` if there is none."""
+def parse_output(stdout: bytes, machine_name: str) -> str:
+    """Return the path of the Python in the last line that `main` printed. Raises `ClusterError` if there is none."""
     last_line = (stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
     try:
-        environment: dict[str, Any] = json.loads(last_line)
-        reason = environment["why"]
-    except (ValueError, KeyError, TypeError):
+        environment = json.loads(last_line)
+        python, reason = environment["python"], environment["why"]
+    except (ValueError, KeyError, RecursionError, TypeError):
         raise ClusterError(
             f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}; "
             "check that the machine's Python runs: python3 --version"
         ) from None
-    if not environment.get("python"):
+    if not python:
         raise ClusterError(f"{machine_name}: {reason}")
-    return environment
+    return str(python)
 
 
 def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
@@ -117,10 +129,10 @@ def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
     return [requirement for requirement in requirements if package_name(requirement) not in NOT_ON_MACHINES]
 
 
-def ensure_environment(folder: Path, required_packages: Sequence[str]) -> dict[str, Any]:
+def ensure_environment(folder: Path, required_packages: Sequence[str]) -> Environment:
     """Return an environment that has all required packages, and make it if needed.
 
-    The result has the keys python, made, torch and why. Raises `ClusterError` or `OSError` when it cannot be made.
+    Raises `ClusterError` or `OSError` when it cannot be made.
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
@@ -288,7 +300,7 @@ def _python_runs(python: str) -> bool:
     return False
 
 
-def _describe_environment(python: str, was_made: bool, why: str) -> dict[str, Any]:
+def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
