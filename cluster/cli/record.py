@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.errors import BadInput, ClusterError
+from train.tools.records import MALFORMED_DATA_ERRORS
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
@@ -93,7 +94,7 @@ def _damage_as_cluster_error(description: str) -> Iterator[None]:
     """Turn the errors that data of an unexpected form causes into a one-line `ClusterError`."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except MALFORMED_DATA_ERRORS as error:
         raise ClusterError(f"{description} ({type(error).__name__}: {error})") from error
 
 
