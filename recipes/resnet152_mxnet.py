@@ -31,7 +31,7 @@ from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 from ._phases import step_decay_phases
 
-COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32, "min_scale": 0.16}
+COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32, "min_scale": 0.16}  # Any: fields of several types
 
 
 def make_phases(first_lr: float, drop_epochs: Sequence[int]) -> list[Phase]:

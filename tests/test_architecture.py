@@ -316,6 +316,52 @@ def test_module_is_documented_and_named_by_its_concept(path: Path) -> None:
     assert not undocumented
 
 
+def annotated_with_any(tree: ast.AST) -> Iterator[int]:
+    """The lines with an `Any` in the type of a parameter, of a return value or of a field, in order of the tree."""
+    for node in ast.walk(tree):
+        annotations: list[ast.expr | None] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            annotations.append(node.returns)
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            annotations.append(node.annotation)
+        yield from (
+            part.lineno
+            for annotation in annotations
+            if annotation
+            for part in ast.walk(annotation)
+            if isinstance(part, ast.expr) and ast.unparse(part).strip("'").removeprefix("typing.") == "Any"
+        )
+
+
+def test_annotated_with_any_sees_signatures_fields_and_variables() -> None:
+    text = """
+def f(a: Any, *b: dict[str, Any]) -> int: ...
+async def g() -> "Any": ...
+class C:
+    field: typing.Any = 1
+    def method(self) -> list[str]:
+        local: Any = 1
+x = Any
+"""
+    assert sorted(annotated_with_any(ast.parse(text))) == [2, 2, 3, 5, 7]
+
+
+@pytest.mark.parametrize("path", FILES, ids=dotted)
+def test_any_in_an_annotation_has_its_reason_on_its_line(path: Path) -> None:
+    """`Any` turns the type checker off. An alias (`State = dict[str, Any]`) says the reason once for all its users."""
+    lines = path.read_text().splitlines()
+    tree = ast.parse(path.read_text())
+    aliases = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Name) and part.id == "Any"
+    ]
+    unexplained = {number for number in [*annotated_with_any(tree), *aliases] if "# " not in lines[number - 1]}
+    assert not unexplained
+
+
 # --- start-up time: what a command imports ------------------------------------------------------------------------
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")

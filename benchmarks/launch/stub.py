@@ -42,15 +42,15 @@ probe() {
     for other in $expect; do
       [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
-    printf '{"shared": {"seen": {%s}}, "time": %s}\n' "$seen" "$(date +%s.%N)"
+    printf '{"seen": {%s}}\n' "$seen"
     return $failed
   fi
   sleep {probe}
   mkdir -p "$shared/probe" && : >"$shared/probe/$token-$name"
-  printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_gb": {"work": %s}, ' "$free"
-  printf '"work": {"path": "%s", "writable": true}, "shared": {"path": "%s", "link": true, ' "$work" "$shared"
-  printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "free_port": 40000, '
-  printf '"time": %s}\n' "$(date +%s.%N)"
+  printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_port": 40000, '
+  printf '"work": {"path": "%s", "writable": true, "free_gb": %s}, ' "$work" "$free"
+  printf '"shared": {"path": "%s", "link": true, ' "$shared"
+  printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "time": %s}\n' "$(date +%s.%N)"
 }
 
 write_status() {

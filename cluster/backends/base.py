@@ -11,10 +11,10 @@ from typing import ClassVar
 from cluster.connectors import tmux
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import DownloadProgress
 from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
+from train.tools.process_log import Progress
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner
@@ -129,7 +129,7 @@ class Backend(ABC):
         """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
         raise ClusterError(f"{self.run.spec.name} runs on this computer; there is nothing to log in to")
 
-    def download_checkpoint(self, progress: DownloadProgress) -> Path | None:
+    def download_checkpoint(self, progress: Progress) -> Path | None:
         """Copy the newest complete checkpoint from the machines to the run folder and return its path.
 
         None when the machines have none, or when their shared folder is on this computer. Raises `ClusterError` when no

@@ -19,7 +19,6 @@ from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools.records import encode
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
@@ -70,7 +69,7 @@ class LocalPlanner(MachinePlanner):
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Add the forecast, if the speed of this computer is known."""
         forecast = forecast_local(spec, schedule, self.request.constants)
-        return MachinePlan(spec=replace(spec, forecast=encode(forecast.to_record()) if forecast else None))
+        return MachinePlan(spec=replace(spec, forecast=forecast.to_record() if forecast else None))
 
 
 class LocalBackend(SharedFolderBackend):

@@ -7,8 +7,9 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.ssh_config import openssh_argv
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import DownloadProgress, download_checkpoint
+from cluster.machines.checkpoint_files import download_checkpoint
 from cluster.machines.fleet import Fleet
+from train.tools.process_log import Progress
 
 from .base import Backend
 
@@ -54,7 +55,7 @@ class RemoteBackend(Backend):
             raise ClusterError(f"{name} has no machines to log in to yet; see: imgnet-cluster status {name}")
         return openssh_argv(config, int(machine), argv, tty)
 
-    def download_checkpoint(self, progress: DownloadProgress) -> Path | None:
+    def download_checkpoint(self, progress: Progress) -> Path | None:
         """Copy the newest complete checkpoint from the first machine that answers."""
         fleet = self.open_fleet()
         last_error = ClusterError("no machine is known yet")

@@ -4,7 +4,7 @@ The fields of rows that commands print as JSON have the names that the JSON has.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 from cluster.state.spec import JobSpec
 from train.data.fetch.sources import Source
 from train.recipe.schema import Recipe
+from train.tools.process_log import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +186,9 @@ class CloudAdministration(ABC):
 class ObjectStore(Source, Protocol):
     """A packed data set in a cloud's object store. Made from its URL."""
 
-    def upload(self, folder: Path, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
+    def upload(self, folder: Path, progress: Progress) -> tuple[int, int]:
         """Upload a packed set. Files that are there already are skipped; the manifests come last.
 
-        A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
+        A set with a manifest is therefore always complete. `progress` is called with the bytes done and in total.
         Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
         """

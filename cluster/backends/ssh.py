@@ -58,7 +58,7 @@ class SshPlanner(ElsewherePlanner):
 
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Add the machines to the specification."""
-        return MachinePlan(spec=replace(spec, hosts=self.hosts.to_json()))
+        return MachinePlan(spec=replace(spec, hosts=self.hosts))
 
 
 class SshBackend(RemoteBackend):
@@ -88,7 +88,7 @@ class SshBackend(RemoteBackend):
         """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
         tmux.require_tmux()
         require_openssh("ssh")
-        host_count = len((spec.hosts or {}).get("machines", []))
+        host_count = len(spec.host_list)
         needed = len(spec.machine_names)
         if host_count < needed:
             raise BadInput(

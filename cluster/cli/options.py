@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
+CommandT = TypeVar("CommandT", bound=CommandFunction)
 
 DEFAULT_BACKEND = "aws"
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
@@ -61,7 +62,7 @@ class DeferredOptions(click.Option):
         self.make_options = make_options  # and no more: click never sees this as an option
 
 
-def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callable[[Any], Any]:
+def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callable[[CommandT], CommandT]:
     """Return a decorator like `click.option` for several options. The function may import what takes time."""
     return click.option(cls=DeferredOptions, make_options=make_options)
 
@@ -229,7 +230,7 @@ def _click_options(option: "Option") -> Iterator[GroupedOption]:
             yield make([f"--{value}", option.name], flag_value=value, default=None, help=help_text)
     elif option.kind is bool:
         is_pair = "/" in option.flags[0]
-        flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}
+        flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}  # Any: for click
         yield make([*option.flags, option.name], default=None, help=option.full_help, **flag)
     else:
         yield make(

@@ -12,7 +12,8 @@ from train.tools.records import MALFORMED_DATA_ERRORS
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
-    from cluster.records.writers import JsonMapping
+    from cluster.records.run_data import RunData
+    from cluster.records.writers import JsonDict
 
 FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
 MLLOG_MARK = ":::MLLOG"
@@ -64,19 +65,20 @@ def record(
             raise BadInput("--check writes nothing, so it cannot be combined with the other options; leave them out")
         return click.echo(_check_record(check, store.find(job) if job else None))
     path_by_format = _output_files(record_format, output_path) if output_path is not None else {}
-    run_data = _load_run_data(store.find(job))
-    _require_consistent_result(run_data)
+    recorded_job = store.find(job)
+    run = _load_run_data(recorded_job)
+    _require_consistent_result(run, recorded_job)
     authorship = {"author": author, "email": email, "code_url": code_url}
     if output_path is None:
-        return click.echo(_render(record_format or "tsv", run_data, **authorship), nl=False)
+        return click.echo(_render(record_format or "tsv", run, **authorship), nl=False)
     for file_format, path in path_by_format.items():
         # The JSON names the log that is written together with it.
         log_filename = output_path.name + ".log" if file_format == "json" and path != output_path else None
-        _write_text(path, _render(file_format, run_data, log_filename=log_filename, **authorship))
+        _write_text(path, _render(file_format, run, log_filename=log_filename, **authorship))
         click.echo(f"written: {path}")
 
 
-def _load_run_data(job: "Job") -> "JsonMapping":
+def _load_run_data(job: "Job") -> "RunData":
     """Return the data of a run from its run folder. Raises `ClusterError`."""
     from cluster.records import run_data
 
@@ -96,29 +98,25 @@ def _damage_as_cluster_error(description: str) -> Iterator[None]:
         raise ClusterError(f"{description} ({type(error).__name__}: {error})") from error
 
 
-def _require_consistent_result(run_data: "JsonMapping") -> None:
+def _require_consistent_result(run: "RunData", job: "Job") -> None:
     """Raise `ClusterError` when metrics and result.json disagree about an epoch: a record could follow only one."""
     from cluster.records import check as records_check
 
-    with _damage_as_cluster_error(f"{run_data['job']}: result.json is damaged"):
-        problem = next(records_check.check_metrics_against_result(run_data), None)
-        if problem:
-            raise ClusterError(
-                f"{run_data['job']}: {problem}; nothing was written, because one of the two must be wrong"
-            )
+    if job.result and (problem := next(records_check.check_metrics_against_result(run, job.result), None)):
+        raise ClusterError(f"{run.job}: {problem}; nothing was written, because one of the two must be wrong")
 
 
-def _render(record_format: str, run_data: "JsonMapping", **authorship: str | None) -> str:
+def _render(record_format: str, run: "RunData", **authorship: str | None) -> str:
     """Return the record in one of the formats."""
     from cluster.records import writers
     from train.tools.filesystem import to_json_bytes
 
-    with _damage_as_cluster_error(f"{run_data['job']}: a file of its run folder is damaged"):
+    with _damage_as_cluster_error(f"{run.job}: a file of its run folder is damaged"):
         if record_format == "json":
-            return to_json_bytes(writers.dawnbench_entry(run_data, **authorship)).decode()
+            return to_json_bytes(writers.dawnbench_entry(run, **authorship)).decode()
         if record_format == "tsv":
-            return writers.render_tsv(run_data)
-        return writers.render_mlperf_log(run_data, org=authorship.get("author"))
+            return writers.render_tsv(run)
+        return writers.render_mlperf_log(run, org=authorship.get("author"))
 
 
 def _output_files(record_format: str | None, output_path: Path) -> dict[str, Path]:
@@ -160,13 +158,13 @@ def _check_record(file_or_job: str, job: "Job | None") -> str:
         job = store.find(file_or_job)
     entry = _parse_entry(text_by_format["json"], path) if "json" in text_by_format else None
     job = job or _find_job_of_entry(entry)
-    run_data = _load_run_data(job) if job else None
-    if not text_by_format and run_data:
-        text_by_format = {file_format: _render(file_format, run_data) for file_format in FORMAT_BY_SUFFIX.values()}
+    run, result = (_load_run_data(job), job.result) if job else (None, None)
+    if not text_by_format and run:
+        text_by_format = {file_format: _render(file_format, run) for file_format in FORMAT_BY_SUFFIX.values()}
         entry = _parse_entry(text_by_format["json"], path)
     with _damage_as_cluster_error(f"{file_or_job}: is not a record that this program wrote, or damaged"):
-        problems = records_check.find_problems(text_by_format.get("tsv"), entry, text_by_format.get("mlperf"), run_data)
-        problem = next(problems, None)
+        texts = text_by_format.get("tsv"), entry, text_by_format.get("mlperf")
+        problem = next(records_check.find_problems(*texts, run, result), None)
         if problem is None:
             return f"{file_or_job}: {_check_summary(text_by_format, entry, job)}"
     raise ClusterError(f"{file_or_job}: {problem}")
@@ -193,7 +191,7 @@ def _read_text(path: Path) -> str:
         raise ClusterError(f"{path}: is not text; a record is TSV, JSON or lines of {MLLOG_MARK}") from None
 
 
-def _parse_entry(text: str, path: Path) -> "JsonMapping":
+def _parse_entry(text: str, path: Path) -> "JsonDict":
     """Return the JSON object of a record. Raises `ClusterError`."""
     from train.tools.filesystem import parse_json
 
@@ -206,7 +204,7 @@ def _parse_entry(text: str, path: Path) -> "JsonMapping":
     return entry
 
 
-def _find_job_of_entry(entry: "JsonMapping | None") -> "Job | None":
+def _find_job_of_entry(entry: "JsonDict | None") -> "Job | None":
     """Return the job of this folder that a record describes, None when there is none."""
     from cluster.jobs import store
 
@@ -219,7 +217,7 @@ def _find_job_of_entry(entry: "JsonMapping | None") -> "Job | None":
     return None
 
 
-def _check_summary(text_by_format: dict[str, str], entry: "JsonMapping | None", job: "Job | None") -> str:
+def _check_summary(text_by_format: dict[str, str], entry: "JsonDict | None", job: "Job | None") -> str:
     """Return in one line what was checked, and what could not be."""
     parts = []
     if "tsv" in text_by_format:

@@ -9,9 +9,9 @@ A key at the top level applies to every machine whose `[[machines]]` table does 
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cluster.errors import BadInput
 from train.tools.filesystem import one_line_error
@@ -48,17 +48,6 @@ class Hosts:
     shared: str | None
     machines: tuple[Host, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `from_json` makes equal Hosts."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the Hosts that `to_json` described. Ignores unknown keys, which a later version may have written."""
-        known_keys = {field.name for field in fields(Host)}
-        machines = [{key: item for key, item in host.items() if key in known_keys} for host in value["machines"]]
-        return cls(value["shared"], tuple(Host(**machine) for machine in machines))
-
 
 # What the value of each key must be; an error message quotes it.
 VALUE_DESCRIPTIONS = {
@@ -74,6 +63,7 @@ VALUE_DESCRIPTIONS = {
     "host_key": 'a key type and a key, such as host_key = "ssh-ed25519 AAAA..."',
 }
 MACHINE_KEYS = tuple(field.name for field in fields(Host) if field.name != "jump_host_key")
+Values = Mapping[str, Any]  # Any: what `_validate_value` returned
 INHERITED_KEYS = tuple(key for key in MACHINE_KEYS if key not in ("host", "address", "host_key"))
 
 
@@ -94,7 +84,7 @@ def read_hosts(path: Path) -> Hosts:
         raise BadInput(f"{path}: {error}") from None
 
 
-def parse_hosts(value: Mapping[str, Any]) -> Hosts:
+def parse_hosts(value: Mapping[str, object]) -> Hosts:
     """Return the hosts that a parsed hosts file describes. Raises `ValueError` with one line."""
     _reject_unknown_keys(value, ("shared", "machines", *INHERITED_KEYS), "")
     inherited = {key: _validate_value(key, value[key], "") for key in INHERITED_KEYS if key in value}
@@ -109,7 +99,7 @@ def parse_hosts(value: Mapping[str, Any]) -> Hosts:
     return Hosts(shared, machines)
 
 
-def _parse_host(value: Any, index: int, inherited: Mapping[str, Any]) -> Host:
+def _parse_host(value: object, index: int, inherited: Values) -> Host:
     key_prefix = f"machines[{index}]."
     table = {"host": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
@@ -121,14 +111,14 @@ def _parse_host(value: Any, index: int, inherited: Mapping[str, Any]) -> Host:
     return Host(**{**inherited, **own_values})
 
 
-def _reject_unknown_keys(table: Mapping[str, Any], known_keys: tuple[str, ...], key_prefix: str) -> None:
+def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...], key_prefix: str) -> None:
     for key in table:
         if key not in known_keys:
             place = "in a [[machines]] table" if key_prefix else "at the top level"
             raise ValueError(f"{key_prefix}{key}: is not a known key {place}; known are {', '.join(known_keys)}")
 
 
-def _validate_value(key: str, value: Any, key_prefix: str) -> Any:
+def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a text or a number, as the key wants it
     """Return the value if it is valid for its key. A value that begins with - would be an option of ssh: refused."""
     is_text = isinstance(value, str) and value.isprintable() and value[:1] not in ("", "-")
     checks: dict[str, Callable[[], bool]] = {

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
 
@@ -162,7 +162,9 @@ def _failure_reason(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def _open_transport_stream(route: Route, jump_connection: SSHConnection | None, timeout_seconds: float) -> Any:
+def _open_transport_stream(
+    route: Route, jump_connection: SSHConnection | None, timeout_seconds: float
+) -> "socket.socket | paramiko.Channel | paramiko.ProxyCommand":
     """Return the byte stream below the connection: a socket, a channel of the jump host, or a program's pipes."""
     if jump_connection:
         return jump_connection.transport.open_channel(

@@ -113,7 +113,7 @@ def _create_run_folder(spec: JobSpec, hosts: Hosts, launch_id: bytes) -> Job:
         name=path.name,
         backend="ssh",
         is_one_computer=False,
-        hosts=Hosts(hosts.shared, machines).to_json(),
+        hosts=Hosts(hosts.shared, machines),
         **{name: getattr(spec, name) for name in ADOPTED_FIELDS},
     )
     setup_record = SetupRecord(launch=launch_id.decode(), is_adopted=True)

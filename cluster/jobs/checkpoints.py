@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import DownloadProgress, newest_local_checkpoint
+from cluster.machines.checkpoint_files import newest_local_checkpoint
+from train.tools.process_log import Progress, no_progress
 
 from .job import Job
 
 
-def newest_checkpoint(job: Job, progress: DownloadProgress = lambda done, total: None) -> Path:
+def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
     """Return the path of the newest complete checkpoint of a job.
 
     `progress` is called with the bytes that have been downloaded from another machine, and with their total.

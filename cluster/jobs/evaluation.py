@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import DownloadProgress
 from train.evaluation.protocol import AccuracyPercents, EvaluationMessage, EvaluationRow, RatioBucket
 from train.tools.process import die_with_parent, kill_process_groups
+from train.tools.process_log import Progress, no_progress
 
 from . import checkpoints
 from .job import Job
@@ -16,7 +16,7 @@ from .job import Job
 EVALUATION_MODULE = "train.evaluation.__main__"
 
 
-def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, total: None) -> dict[str, object]:
+def job_evaluation_options(job: Job, progress: Progress = no_progress) -> dict[str, object]:
     """Return the options by which a job's own validation is repeated: newest checkpoint, data set, fraction of images.
 
     Raises `ClusterError` as `checkpoints.newest_checkpoint` does.

@@ -42,7 +42,7 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
     """
     largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
     if parallel is None:
-        listed_count = len((largest_spec.hosts or {}).get("machines", []))
+        listed_count = len(largest_spec.host_list)
         return max(1, min(len(plans), listed_count // len(largest_spec.machine_names)))
     if not 1 <= parallel <= MAX_MACHINES:
         raise BadInput(f"--parallel: must be from 1 to {MAX_MACHINES}, not {parallel}")

@@ -5,11 +5,11 @@ A job is waiting while its job.json names a queue, and there is neither a result
 
 import contextlib
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Host
 from cluster.connectors.local import module_command
 from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, RunFolder
@@ -103,17 +103,15 @@ def with_free_machines(run: Run) -> JobSpec:
     """
     spec = run.spec
     needed_count = len(spec.machine_names)
-    machines = (spec.hosts or {}).get("machines", [])
-    if len(machines) <= needed_count:
+    machines = spec.host_list
+    if not spec.hosts or len(machines) <= needed_count:
         return spec
     other_specs: list[JobSpec] = []
     if spec.queue:
         running = running_specs(run.folder.path.parent, spec.queue)
         other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
-    used_addresses = {
-        _host_address(host) for other_spec in other_specs for host in (other_spec.hosts or {}).get("machines", [])
-    }
-    free_machines = [host for host in machines if _host_address(host) not in used_addresses]
+    used_addresses = {_host_address(host) for other_spec in other_specs for host in other_spec.host_list}
+    free_machines = tuple(host for host in machines if _host_address(host) not in used_addresses)
     if len(free_machines) < needed_count:
         names = ", ".join(other_spec.name for other_spec in other_specs)
         verb = "is" if len(free_machines) == 1 else "are"
@@ -121,17 +119,17 @@ def with_free_machines(run: Run) -> JobSpec:
             f"{spec.name} needs {needed_count} machines, {len(free_machines)} {verb} free; "
             f"wait for {names}, or stop one"
         )
-    return replace(spec, hosts={**(spec.hosts or {}), "machines": free_machines[:needed_count]})
+    return replace(spec, hosts=replace(spec.hosts, machines=free_machines[:needed_count]))
 
 
-def _host_address(host: Mapping[str, object]) -> tuple[str, object]:
-    return str(host["host"]).lower(), host.get("port") or DEFAULT_SSH_PORT
+def _host_address(host: Host) -> tuple[str, int]:
+    return host.host.lower(), host.port or DEFAULT_SSH_PORT
 
 
 def check_enough_machines(spec: JobSpec, parallel: int) -> None:
     """Raise `BadInput` when `parallel` jobs need more machines than the hosts file lists."""
     needed_count = parallel * len(spec.machine_names)
-    listed_count = len((spec.hosts or {}).get("machines", []))
+    listed_count = len(spec.host_list)
     if spec.hosts and not spec.cloud and needed_count > listed_count:
         raise BadInput(
             f"--parallel {parallel} with {len(spec.machine_names)} machines per job needs {needed_count} machines; "

@@ -1,6 +1,5 @@
 """Finds a job's newest checkpoint on one machine and copies it to the run folder."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -9,12 +8,12 @@ from cluster.connectors.local import Connector
 from cluster.connectors.untrusted import MAX_CHECKPOINT_BYTES, ArrivalFolder, BadAnswer, checkpoint_age
 from train.tools.agent_protocol import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER, RESUME_PATTERN, checkpoint_folders
 from train.tools.filesystem import newest_intact_file, verify_checksum
+from train.tools.process_log import Progress
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
 CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, RESUME_PATTERN)
 
 # Called with the bytes received so far and the size of the file.
-DownloadProgress = Callable[[int, int], None]
 
 
 def newest_local_checkpoint(shared: Path) -> Path | None:
@@ -26,9 +25,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
     return None
 
 
-def download_checkpoint(
-    machine: Connector, remote_shared: str, local_shared: Path, progress: DownloadProgress
-) -> Path | None:
+def download_checkpoint(machine: Connector, remote_shared: str, local_shared: Path, progress: Progress) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
     Raises `ClusterError` when the machine does not answer or names an impossible size, `OSError` when the local disk is
@@ -54,7 +51,7 @@ def download_checkpoint(
     return None
 
 
-def _download(machine: Connector, source: str, size: int, progress: DownloadProgress, file: BinaryIO) -> None:
+def _download(machine: Connector, source: str, size: int, progress: Progress, file: BinaryIO) -> None:
     """Write the first `size` bytes of a machine's file into a local one, fewer if the machine has fewer."""
     done = 0
     while done < size and (part := machine.read_from(source, done)):

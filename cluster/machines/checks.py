@@ -1,28 +1,99 @@
 """Judges the facts that `cluster.machines.probe` reports: what prevents or hampers a job, one line each. Pure.
 
-A finding is {"level": "error" or "warning", "what": what is wrong, where, and what to do}.
+1 GB is 1e9 bytes.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+
+from cluster.connectors.mounts import Mount
 
 DOCKER_SHM_BYTES = 64 << 20  # Docker's default size of /dev/shm
 MAX_CLOCK_SKEW_SECONDS = 30.0
 # nfs(5). Without these options a machine may use outdated directory entries for up to a minute.
 NFS_OPTIONS = "lookupcache=positive,acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
-Finding = dict[str, str]
 
 
-def pairs_without_common_folder(answers: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the pairs of machines that do not see each other's marker file in the shared folder.
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as nvidia-smi describes it. `compute` is its compute capability, "" with an older driver."""
 
-    `answers` are the outputs of the probe with --expect, by machine.
+    name: str
+    memory_gb: float = 0.0
+    driver: str = ""
+    uuid: str = ""
+    compute: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkFolder:
+    """The machine's own work folder."""
+
+    path: str
+    writable: bool
+    free_gb: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFolder(Mount):
+    """The folder that all machines mount, and its file system. `error` says why it cannot be used.
+
+    `link` says whether hard links can be made, and only once. `write_ms` and `fsync_ms` are of a file of 64 KiB.
     """
 
+    path: str = ""
+    error: str = ""
+    link: bool = False
+    free_gb: float | None = None
+    write_ms: float | None = None
+    fsync_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """What the probe reports of a machine. `time` is its clock, `address` its addresses by network interface.
+
+    `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message. `tmux` is its version.
+    On `free_port` nothing listens; the network test can.
+    """
+
+    time: float
+    hostname: str = ""
+    cpus: int = 0
+    memory_gb: float = 0.0
+    shm_bytes: int
+    python: str = ""
+    tmux: str | None
+    gpus: tuple[Gpu, ...]
+    nvidia: str
+    work: WorkFolder
+    shared: SharedFolder
+    address: dict[str, str] = field(default_factory=dict)
+    free_port: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenMarkers:
+    """What the probe reports with --expect: by machine, whether its marker is in the shared folder."""
+
+    seen: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a machine, where, and what to do. An error prevents the job, a warning hampers it."""
+
+    level: str  # "error" or "warning"
+    what: str
+
+
+def pairs_without_common_folder(answers: Mapping[str, SeenMarkers]) -> list[tuple[str, str]]:
+    """Return the pairs of machines that do not see each other's marker file in the shared folder."""
+
     def sees(observer: str, owner: str) -> bool:
-        return bool(answers[observer].get("shared", {}).get("seen", {}).get(owner))
+        return answers[observer].seen.get(owner, False)
 
     return [(a, b) for a, b in combinations(answers, 2) if not (sees(a, b) and sees(b, a))]
 
@@ -43,10 +114,10 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
     message = (
         f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
     )
-    return [{"level": "warning", "what": message}]
+    return [Finding("warning", message)]
 
 
-def find_problems(facts: Mapping[str, Any], required_gpus: int, required_free_gb: float) -> list[Finding]:
+def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: float) -> list[Finding]:
     """Return what is wrong with a machine for a job.
 
     The job needs `required_gpus` GPUs and `required_free_gb` GB (1e9 bytes) of free space in the work folder.
@@ -54,26 +125,26 @@ def find_problems(facts: Mapping[str, Any], required_gpus: int, required_free_gb
     problems = [
         *_check_machine(facts),
         *_check_gpus(facts, required_gpus),
-        *_check_work_folder(facts, required_free_gb),
-        *_check_shared_folder(facts["shared"]),
+        *_check_work_folder(facts.work, required_free_gb),
+        *_check_shared_folder(facts.shared),
     ]
-    return [{"level": level, "what": message} for level, message in problems]
+    return [Finding(level, message) for level, message in problems]
 
 
-def _check_machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if not facts["tmux"]:
+def _check_machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
+    if not facts.tmux:
         yield "error", "tmux is missing; install it: sudo apt-get install tmux"
-    if facts["shm_bytes"] <= DOCKER_SHM_BYTES:
+    if facts.shm_bytes <= DOCKER_SHM_BYTES:
         yield (
             "warning",
-            f"/dev/shm has only {facts['shm_bytes'] / 1e6:.0f} MB, and loader workers pass images through it; "
+            f"/dev/shm has only {facts.shm_bytes / 1e6:.0f} MB, and loader workers pass images through it; "
             "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
         )
 
 
-def _check_gpus(facts: Mapping[str, Any], required_gpus: int) -> Iterator[tuple[str, str]]:
-    gpu_count = len(facts["gpus"])
-    complaint = facts["nvidia"]
+def _check_gpus(facts: MachineFacts, required_gpus: int) -> Iterator[tuple[str, str]]:
+    gpu_count = len(facts.gpus)
+    complaint = facts.nvidia
     quote = f" (nvidia-smi: {complaint})" if complaint else ""
     if gpu_count >= required_gpus:
         return
@@ -94,36 +165,37 @@ def _check_gpus(facts: Mapping[str, Any], required_gpus: int) -> Iterator[tuple[
         yield "error", f"no GPU{quote}; install the NVIDIA driver that fits the kernel, or reboot this machine"
 
 
-def _check_work_folder(facts: Mapping[str, Any], required_free_gb: float) -> Iterator[tuple[str, str]]:
-    path, free_gb = facts["work"]["path"], facts["free_gb"]["work"]
-    if not facts["work"]["writable"]:
+def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[tuple[str, str]]:
+    if not work.writable:
         yield (
             "error",
-            f"{path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml",
+            f"{work.path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml",
         )
-    if free_gb < required_free_gb:
+    if work.free_gb < required_free_gb:
         yield (
             "error",
-            f"{path}: {free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
+            f"{work.path}: {work.free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
             "or set another `folder` in hosts.toml",
         )
 
 
-def _check_shared_folder(shared: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "error" in shared:
-        yield "error", shared["error"]
+def _check_shared_folder(shared: SharedFolder) -> Iterator[tuple[str, str]]:
+    if shared.error:
+        yield "error", shared.error
         return
-    path, mount_point = shared["path"], shared["point"]
-    if not shared["link"]:
+    if not shared.link:
         yield (
             "error",
-            f"{path}: no hard links on {shared['type']}, and attempt files need them; use NFS, EFS or another disk",
+            f"{shared.path}: no hard links on {shared.type}, and attempt files need them; use NFS, EFS or another disk",
         )
-    if shared["type"].startswith("nfs") and not is_mount_fresh(shared["options"]):
-        version = re.search(r"\bvers=[\d.]+", shared["options"])
+    if shared.type.startswith("nfs") and not is_mount_fresh(shared.options):
+        version = re.search(r"\bvers=[\d.]+", shared.options)
         options = ",".join(filter(None, [version and version[0], "hard,timeo=600,retrans=2", NFS_OPTIONS]))
-        remount = f"sudo umount {mount_point} && sudo mount -t nfs -o {options} {shared['source']} {mount_point}"
-        yield "warning", f"{path}: NFS shows new files up to a minute late; mount it with other options: {remount}"
+        remount = f"sudo umount {shared.point} && sudo mount -t nfs -o {options} {shared.source} {shared.point}"
+        yield (
+            "warning",
+            f"{shared.path}: NFS shows new files up to a minute late; mount it with other options: {remount}",
+        )
 
 
 def is_mount_fresh(mount_options: str) -> bool:

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
 from cluster.connectors import tmux
-from cluster.connectors.hosts_file import Host, Hosts
+from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
@@ -29,7 +29,7 @@ from cluster.state.states import MachineState
 
 from .code_archive import PackedCode, pack_code
 from .mirror import Mirror
-from .provision import MachineFacts, Provisioner
+from .provision import CheckedMachine, Provisioner
 from .setup_progress import SetupProgress
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Fleet:
         self.reconnect_seconds = reconnect_seconds
         self.limit_start = limit_start
         self.wait_until_ready = wait_until_ready or (lambda name: None)
-        self.hosts = dict(zip(spec.machine_names, Hosts.from_json(spec.hosts).machines, strict=False))
+        self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
         self.setup_progress = SetupProgress(folders.path / "machines.json")
         self.provisioner = Provisioner(spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop")
@@ -129,7 +129,7 @@ class Fleet:
         ssh_config = self.pool.submit(self.write_ssh_config)
         code = self.pool.submit(pack_code)  # the machines log in meanwhile
         with_checks = not self.setup_progress.record.is_adopted
-        facts_by_machine = self.provisioner.run_on_each(
+        checked_machines = self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self._prepare_machine(name, code.result, with_checks)
         )
         if self.setup_progress.record.is_adopted:
@@ -140,7 +140,9 @@ class Fleet:
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
-        self.provisioner.check_machines(facts_by_machine)
+        facts_by_machine = self.provisioner.check_machines(
+            {name: machine for name, machine in checked_machines.items() if machine}
+        )
         self._require_enough_machines()
         has_gpus = any(self.setup_progress.rows[name].gpus for name in self._usable_machines())
         with_network = self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus)
@@ -154,7 +156,7 @@ class Fleet:
         self._require_enough_machines()
         self.setup_progress.mark_ready()
 
-    def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> MachineFacts:
+    def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)
         address = self.hosts[name].address or self.connectors[name].route.host
         self.setup_progress.update(name, lambda row: replace(row, address=address))

@@ -1,4 +1,4 @@
-"""Reports the facts of a machine and what is wrong with it for a job: `python -m cluster.machines.probe`.
+"""Reports the facts of a machine that matter to a job: `python -m cluster.machines.probe`.
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
 leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others,
@@ -20,17 +20,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
 from train.distributed.network import interface_addresses
 from train.tools import host
 from train.tools.filesystem import one_line_error
+from train.tools.records import decode, encode
 
-from .checks import find_problems
+from .checks import Gpu, MachineFacts, SeenMarkers, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -38,11 +38,12 @@ MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
 MIN_PORT = 10_000
 PORT_ATTEMPTS = 20
+AnswerT = TypeVar("AnswerT")
 GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print facts and findings as one JSON object; with --expect, only which marker files this machine sees."""
+    """Print the facts as one JSON object; with --expect, only which marker files this machine sees."""
     parser = argparse.ArgumentParser(
         prog="python -m cluster.machines.probe", description="Print the facts of this machine as JSON."
     )
@@ -52,56 +53,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--machine", default=socket.gethostname(), help="this machine's name in the job (default: the host name)"
     )
-    parser.add_argument("--want-gb", type=float, default=0.0, help="GB that must be free in the work folder")
-    parser.add_argument("--procs", type=int, default=0, help="number of GPUs that the job needs")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
-    parser.add_argument("--clean", action="store_true", help="remove this machine's marker")
     parser.add_argument(
         "--beside", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run meanwhile"
     )
     args = parser.parse_args(argv)
-    start = time.monotonic()
     beside = subprocess.Popen([sys.executable, "-m", *args.beside]) if args.beside else None
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
-    answer: dict[str, Any] = {"findings": []}
+    answer: MachineFacts | SeenMarkers
     if args.expect:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
-        seen = call_with_timeout(FOLDER_TIMEOUT_SECONDS, lambda: find_markers(marker.parent, marker_names))
-        answer["shared"] = {"path": str(args.shared), "seen": seen or {}}
-    elif not args.clean:
+        answer = SeenMarkers(seen={})
+        with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
+            answer = call_with_timeout(SeenMarkers, lambda: SeenMarkers(seen=find_markers(marker.parent, marker_names)))
+    else:
         answer = gather_facts(args.shared, args.work, marker)
-        answer["findings"] = find_problems(answer, args.procs, args.want_gb)
-    if args.clean:
-        call_with_timeout(FOLDER_TIMEOUT_SECONDS, lambda: remove_marker(marker))
     exit_code = beside.wait() if beside else 0
-    seconds = round(time.monotonic() - start, 3)
-    print(json.dumps({"hostname": socket.gethostname(), **answer, "seconds": seconds, "time": time.time()}), flush=True)
+    print(json.dumps(encode(answer)), flush=True)
     return exit_code
 
 
-def gather_facts(shared: Path, work: Path, marker: Path) -> dict[str, Any]:
+def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     """Return the facts of this machine. Leaves a marker file in the shared folder for the other machines to see."""
     gpus, complaint = query_gpus()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
-    shared_facts = call_with_timeout(FOLDER_TIMEOUT_SECONDS, lambda: folder_facts(shared, marker))
-    if shared_facts is None:
-        shared_facts = {
-            "error": f"{shared}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
-        }
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory_gb": memory_gb(),
-        "free_gb": {"work": free_gb(work), "shared": shared_facts.pop("free_gb", None)},
-        "work": {"path": str(work), "writable": os.access(nearest_existing(work), os.W_OK | os.X_OK)},
-        "shm_bytes": shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
-        "python": platform.python_version(),
-        "tmux": None if tmux_code != 0 else tmux_version.split()[-1],
-        "gpus": gpus,
-        "nvidia": complaint,
-        "shared": {"path": str(shared), **shared_facts},
-        "address": interface_addresses(),
-        "free_port": free_port(),
-    }
+    try:
+        shared_facts = call_with_timeout(SharedFolder, lambda: folder_facts(shared, marker))
+    except TimeoutError:
+        late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
+        shared_facts = SharedFolder(path=str(shared), error=f"{shared}: {late}")
+    except OSError as error:
+        shared_facts = SharedFolder(path=str(shared), error=str(error))
+    is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
+    return MachineFacts(
+        hostname=socket.gethostname(),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_gb=memory_gb(),
+        work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb(work)),
+        shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
+        python=platform.python_version(),
+        tmux=None if tmux_code != 0 else tmux_version.split()[-1],
+        gpus=gpus,
+        nvidia=complaint,
+        shared=shared_facts,
+        address=interface_addresses(),
+        free_port=free_port(),
+        time=time.time(),
+    )
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
@@ -156,34 +154,34 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
     return process.returncode, stdout.decode(errors="replace").strip()
 
 
-def query_gpus() -> tuple[list[dict[str, Any]], str]:
+def query_gpus() -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or nvidia-smi's message."""
     for fields in (GPU_QUERY_FIELDS, GPU_QUERY_FIELDS[:-1]):  # an older driver does not know compute_cap
         code, output = run_with_timeout(host.gpu_query_command(fields), NVIDIA_SMI_TIMEOUT_SECONDS)
         if code in (None, 127):
-            return [], "missing" if code else "hangs"
+            return (), "missing" if code else "hangs"
         if "not a valid field" not in output:
             break
     cells_by_line = {line: host.gpu_query_cells(line) for line in output.splitlines()}
     gpu_rows = [cells for cells in cells_by_line.values() if len(cells) == len(fields) and cells[3].startswith("GPU-")]
     complaint = " ".join(line for line, cells in cells_by_line.items() if cells not in gpu_rows)[:300]
-    return [_parse_gpu(cells) for cells in gpu_rows], complaint
+    return tuple(_parse_gpu(*cells) for cells in gpu_rows), complaint
 
 
-def _parse_gpu(cells: Sequence[str]) -> dict[str, Any]:
-    memory_mib = int(cells[1]) if cells[1].isdigit() else 0  # [N/A] for a GPU that shares the CPU's memory
-    gpu = dict(zip(("name", "memory_gb", "driver", "uuid", "compute"), [*cells, ""], strict=False))
-    return {**gpu, "memory_gb": round(memory_mib * (1 << 20) / 1e9, 1)}
+def _parse_gpu(name: str, memory: str, driver: str, uuid: str, compute: str = "") -> Gpu:
+    memory_mib = int(memory) if memory.isdigit() else 0  # [N/A] for a GPU that shares the CPU's memory
+    memory_gb = round(memory_mib * (1 << 20) / 1e9, 1)
+    return Gpu(name=name, memory_gb=memory_gb, driver=driver, uuid=uuid, compute=compute)
 
 
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
-def call_with_timeout(timeout_seconds: float, function: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """Call a function in a forked process and return its value; None if it is late.
+def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT]) -> AnswerT:
+    """Call a function in a forked process and return its answer, a record.
 
-    In a separate process, because access to a lost file server blocks the caller. An exception becomes
-    {"error": its text}.
+    In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
+    `FOLDER_TIMEOUT_SECONDS`, and `OSError` with the text of the function's exception.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -197,31 +195,33 @@ def call_with_timeout(timeout_seconds: float, function: Callable[[], dict[str, A
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
-        if select.select([file], [], [], timeout_seconds)[0]:
-            text = file.read()
+        if select.select([file], [], [], FOLDER_TIMEOUT_SECONDS)[0]:
+            answer, error = json.loads(file.read())
             os.waitpid(pid, 0)
-            return dict(json.loads(text))
+            if error:
+                raise OSError(error)
+            return decode(answer_type, answer)
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
-    return None
+    raise TimeoutError
 
 
-def _write_answer(writer: int, function: Callable[[], dict[str, Any]]) -> None:
+def _write_answer(writer: int, function: Callable[[], object]) -> None:
     with os.fdopen(writer, "w") as file:
         try:
-            answer = function()
+            answer, error_text = encode(function()), ""
         except Exception as error:
-            answer = {"error": one_line_error(error)}
-        json.dump(answer, file)
+            answer, error_text = None, one_line_error(error)
+        json.dump([answer, error_text], file)
 
 
-def folder_facts(shared: Path, marker: Path) -> dict[str, Any]:
+def folder_facts(shared: Path, marker: Path) -> SharedFolder:
     """Return mount, write times, hard-link support and free space of the shared folder, and leave the marker there.
 
     Raises `OSError` when the folder cannot be used.
     """
     if not shared.is_dir():
         problem = "is not a folder" if shared.exists() else "does not exist on this machine; mount it, or make it"
-        return {"error": f"{shared}: {problem}"}
+        return SharedFolder(path=str(shared), error=f"{shared}: {problem}")
     marker.parent.mkdir(exist_ok=True)
     marker.write_text(f"{marker.name}\n")
     unique_prefix = f".{marker.name}.{uuid4().hex}"
@@ -239,9 +239,14 @@ def folder_facts(shared: Path, marker: Path) -> dict[str, Any]:
     finally:
         test_file.unlink(missing_ok=True)
         second_name.unlink(missing_ok=True)
-    times = {"write_ms": round((written - start) * 1e3, 3), "fsync_ms": round((synced - written) * 1e3, 3)}
-    mount = mount_of(shared.resolve(), Path("/proc/self/mountinfo").read_text())
-    return {**asdict(mount), **times, "link": supports_links, "free_gb": free_gb(shared)}
+    return SharedFolder(
+        **vars(mount_of(shared.resolve(), Path("/proc/self/mountinfo").read_text())),
+        path=str(shared),
+        link=supports_links,
+        free_gb=free_gb(shared),
+        write_ms=round((written - start) * 1e3, 3),
+        fsync_ms=round((synced - written) * 1e3, 3),
+    )
 
 
 def can_hard_link(path: Path, second_name: Path) -> bool:
@@ -270,14 +275,6 @@ def find_markers(folder: Path, marker_names: Mapping[str, str]) -> dict[str, boo
         if all(seen.values()) or time.monotonic() > deadline:
             return seen
         time.sleep(0.1)
-
-
-def remove_marker(marker: Path) -> dict[str, Any]:
-    """Remove a marker, and the folder of markers if it was the last. The empty result is for `call_with_timeout`."""
-    marker.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        marker.parent.rmdir()
-    return {}
 
 
 if __name__ == "__main__":

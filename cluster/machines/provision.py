@@ -8,14 +8,13 @@ Long-running programs run in the job's tmux session on the machine. Its window "
 
 import contextlib
 import json
-import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -27,6 +26,7 @@ from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
 from train.distributed.network import slow_pairs
+from train.tools.records import DamagedRecord, decode_json
 
 from . import checks, code_archive, python_env, requirements
 from .setup_progress import SetupProgress, timed_step
@@ -56,8 +56,15 @@ while [ $# -gt 0 ]; do
 done
 sync .
 """
-MachineFacts = dict[str, Any]  # an answer of `cluster.machines.probe`: JSON
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class CheckedMachine:
+    """A machine's facts, and how far its clock is ahead of this computer's, with the uncertainty, in seconds."""
+
+    facts: checks.MachineFacts
+    clock_skew: tuple[float, float]
 
 
 class Provisioner:
@@ -79,11 +86,13 @@ class Provisioner:
 
     # --- one machine ----------------------------------------------------------------------------------------------
 
-    def prepare(self, name: str, code: Callable[[], code_archive.PackedCode], with_checks: bool) -> MachineFacts:
+    def prepare(
+        self, name: str, code: Callable[[], code_archive.PackedCode], with_checks: bool
+    ) -> CheckedMachine | None:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`.
 
         `code` is not called before the login. Takes two commands, and a third for a machine that lacks the code.
-        Returns the machine's facts, which `check_machines` judges; none without checks.
+        Returns the machine's facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         with timed_step(progress, name, SetupStep.CONNECTED):
@@ -102,13 +111,13 @@ class Provisioner:
         python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
         return self._make_environment(name, python, with_checks)
 
-    def _make_environment(self, name: str, python: str, with_checks: bool) -> MachineFacts:
+    def _make_environment(self, name: str, python: str, with_checks: bool) -> CheckedMachine | None:
         """Open the session, find or make the environment, and check the machine, all by one command."""
         connector, row, progress = self.connectors[name], self.setup_progress.rows[name], self.setup_progress
         library = requirements.model_library(self.spec.recipe)
         argv = [python, "-m", "cluster.machines.python_env", row.folder, *([library] if library else [])]
         if with_checks:
-            argv += ["--then", *self._probe_argv(name), "--want-gb", str(MIN_FREE_GB)]
+            argv += ["--then", *self._probe_argv(name)]
         index = self.spec.rental_facts.torch_index_url
         variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
         timeout_seconds = ENVIRONMENT_TIMEOUT_SECONDS + (PROBE_TIMEOUT_SECONDS if with_checks else 0)
@@ -117,23 +126,20 @@ class Provisioner:
         result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
         received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
-        environment, answer = python_env.parse_output(text, connector.name)
-        found_python = untrusted.absolute_path(str(environment["python"]).encode())
+        python_path, environment_seconds, answer = python_env.parse_output(text, connector.name)
+        found_python = untrusted.absolute_path(python_path.encode())
         progress.update(name, lambda row: replace(row, python=found_python))
         # The machine says how long the environment took. The checks took the rest.
-        environment_seconds = _seconds_of(environment, seconds) if with_checks else seconds
+        environment_seconds = min(max(0.0, environment_seconds), seconds) if with_checks else seconds
         progress.set_step(name, SetupStep.ENVIRONMENT, environment_seconds)
         if not with_checks:
-            return {}
+            return None
         progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
         last_line = (answer.splitlines() or ["no output"])[-1]
         if code:
             raise SetupFailed(f"{connector.name}: {last_line}")
-        with _damage_is_failure("the checks"):
-            facts: MachineFacts = json.loads(last_line)
-            facts["skew"] = checks.clock_skew(sent_at + environment_seconds, received_at, facts["time"])
-            facts["gpus"] = [{"name": untrusted.one_line(str(gpu["name"]))} for gpu in facts["gpus"]]
-        return facts
+        facts = _decode_answer(checks.MachineFacts, last_line)
+        return CheckedMachine(facts, checks.clock_skew(sent_at + environment_seconds, received_at, facts.time))
 
     def _probe_argv(self, name: str) -> list[str]:
         """Return module and first arguments of the probe on a machine."""
@@ -170,32 +176,27 @@ class Provisioner:
 
     # --- all machines ---------------------------------------------------------------------------------------------
 
-    def check_machines(self, facts_by_machine: Mapping[str, MachineFacts]) -> None:
-        """Judge the facts of each machine, with its clock.
+    def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> dict[str, checks.MachineFacts]:
+        """Judge the facts of each machine, with its clock, and return them.
 
         An error becomes the machine's failure reason, a warning one of its notes.
         """
-        max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
+        max_gpus = max((len(machine.facts.gpus) for machine in checked_machines.values()), default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
 
-        def judge(name: str) -> None:
-            facts = facts_by_machine[name]
-            findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
+        for name, machine in checked_machines.items():
+            findings = checks.find_problems(machine.facts, required_gpus, MIN_FREE_GB)
+            findings += checks.check_clock(*machine.clock_skew)
             if not required_gpus:
-                findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
-            self._record_findings(name, findings, facts)
-
-        for name in facts_by_machine:
-            try:
-                judge(name)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                self.setup_progress.set_failure_reason(name, _describe_damage("the checks", error))
+                findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
+            self._record_findings(name, findings, machine.facts)
+        return {name: machine.facts for name, machine in checked_machines.items()}
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
         assert self.spec.hosts
-        return str(self.spec.hosts["shared"] or f"{self.setup_progress.rows[name].folder}/shared")
+        return str(self.spec.hosts.shared or f"{self.setup_progress.rows[name].folder}/shared")
 
     def job_folder(self, name: str) -> str:
         """Return the path of the job's folder in the shared folder."""
@@ -225,15 +226,15 @@ class Provisioner:
                     raise SetupFailed(reason)
         return {name: results[name] for name in names if name in results}
 
-    def _record_findings(self, name: str, machine_findings: Sequence[checks.Finding], facts: Mapping[str, Any]) -> None:
-        errors = [finding["what"] for finding in machine_findings if finding["level"] == "error"]
-        warnings = [finding["what"] for finding in machine_findings if finding["level"] == "warning"]
-        gpus = tuple(gpu["name"] for gpu in facts["gpus"])
+    def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
+        errors = [untrusted.one_line(finding.what) for finding in findings if finding.level == "error"]
+        warnings = [untrusted.one_line(finding.what) for finding in findings if finding.level == "warning"]
+        gpus = tuple(untrusted.one_line(gpu.name) for gpu in facts.gpus)
         self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))
 
-    def check_machines_together(self, facts_by_machine: Mapping[str, MachineFacts], with_network: bool) -> None:
+    def check_machines_together(self, facts_by_machine: Mapping[str, checks.MachineFacts], with_network: bool) -> None:
         """Check that all machines mount one shared folder, and with `with_network` measure the network meanwhile.
 
         One command for each machine. The network is measured between all pairs, and by an all-reduce, with the library
@@ -245,13 +246,13 @@ class Provisioner:
         common_variables: dict[str, str] = {}
         beside = []
         if with_network:
-            port = untrusted.port_number(str(facts_by_machine[rank0].get("free_port")).encode())
+            port = untrusted.port_number(str(facts_by_machine[rank0].free_port).encode())
             address = self.setup_progress.rows[rank0].address
             common_variables = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": address, "MASTER_PORT": port}
             beside = ["--beside", "train.distributed.network_probe", "--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
             beside += SHORT_TEST_ARGUMENTS if len(names) > MANY_MACHINES else []
 
-        def check(name: str) -> tuple[MachineFacts, str]:
+        def check(name: str) -> tuple[checks.SeenMarkers, str]:
             python = self.setup_progress.rows[name].python
             argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names), *beside]
             rank_variables = {"RANK": str(names.index(name)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -263,12 +264,11 @@ class Provisioner:
                 network_line = network_lines[-1] if network_lines else ""
                 if code:
                     raise SetupFailed(network_line if last_line.startswith("{") and network_line else last_line)
-                with _damage_is_failure("the checks"):
-                    return dict(json.loads(last_line)), network_line
+                return _decode_answer(checks.SeenMarkers, last_line), network_line
 
         if with_network or len(names) > 1:
             answers = self.run_on_each(names, check)
-            self._judge_markers({name: facts for name, (facts, _) in answers.items()})
+            self._judge_markers({name: seen for name, (seen, _) in answers.items()})
             if with_network and rank0 in answers:
                 self._judge_network(names, answers[rank0][1])
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
@@ -279,7 +279,7 @@ class Provisioner:
         with contextlib.suppress(ClusterError):  # markers that stay do no harm
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
 
-    def _judge_markers(self, answers: Mapping[str, MachineFacts]) -> None:
+    def _judge_markers(self, answers: Mapping[str, checks.SeenMarkers]) -> None:
         """Set the failure reason of machines that do not see the markers of others."""
         for first, second in checks.pairs_without_common_folder(answers):
             shared = self.shared_folder(first)
@@ -343,21 +343,12 @@ def _exit_code_and_output(result: CommandResult) -> tuple[int, str]:
     return int(code), text.strip()
 
 
-def _seconds_of(answer: Mapping[str, Any], at_most: float) -> float:
-    """Return the seconds that a machine says that its work took, limited to what is possible; 0 if it is no number."""
-    seconds = answer.get("seconds")
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        return 0.0
-    return min(max(0.0, seconds), at_most)
-
-
-@contextlib.contextmanager
-def _damage_is_failure(what: str) -> Iterator[None]:
-    """Raise `SetupFailed` when the answer of a machine cannot be used."""
+def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
+    """Return an answer of `cluster.machines.probe`. Raises `SetupFailed` when it cannot be used."""
     try:
-        yield
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise SetupFailed(_describe_damage(what, error)) from None
+        return decode_json(answer_type, line.encode())
+    except DamagedRecord as error:
+        raise SetupFailed(_describe_damage("the checks", error)) from None
 
 
 def _describe_damage(what: str, error: Exception) -> str:

@@ -36,7 +36,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
@@ -65,6 +65,18 @@ ERROR_EXPLANATIONS = (
 )
 
 
+class Environment(TypedDict):
+    """A Python, None where none was found or made; whether it was made now; its torch; and why it is this one.
+
+    Not a dataclass like other records: the packages that read those may be missing here.
+    """
+
+    python: str | None
+    made: bool
+    torch: str | None
+    why: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Find or make the environment and print {"python", "made", "seconds", "torch", "why"}. Returns 1 on failure."""
     parser = argparse.ArgumentParser(
@@ -77,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run then")
     start = time.monotonic()
     then: list[str] = []
-    environment: dict[str, Any] = {"python": None, "made": False, "torch": None}
+    environment: Environment = {"python": None, "made": False, "torch": None, "why": ""}
     try:
         args = parser.parse_args(argv)
         then = args.then
@@ -94,21 +106,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if python else 1
 
 
-def parse_output(text: str, machine_name: str) -> tuple[dict[str, Any], str]:
-    """Return the environment that `main` printed, and what the module of --then printed after it.
+def parse_output(text: str, machine_name: str) -> tuple[str, float, str]:
+    """Return the Python that `main` printed, how many seconds it took, and what the module of --then printed after it.
 
-    Raises `ClusterError` if no environment was printed, or if none was found or made.
+    Raises `ClusterError` if none was printed, or if none was found or made.
     """
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
         if not line.startswith('{"python": '):
             continue
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            environment: dict[str, Any] = json.loads(line)
-            reason = environment["why"]
-            if not environment["python"]:
+            environment = json.loads(line)
+            python, reason = environment["python"], environment["why"]
+            if not python:
                 raise ClusterError(f"{machine_name}: {reason}")
-            return environment, "\n".join(lines[number:])
+            return str(python), float(environment["seconds"]), "\n".join(lines[number:])
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "
@@ -129,10 +141,10 @@ def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
     return [requirement for requirement in requirements if package_name(requirement) not in NOT_ON_MACHINES]
 
 
-def ensure_environment(folder: Path, required_packages: Sequence[str]) -> dict[str, Any]:
+def ensure_environment(folder: Path, required_packages: Sequence[str]) -> Environment:
     """Return an environment that has all required packages, and make it if needed.
 
-    The result has the keys python, made, torch and why. Raises `ClusterError` or `OSError` when it cannot be made.
+    Raises `ClusterError` or `OSError` when it cannot be made.
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
@@ -300,7 +312,7 @@ def _python_runs(python: str) -> bool:
     return False
 
 
-def _describe_environment(python: str, was_made: bool, why: str) -> dict[str, Any]:
+def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)

@@ -18,7 +18,7 @@ PIXELS_PER_INCH = 128  # of PNG images; a power of two, so that a size in pixels
 WIDTH_INCHES = 4.9
 HEIGHT_INCHES = 3.0
 
-MATPLOTLIB_SETTINGS: dict[str, Any] = {
+MATPLOTLIB_SETTINGS: dict[str, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "imgnet-cluster",
     "font.family": "sans-serif",

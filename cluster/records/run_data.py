@@ -1,4 +1,4 @@
-"""Collects what a job has run, from its run folder, as plain data for the benchmark records.
+"""What a job has run, from its run folder, for the benchmark records.
 
 It only reads, and asks no machine. Only epochs and steps that count are included: steps that an attempt made beyond the
 checkpoint from which the next attempt resumed are left out. The rows of the epochs come from the metrics, or from the
@@ -7,28 +7,127 @@ trainers' own history where a machine was lost together with its last lines.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from cluster.backends import machine_types
 from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
-from cluster.state import result as state_result
+from cluster.state.result import first_launch_time
+from infra.costs import JobCost
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
 from train.recipe.history import EpochResult
-from train.recipe.target import CLOCK_JUMPED
+from train.recipe.schema import Recipe
+from train.recipe.target import CLOCK_JUMPED, TargetOutcome
 from train.tools.agent_protocol import metrics_files
-from train.tools.records import encode
-
-from .writers import JsonDict
 
 AttemptsByNumber = Mapping[int, attempts.Attempt]
 
-METRICS_ONLY_FIELDS = ("kind", "time", "images", "where", "gap_steps")  # of an epoch's line; not part of a record
-BILLED_MACHINE_FIELDS = ("name", "type", "market", "zone", "price", "seconds", "dollars", "all")
+
+@dataclass(frozen=True, kw_only=True)
+class RunEpoch(EpochResult):
+    """An epoch that has ended, with what the metrics tell beyond its result.
+
+    `step` is that of the run at the end of the epoch, `attempt` the one in which it ended, `first_lr` and `last_lr` the
+    measured learning rates of its first and last step. Unix times: `began_at`, `trained_at` (after its last step) and
+    `noted_at` (when its line was written). What is not known is None.
+    """
+
+    step: int
+    attempt: int | None
+    first_lr: float | None
+    last_lr: float | None
+    began_at: float | None
+    trained_at: float | None
+    noted_at: float | None
 
 
-def collect_run_data(job: Job) -> JsonDict:
+@dataclass(frozen=True, kw_only=True)
+class RunAttempt(timeline.AttemptRow):
+    """An attempt: its processes, and the seconds of the clock that it cost to resume. None where no metrics tell."""
+
+    processes: int | None
+    seconds_lost: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMachine:
+    """A machine until the end of the run. Of a machine that is not rented, only the name is known.
+
+    `price` is in dollars an hour; `dollars` are of the machine alone, `total_dollars` with its disk and address.
+    """
+
+    name: str
+    type: str | None = None
+    market: str | None = None
+    zone: str | None = None
+    price: float | None = None
+    seconds: float | None = None
+    dollars: float | None = None
+    total_dollars: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run as a record describes it. What is not known is None. Names that end in `_at` are Unix times.
+
+    `at_work` are the names of the machines of the last attempt; `billed` is in dollars.
+    """
+
+    job: str
+    uid: str
+    state: str
+    backend: str
+    is_rented: bool
+    recipe: Recipe
+    gpus: int
+    max_steps: int | None
+    scale: float
+    commit: str | None
+    launched_at: float
+    attempt_began_at: float
+    loading_began_at: float
+    train_images: int
+    val_images: int
+    device: str
+    processor: str | None
+    precision: str
+    versions: dict[str, str]
+    target: TargetOutcome | None
+    epochs: tuple[RunEpoch, ...]
+    attempts: tuple[RunAttempt, ...]
+    machines: tuple[RunMachine, ...]
+    gpus_by_type: dict[str, str]
+    at_work: tuple[str, ...]
+    billed: float | None
+
+    @property
+    def validated_epochs(self) -> list[RunEpoch]:
+        """The epochs that have accuracies."""
+        return [epoch for epoch in self.epochs if epoch.top1 is not None]
+
+    @property
+    def seconds_to_first_step(self) -> float | None:
+        """The seconds from the start of loading to the first step."""
+        first_step_at = next((epoch.began_at for epoch in self.epochs if epoch.began_at is not None), None)
+        return None if first_step_at is None else first_step_at - self.loading_began_at
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """The dollars an hour of the machines at work, None where a price is not known."""
+        price_by_name = {machine.name: machine.price for machine in self.machines}
+        prices = [price_by_name.get(name) for name in self.at_work]
+        known_prices = [price for price in prices if price is not None]
+        return sum(known_prices) if known_prices and len(known_prices) == len(prices) else None
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the run reached its target or, without a target, ran to its end."""
+        return self.target.reached if self.target else self.state == "done"
+
+
+def collect_run_data(job: Job) -> RunData:
     """Return what a job has run.
 
     Raises `ClusterError` when the job has not ended, when no epoch was validated, or when the version that trained it
@@ -37,63 +136,61 @@ def collect_run_data(job: Job) -> JsonDict:
     if not job.has_ended:
         raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
     spec = job.spec
-    run_folder = job.run_folder
     result = job.result
     assert result  # the job has ended
     for path in metrics_files(job.path):
         check_metrics_file(path)  # a record must not leave out what cannot be read
-    attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
+    history = attempts.history(job.run_folder.shared)
+    attempts_by_number = {attempt.number: attempt for attempt in history if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
-    epoch_metrics = effective_metrics(job, attempts_by_number, EpochRow)
-    epochs = epoch_rows(epoch_metrics, training_rows, result.epochs)
-    if not any(row["top1"] is not None for row in epochs):
+    epochs = epoch_rows(effective_metrics(job, attempts_by_number, EpochRow), training_rows, result.epochs)
+    if not any(epoch.top1 is not None for epoch in epochs):
         status = job.status()
         reason = f": {status.reason}" if status.reason else ""
         raise ClusterError(
             f"{job.name} has validated no epoch, so there is nothing to record; it is {status.state}{reason}"
         )
-    if start_rows and any(row.get("clock") is None for row in epochs):
+    if not start_rows:
+        raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
+    if any(epoch.clock is None for epoch in epochs):
         raise ClusterError(
             f"{job.name} cannot be recorded: {CLOCK_JUMPED} between two of its attempts, so its time is not known; "
             "run it again"
         )
-    if not start_rows:
-        raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
-    last_start = start_rows[-1]
-    first_attempt = attempts_by_number.get(start_rows[0].attempt)  # in which trainers began for the first time
-    return {
-        "job": job.name,
-        "uid": spec.uid,
-        "state": job.state,
-        "backend": spec.backend,
-        "recipe": spec.recipe.to_json(),
-        "gpus": last_start.gpus,
-        "max_steps": spec.train.max_steps,
-        "scale": spec.train.scale,
-        "commit": spec.git_commit,
-        "launched_at": state_result.first_launch_time(job.run),
-        "attempt_began_at": (first_attempt and first_attempt.time) or start_rows[0].begun,
-        "loading_began_at": start_rows[0].begun,
-        "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
-        "train_images": last_start.train_images,
-        "val_images": last_start.val_images,
-        "device": last_start.device,
-        "processor": last_start.processor or None,
-        "precision": last_start.precision,
-        "versions": last_start.versions,
-        "processes_by_attempt": {str(row.attempt): row.world for row in start_rows},
-        "epochs": epochs,
-        "attempts": encode(timeline.attempt_rows(run_folder)),
-        "recovery_costs": recovery_costs(start_rows[0].begun, training_rows, attempts_by_number),
-        "target": encode(result.target),
-        "schedule": encode(result.schedule),
-        "result_seconds": result.clock.seconds if result.clock else None,
-        "result_epochs": encode(result.epochs),
-        "result_top": {"top1": result.top1, "top5": result.top5},
-        "machine_counts": [len(attempt.members) for attempt in attempts_by_number.values()],
-        **machine_costs(job, attempts_by_number, epochs[-1]["at"]),
-    }
+    first_start, last_start = start_rows[0], start_rows[-1]
+    first_attempt = attempts_by_number.get(first_start.attempt)  # in which trainers began for the first time
+    cost = job.backend.job_cost() if isinstance(job.backend, BilledBackend) else None
+    machines = run_machines(job, cost, epochs[-1].at or math.inf)
+    types = {machine.type for machine in machines if machine.type}
+    return RunData(
+        job=job.name,
+        uid=spec.uid,
+        state=job.state,
+        backend=spec.backend,
+        is_rented=cost is not None,
+        recipe=spec.recipe,
+        gpus=last_start.gpus,
+        max_steps=spec.train.max_steps,
+        scale=spec.train.scale,
+        commit=spec.git_commit,
+        launched_at=first_launch_time(job.run),
+        attempt_began_at=(first_attempt and first_attempt.time) or first_start.begun,
+        loading_began_at=first_start.begun,
+        train_images=last_start.train_images,
+        val_images=last_start.val_images,
+        device=last_start.device,
+        processor=last_start.processor or None,
+        precision=last_start.precision,
+        versions=last_start.versions,
+        target=result.target,
+        epochs=epochs,
+        attempts=run_attempts(job, start_rows, training_rows),
+        machines=machines,
+        gpus_by_type={type_name: describe_gpus(type_name) for type_name in sorted(types)},
+        at_work=attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else (),
+        billed=None if cost is None or cost.unknown else cost.dollars,
+    )
 
 
 def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
@@ -110,98 +207,80 @@ def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: 
 
 def epoch_rows(
     epoch_metrics: Sequence[EpochRow], step_metrics: Sequence[StepRow], result_epochs: Sequence[EpochResult]
-) -> list[JsonDict]:
-    """Return a row for each epoch that has ended.
-
-    To the epoch's result it adds "step" (of the run, at the end of the epoch), "attempt" (in which it ended),
-    "first_lr" and "last_lr" (the measured learning rates of its first and last step), and moments of the wall clock:
-    "began_at", "trained_at" (after its last step) and "noted_at" (when its line was written). What is not known is
-    None.
-    """
-    row_by_epoch = {row.epoch: row for row in result_epochs}
-    # Of two lines about the same epoch, the one of the later attempt counts.
-    row_by_epoch |= {row.epoch: row for row in epoch_metrics}
+) -> tuple[RunEpoch, ...]:
+    """Return a row for each epoch that has ended."""
+    # Of two lines about the same epoch, the one of the later attempt counts; of an epoch without a line, its result.
+    line_by_epoch = {row.epoch: row for row in epoch_metrics}
+    result_by_epoch = {row.epoch: row for row in result_epochs} | line_by_epoch
     training_row_by_step = {row.step: row for row in step_metrics}
-    epochs = list[JsonDict]()
+    epochs: list[RunEpoch] = []
     steps_done = 0
-    for number in sorted(row_by_epoch):
-        row = row_by_epoch[number]
+    for number, result in sorted(result_by_epoch.items()):
+        line = line_by_epoch.get(number)
         first_step = training_row_by_step.get(steps_done + 1)
-        steps_done += row.steps
+        steps_done += result.steps
         last_step = training_row_by_step.get(steps_done)
         # The first line is written after the first step, so the epoch began one step's time before.
         images_per_second = first_step.scalars.get("times/images_per_second") if first_step else None
-        images_of_step = min(row.global_batch, row.train_images)
-        began_at = first_step.time - images_of_step / images_per_second if first_step and images_per_second else None
+        images_of_step = min(result.global_batch, result.train_images)
         epochs.append(
-            {
-                **{name: value for name, value in encode(row).items() if name not in METRICS_ONLY_FIELDS},
-                "step": steps_done,
-                "attempt": row.attempt if isinstance(row, EpochRow) else None,
-                "first_lr": first_step.scalars.get("sizes/lr") if first_step else None,
-                "last_lr": last_step.scalars.get("sizes/lr") if last_step else None,
-                "noted_at": row.time if isinstance(row, EpochRow) else None,
-                "began_at": began_at,
-                "trained_at": last_step.time if last_step else None,
-            }
+            RunEpoch(
+                **{field.name: getattr(result, field.name) for field in fields(EpochResult)},
+                step=steps_done,
+                attempt=line.attempt if line else None,
+                first_lr=first_step.scalars.get("sizes/lr") if first_step else None,
+                last_lr=last_step.scalars.get("sizes/lr") if last_step else None,
+                began_at=first_step.time - images_of_step / images_per_second
+                if first_step and images_per_second
+                else None,
+                trained_at=last_step.time if last_step else None,
+                noted_at=line.time if line else None,
+            )
         )
-    return epochs
+    return tuple(epochs)
 
 
-def recovery_costs(
-    loading_began_at: float | None, training_rows: Sequence[StepRow], attempts_by_number: AttemptsByNumber
-) -> list[JsonDict]:
-    """Return, for each attempt after the first, the step from which it resumed and the seconds that it cost.
+def run_attempts(job: Job, start_rows: Sequence[StartRow], training_rows: Sequence[StepRow]) -> tuple[RunAttempt, ...]:
+    """Return the attempts that had machines.
 
-    The seconds are those of the wall clock from the checkpoint that the attempt loaded until its own first step was
-    done. They are None where no metrics tell.
+    The seconds that an attempt after the first cost are those of the wall clock from the checkpoint that it loaded
+    until its own first step was done.
     """
-    costs = []
-    for number, attempt in list(attempts_by_number.items())[1:]:
-        times_before = [row.time for row in training_rows if row.attempt < number and row.step <= attempt.first_step]
-        times_after = [row.time for row in training_rows if row.attempt == number]
-        checkpoint_time = times_before[-1] if times_before else loading_began_at
-        seconds = times_after[0] - checkpoint_time if times_after and checkpoint_time is not None else None
-        costs.append({"attempt": number, "step": attempt.first_step, "seconds": seconds})
-    return costs
+    processes = {row.attempt: row.world for row in start_rows}
+    run_attempts: list[RunAttempt] = []
+    for row in timeline.attempt_rows(job.run_folder):
+        if row.machines:
+            times_before = [
+                step.time for step in training_rows if step.attempt < row.attempt and step.step <= row.first_step
+            ]
+            times_after = [step.time for step in training_rows if step.attempt == row.attempt]
+            checkpoint_time = times_before[-1] if times_before else start_rows[0].begun
+            seconds_lost = times_after[0] - checkpoint_time if run_attempts and times_after else None
+            run_attempts.append(
+                RunAttempt(**vars(row), processes=processes.get(row.attempt), seconds_lost=seconds_lost)
+            )
+    return tuple(run_attempts)
 
 
-def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: float) -> JsonDict:
-    """Return the machines until `end_time`, and what the machines of the last attempt cost.
-
-    "cost_per_hour" and "billed" are in dollars, None where a price is not known.
-    """
-    spec = job.spec
-    last_members = attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else ()
-    backend = job.backend
-    if not isinstance(backend, BilledBackend):
+def run_machines(job: Job, cost: JobCost | None, end_time: float) -> tuple[RunMachine, ...]:
+    """Return the machines that were launched until `end_time`."""
+    if cost is None:
         # Names only: the addresses of somebody's own machines do not belong in a public record.
-        own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
-        return {
-            "is_rented": False,
-            "machines": own_machines,
-            "gpus_by_type": {},
-            "at_work": list(last_members),
-            "cost_per_hour": None,
-            "billed": None,
-        }
-    cost = backend.job_cost()
-    machines = [machine for machine in cost.machines if machine.launched <= end_time]
-    price_by_name = {machine.name: machine.price for machine in machines}
-    prices = [price_by_name.get(name) for name in last_members]
-    known_prices = [price for price in prices if price is not None]
-    return {
-        "is_rented": True,
-        "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
-        "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
-        "at_work": list(last_members),
-        "cost_per_hour": sum(known_prices) if known_prices and len(known_prices) == len(prices) else None,
-        "billed": None if cost.unknown else cost.dollars,
-    }
-
-
-def _select(row: JsonDict, names: Sequence[str]) -> JsonDict:
-    return {name: row[name] for name in names}
+        return tuple(RunMachine(name=name) for name in job.spec.machine_names)
+    return tuple(
+        RunMachine(
+            name=machine.name,
+            type=machine.type,
+            market=machine.market,
+            zone=machine.zone,
+            price=machine.price,
+            seconds=machine.seconds,
+            dollars=machine.dollars,
+            total_dollars=machine.total_dollars,
+        )
+        for machine in cost.machines
+        if machine.launched <= end_time
+    )
 
 
 def describe_gpus(type_name: str) -> str:

@@ -10,12 +10,10 @@ from cluster.backends.base import BilledBackend
 from cluster.jobs.job import Job
 from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, StepPoint, TimelineRow
 from cluster.state.job_result import JobResult
-from train.forecast import ForecastRecord
 from train.metrics import text
 from train.metrics.records import EpochRow, StepRow
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow, Schedule, scaled_image_count
-from train.tools.records import decode
 
 from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
@@ -62,7 +60,7 @@ def _collect_facts(job: Job) -> JobFacts:
         },
         losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
         hosts={name: machine.host for name, machine in job.machine_details().items()},
-        forecast=result.forecast if result and result.forecast else _launch_forecast(job),
+        forecast=result.forecast if result and result.forecast else job.spec.forecast,
         forecast_comparison=(result and result.against) or (),
         cost=cost_over_time(job, result),
         sample_images=sample_images(job.path, schedule[-1] if schedule else None),
@@ -121,10 +119,6 @@ def downsample(points: Sequence[StepPoint], max_points: int = MAX_CURVE_POINTS) 
 def _aggregate(function: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
     known_values = [value for value in values if value is not None]
     return function(known_values) if known_values else None
-
-
-def _launch_forecast(job: Job) -> ForecastRecord | None:
-    return decode(ForecastRecord, job.spec.forecast) if job.spec.forecast else None
 
 
 def _planned_schedule(job: Job) -> list[PhaseRow]:

@@ -1,6 +1,6 @@
 """Writes result.json when a job has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -155,7 +155,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     return usage_log.find_usage_errors(run_folder.path / USAGE_FOLDER, first_steps, images, steps)
 
 
-def with_forecast(result: JobResult, launch_forecast: Mapping[str, object] | None) -> JobResult:
+def with_forecast(result: JobResult, forecast: ForecastRecord | None) -> JobResult:
     """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
     Nothing is added for a job that is not done or measured too little.
@@ -165,9 +165,8 @@ def with_forecast(result: JobResult, launch_forecast: Mapping[str, object] | Non
     try:
         run = decode(MeasuredRun, encode(result))
         constants = calibrate(run, start=result.start_seconds(include_one_time=False))
-        if not launch_forecast:
+        if not forecast:
             return replace(result, constants=constants)
-        forecast = decode(ForecastRecord, launch_forecast)
         comparison = compare_with_run(forecast, run, result.start_seconds())
     except (ValueError, ZeroDivisionError):
         return result

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
+from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.mounts import mount_of
 from train.engine.options import TrainOptions
+from train.forecast import ForecastRecord
 from train.recipe.schema import Recipe
 from train.tools.filesystem import parse_json
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode
@@ -51,8 +53,8 @@ class JobSpec:
     backend: str = "local"
     is_one_computer: bool = True  # all machines of the job are one computer and share its processors
     uid: str = ""
-    hosts: dict[str, Any] | None = None
-    cloud: dict[str, Any] | None = None  # the rented machines, as their backend describes them
+    hosts: Hosts | None = None
+    cloud: dict[str, Any] | None = None  # the rented machines. Any: as their backend describes them
     backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
     machines: int = 1
     procs: int = 1
@@ -64,7 +66,7 @@ class JobSpec:
     metadata_address: str = ""
     queue: str = ""  # the queue in which the job waits for its turn; "": none
     parallel: int = 1  # the number of jobs of that queue that run at once
-    forecast: dict[str, Any] | None = None  # the forecast made at the launch, as train/forecast describes it
+    forecast: ForecastRecord | None = None  # made at the launch
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
 
@@ -82,6 +84,11 @@ class JobSpec:
     def machine_names(self) -> tuple[str, ...]:
         """The machines' names, spares included: "0", "1", ..."""
         return tuple(map(str, range(self.machines + self.recovery.spares)))
+
+    @property
+    def host_list(self) -> tuple[Host, ...]:
+        """The machines of the hosts file, or those that are rented now; empty for machines that ssh does not reach."""
+        return self.hosts.machines if self.hosts else ()
 
     @property
     def rental_facts(self) -> RentalFacts:
@@ -161,12 +168,12 @@ class JobSpec:
             ),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data from which `from_json` makes an equal JobSpec."""
         return {**asdict(self), "recipe": self.recipe.to_json()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, value: object) -> Self:
         """Return the JobSpec that `to_json` described; keys of a later version are ignored. Raises `DamagedRecord`."""
         if not isinstance(value, Mapping):
             raise DamagedRecord("it describes no job")

@@ -111,7 +111,7 @@ def region_decoder(_thread_id: int) -> Callable[[bytes, Box], Pixels | None] | N
     """
     try:
         with _silence_stderr():  # on import it reports to stderr that this machine has no nvJPEG
-            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
+            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")  # Any: it may be missing
             backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
             decoder = nvimgcodec.Decoder(
                 device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=backends, max_num_cpu_threads=1

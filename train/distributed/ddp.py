@@ -35,7 +35,7 @@ from .exact_sum import exact_sum_hook
 POWERSGD_EXACT_STEPS = 1000  # torch's own default of start_powerSGD_iter
 # Batch-norm statistics stay each rank's own. PyTorch 2.13 renamed the option; older versions know the old name only.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-NO_BUFFER_SYNC: dict[str, Any] = {
+NO_BUFFER_SYNC: dict[str, Any] = {  # Any: else its bool would be checked against every argument
     "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
 }
 MIB = 1 << 20  # bytes; the unit of DDP's bucket_cap_mb

@@ -54,8 +54,7 @@ class AgentChannel:
             self.folder is not None and (self.folder / agent_protocol.STOP_REQUEST_FILE).exists()
         )
 
-    # Any: `replace` refuses a name that is no field of `TrainingNumbers`.
-    def report_state(self, state: TrainerState, throttled: bool = False, **numbers: Any) -> None:
+    def report_state(self, state: TrainerState, throttled: bool = False, **numbers: Any) -> None:  # Any: for `replace`
         """Report a state and update numbers (fields of `TrainingNumbers`); earlier numbers stay.
 
         A `throttled` report is not written when the last one is fresh. Its numbers are part of the next report.

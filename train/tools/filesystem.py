@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import IO, Any, BinaryIO, Literal, NoReturn, cast
 from uuid import uuid4
 
 CHECKSUM_MAGIC = "imgnet-sealed 1"
@@ -153,7 +153,7 @@ def parse_json(text: bytes) -> Any:  # Any: JSON of any shape
 
     Raises `ValueError`, also when it is nested too deep, or has a number that is not finite or too long to be one.
     """
-    checks: dict[str, Any] = {"parse_constant": _refuse_number}
+    checks: dict[str, Any] = {"parse_constant": _refuse_number}  # Any: json.loads has arguments of other types too
     if LARGE_NUMBER_PATTERN.search(text):
         checks |= {"parse_float": _parse_finite_float, "parse_int": _parse_short_integer}
     try:
@@ -236,7 +236,7 @@ def read_json(path: Path) -> Any | None:  # Any: JSON of any shape
     return None
 
 
-def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]:  # Any: JSON of any shape
     """Yield the JSON objects of a file with one object per line that have all required keys.
 
     Lines that are damaged, or not complete yet, are skipped. A missing file yields nothing. Raises other `OSError`s.
@@ -284,7 +284,7 @@ class _HashingStream:
         """Do nothing: the file is flushed once, when it is complete."""
 
 
-def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> None:
+def write_with_checksum(path: Path, write_payload: Callable[[IO[bytes]], object]) -> None:
     """Write a sealed file atomically. `write_payload` writes the payload into a stream: memory holds no second copy.
 
     The header is written last, over a placeholder of the same length. Raises `OSError`.
@@ -294,7 +294,7 @@ def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> N
         stream = _HashingStream(file)
         file.write(_checksum_header(0, stream.sha256.hexdigest()))
         try:
-            write_payload(stream)
+            write_payload(cast(IO[bytes], stream))
         except Exception:
             if stream.error:
                 raise stream.error from None

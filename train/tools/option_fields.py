@@ -116,9 +116,8 @@ class OptionError(ValueError):
     """An option has a value that is refused. The message is that of the command line."""
 
 
-# Any: the type of the field that it declares, as with `dataclasses.field`.
 def option_field(
-    default: Any,
+    default: object,
     *flags: str,
     help: str,
     metavar: str | None = None,
@@ -128,7 +127,7 @@ def option_field(
     is_minimum_open: bool = False,
     switches: Mapping[str, str] | None = None,
     parse: Callable[[str], object] | None = None,
-) -> Any:
+) -> Any:  # Any: the type of the field that it declares, as with `dataclasses.field`
     """Return a field of an `OptionSet`. Without `flags` the flag is the field's name, such as --max-steps.
 
     `MISSING` as the default makes a required option. A flag of a field that is True by default turns it off, unless it

@@ -1,4 +1,4 @@
-"""The log of a process: JSON lines of limited size in a file, and the same messages as text on its terminal.
+"""What a process tells while it works: its log as JSON lines in a file and as text on its terminal, and its progress.
 
 Modules log by `logging.getLogger(__name__)`. The program that runs them decides where that goes: a supervisor logs to
 its run folder, a command shows messages to its user. `imgnet-cluster logs` prints the files.
@@ -10,10 +10,22 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
 MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before
 PROJECT_LOGGERS = ("cluster", "infra", "train")
+
+
+class Progress(Protocol):
+    """Is told how much of some work is done, and how much it is in all: bytes, or images, or files."""
+
+    def __call__(self, done: int, total: int, /) -> object:
+        """Take note of the progress, or raise to end the work."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignore the progress."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,6 +11,7 @@ from pathlib import Path
 from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from cluster.backends.rentals import RentalPlan, RentalSummary
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
+from cluster.connectors.hosts_file import Hosts
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
@@ -23,7 +24,6 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
-from train.tools.records import encode
 
 from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
@@ -333,8 +333,8 @@ class AwsPlanner(ElsewherePlanner):
         rented_spec = replace(
             spec,
             cloud=rental_plan.rental_spec.to_json(),
-            hosts={"shared": None, "machines": []},
+            hosts=Hosts(None, ()),
             metadata_address=METADATA_URL,
-            forecast=encode(rental_plan.forecast.to_record()) if rental_plan.forecast else None,
+            forecast=rental_plan.forecast.to_record() if rental_plan.forecast else None,
         )
         return MachinePlan(spec=rented_spec, notes=(*notes, *rental_plan.notes), rental_plan=rental_plan)

@@ -1,7 +1,7 @@
 """S3 as a source and a destination of packed data sets. AWS errors are translated into `ClusterError`."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
@@ -14,6 +14,7 @@ from train.data.fetch.download import fetch_manifest
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS
 from train.data.fetch.sources import FolderSource
 from train.data.manifest import MANIFEST_FILE, SPLITS, Manifest
+from train.tools.process_log import Progress
 
 
 class S3Source:
@@ -54,10 +55,10 @@ class S3Source:
         upload_command = f"imgnet-cluster data put FOLDER {self.name}"
         return f"{self.name}/{split}/{MANIFEST_FILE}: not found; to upload a packed set: {upload_command}"
 
-    def upload(self, folder: Path, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
+    def upload(self, folder: Path, progress: Progress) -> tuple[int, int]:
         """Upload a packed set to S3. Files that are there already are skipped; the manifests come last.
 
-        A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
+        A set with a manifest is therefore always complete. `progress` is called with the bytes done and in total.
         Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
         """
         manifests = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
@@ -74,7 +75,7 @@ class S3Source:
             for path, file in files:
                 uploaded_count += self.s3_prefix.upload(folder / path, path, file.sha256)
                 done_bytes += file.bytes
-                on_progress(done_bytes, total_bytes)
+                progress(done_bytes, total_bytes)
             for split in SPLITS:
                 uploaded_count += self.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
         return uploaded_count, len(files) + len(SPLITS) - uploaded_count

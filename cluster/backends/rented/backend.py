@@ -16,7 +16,7 @@ from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from infra.errors import CloudError
-from train.tools.filesystem import read_json
+from train.tools.records import read_record
 
 from .controller import HOSTS_FILE, RentedJobController
 from .errors import cloud_errors_as_cluster_errors
@@ -96,10 +96,10 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def open_fleet(self) -> Fleet:
         """Open connections to the machines at the addresses that the supervisor wrote down last."""
         spec, folder = self.run.spec, self.run.folder
-        hosts = read_json(folder.path / HOSTS_FILE)
+        hosts = read_record(folder.path / HOSTS_FILE, Hosts)
         if not hosts:
             raise ClusterError(f"{spec.name} has no machines yet; see: imgnet-cluster status {spec.name}")
-        return Fleet(replace_fields(spec, hosts=Hosts.from_json(hosts).to_json()), folder)
+        return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
         """Terminate all machines of the job and wait until the cloud confirms it.

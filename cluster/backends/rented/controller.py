@@ -27,6 +27,7 @@ from cluster.state.status import machine_statuses, read_agent_status, read_setup
 from infra.errors import CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import encode
 
 from . import final_checkpoint
 from .boot import BootWaiter
@@ -144,7 +145,7 @@ class RentedJobController(Generic[MachineT]):
         hosts |= {name: placeholder for name in self.spec.machine_names if name not in hosts}
         written_hosts = self._write_hosts(hosts)
         self.fleet = Fleet(
-            replace_fields(self.spec, hosts=written_hosts.to_json()),
+            replace_fields(self.spec, hosts=written_hosts),
             self.run_folder,
             wait_until_ready=self._wait_until_ready,
             limit_start=self.provider.first_machine_time,
@@ -173,7 +174,7 @@ class RentedJobController(Generic[MachineT]):
     def _write_hosts(self, hosts_by_name: Mapping[str, Host]) -> Hosts:
         """Write how to reach the machines to the run folder, and return it in the order of the machines' names."""
         hosts = Hosts(None, tuple(hosts_by_name[name] for name in self.spec.machine_names if name in hosts_by_name))
-        content = {**hosts.to_json(), "names": list(hosts_by_name)}
+        content = {**encode(hosts), "names": list(hosts_by_name)}
         write_atomic(self.run_folder.path / HOSTS_FILE, to_json_bytes(content))
         return hosts
 

@@ -11,6 +11,7 @@ from support.backend_contract import *  # noqa: F403
 from cluster.backends import base, catalog, machine_types, registry
 from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
+from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput
 from cluster.planning import data_fetch
 from cluster.planning.launch_options import choose_backend, make_launch_options
@@ -24,7 +25,7 @@ def backend_run(hand_made: Fixture, request: pytest.FixtureRequest, register: An
     """The run of a job that was never started, on each backend, the example of the documentation among them."""
     register("process", "support.process_backend:ProcessBackend")
     is_remote = registry.backend_class(request.param).is_remote
-    run = hand_made(backend=request.param, hosts={"shared": "/nowhere", "machines": []} if is_remote else None)
+    run = hand_made(backend=request.param, hosts=Hosts("/nowhere", ()) if is_remote else None)
     return Run(run.spec, run.run_folder)
 
 

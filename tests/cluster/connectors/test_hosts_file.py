@@ -9,6 +9,7 @@ import pytest
 
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.errors import EXIT_USAGE, BadInput
+from train.tools.records import decode, encode
 
 COMPLETE_FILE = """\
 shared = "/mnt/shared/imgnet"
@@ -73,10 +74,10 @@ def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
 
 def test_hosts_json_round_trip(tmp_path: Path) -> None:
     hosts = parse_text(tmp_path, COMPLETE_FILE)
-    value = json.loads(json.dumps(hosts.to_json()))
-    assert Hosts.from_json(value) == hosts
+    value = json.loads(json.dumps(encode(hosts)))
+    assert decode(Hosts, value) == hosts
     value["machines"][0]["key of a later version"] = 1
-    assert Hosts.from_json({**value, "later": 2}) == hosts
+    assert decode(Hosts, {**value, "later": 2}) == hosts
 
 
 TWO_MACHINES = 'machines = ["a", "b"]\n'

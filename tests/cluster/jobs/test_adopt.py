@@ -57,7 +57,7 @@ def change(shared: Path) -> Change:
 def test_adopted_job_has_the_machines_of_the_hosts_file_and_the_training_of_the_description(shared: Path) -> None:
     job = adopt.adopt("hosts.toml")
     assert job.name == "job-1" and job.spec.name == "job-1" and job.spec.uid == UID
-    assert job.spec.hosts and job.spec.hosts["shared"] == str(shared)
+    assert job.spec.hosts and job.spec.hosts.shared == str(shared)
     assert job.spec.recipe.name == "tiny" and not job.spec.is_one_computer
     assert (job.run_folder.shared / "job.json").read_bytes() == job.run_folder.spec_path.read_bytes()
 
@@ -88,7 +88,7 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
         poweroff_grace=1.0,
         metadata_address="http://evil",
         name="../../evil",
-        forecast={"evil": True},
+        forecast={"minutes": 1.0, "terms": {"evil": 1.0}},
     )
     spec = adopt.adopt("hosts.toml").spec
     assert (spec.queue, spec.parallel, spec.name, spec.metadata_address) == ("", 1, "job-1", "")

@@ -323,7 +323,7 @@ def hosts_file(sandbox: Fixture, count: int) -> str:
 
 def host_names(spec: Any) -> list[str]:
     """The hosts of a job."""
-    return [machine["host"] for machine in spec.hosts["machines"]]
+    return [machine.host for machine in spec.host_list]
 
 
 def test_queue_gives_each_job_machines_of_its_own(

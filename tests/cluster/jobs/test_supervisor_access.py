@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
+from cluster.connectors.hosts_file import Hosts
 from cluster.errors import ClusterError, NoCloudAccess
 from cluster.jobs.job import SUPERVISOR_START_MARKER
 from cluster.jobs.supervisor import supervise
@@ -26,7 +27,7 @@ REFUSED = SupervisorTrouble(error="the toy cloud refuses the credentials", lacks
 def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job that trains on two machines of the toy cloud. `job.sessions` has an entry for each supervisor started."""
     ToyCloud.reset(free_machines=2)
-    run = hand_made(machines=2, backend="toy", cloud={}, hosts={"shared": None, "machines": []})
+    run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()))
     run.run_folder.launch_path.write_text("")
     os.utime(run.run_folder.launch_path, (0, 0))
     for name in ("0", "1"):

@@ -25,7 +25,7 @@ from support.ssh_machines import Testbed, command_line
 from support.waiting import wait_for
 
 from benchmarks.launch.stub import StubDelays
-from cluster.connectors.hosts_file import read_hosts
+from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
@@ -48,7 +48,7 @@ class RunningJob:
     def __init__(self, hand_made: Callable[..., Any], bed: Testbed, path: Path) -> None:
         self.bed, self.make_run_folder = bed, hand_made
         self.stub = replace(NO_DELAYS, count=len(bed.machines)).write_script(path / "python")
-        self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub))).to_json()
+        self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub)))
         self.uid = f"job-1-{time.monotonic_ns()}"
         self.fleets: list[Fleet] = []
         self.fleet = self.new_fleet("job-1")
@@ -298,7 +298,7 @@ def test_terminate_returns_silent_machines(job: RunningJob) -> None:
 
 
 def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., Any]) -> None:
-    run = hand_made("job-1", hosts={"shared": "/nowhere", "machines": [{"host": "127.1.0.9", "port": 1}]}, uid="x")
+    run = hand_made("job-1", hosts=Hosts("/nowhere", (Host(host="127.1.0.9", port=1),)), uid="x")
     fleet = Fleet(run.spec, run.run_folder, reconnect_seconds=0.1)
     fleet.setup_progress.start_launch("now", {"0": "127.1.0.9"})
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
@@ -431,11 +431,11 @@ def slow_fleet(job: RunningJob) -> Iterator[tuple[Fleet, SlowLink]]:
     """Another supervisor's view of the job, over links of 8 Mbit/s, and the link to machine 0."""
     with contextlib.ExitStack() as stack:
         links = [stack.enter_context(SlowLink((machine.address, machine.port), 1e6)) for machine in job.bed.machines]
-        hosts = job.hosts["machines"]
-        slow_hosts = [
-            {**host, "host": link.address, "port": link.port} for host, link in zip(hosts, links, strict=True)
-        ]
-        job.hosts = {**job.hosts, "machines": slow_hosts}
+        slow_hosts = (
+            replace(host, host=link.address, port=link.port)
+            for host, link in zip(job.hosts.machines, links, strict=True)
+        )
+        job.hosts = replace(job.hosts, machines=tuple(slow_hosts))
         rows = {name: {"work": row.work} for name, row in job.fleet.setup_progress.rows.items()}
         fleet = job.new_fleet("job-2", is_adopted=True, machines=rows)
         job.fleets.remove(fleet)

@@ -1,30 +1,29 @@
 """Facts and findings of a machine: really probed, with fakes for GPUs, mounts and lost file servers."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from cluster.connectors import mounts
 from cluster.machines import checks, probe
+from cluster.machines.checks import Gpu, MachineFacts, SeenMarkers, SharedFolder, WorkFolder
+from train.tools.records import decode_json
 
+AnswerT = TypeVar("AnswerT")
 GPU = "NVIDIA A100-SXM4-40GB, 40960, 550.54.15, GPU-{n}, 8.0"
-FACTS: dict[str, Any] = {
-    "tmux": "3.4",
-    "gpus": [],
-    "nvidia": "missing",
-    "shm_bytes": 8 << 30,
-    "work": {"path": "/mnt/fast", "writable": True},
-    "free_gb": {"work": 100.0, "shared": 50.0},
-    "shared": {"path": "/s/job", "type": "ext4", "options": "rw", "source": "/dev/x", "point": "/", "link": True},
-}
+WORK_FOLDER = WorkFolder(path="/mnt/fast", writable=True, free_gb=100.0)
+SHARED_FOLDER = SharedFolder(path="/s/job", type="ext4", options="rw", source="/dev/x", point="/", link=True)
+FACTS = MachineFacts(
+    time=0.0, tmux="3.4", gpus=(), nvidia="missing", shm_bytes=8 << 30, work=WORK_FOLDER, shared=SHARED_FOLDER
+)
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 22 0:40 / /srv rw shared:5 - autofs systemd-1 rw,fd=34
@@ -50,22 +49,21 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-def run_probe(*arguments: object) -> dict[str, Any]:
+def run_probe(answer_type: type[AnswerT], *arguments: object) -> AnswerT:
     """Run the probe as it is run on a machine."""
     argv = [sys.executable, "-m", "cluster.machines.probe", *map(str, arguments)]
     completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert completed.returncode == 0 and not completed.stderr, completed
-    answer: dict[str, Any] = json.loads(completed.stdout)
-    return answer
+    return decode_json(answer_type, completed.stdout.encode())
 
 
-def findings_text(findings: list[dict[str, str]]) -> str:
-    assert all("\n" not in finding["what"] and finding["level"] in ("error", "warning") for finding in findings)
-    return "; ".join(f"{finding['level']}: {finding['what']}" for finding in findings)
+def findings_text(findings: list[checks.Finding]) -> str:
+    assert all("\n" not in finding.what and finding.level in ("error", "warning") for finding in findings)
+    return "; ".join(f"{finding.level}: {finding.what}" for finding in findings)
 
 
 def problems_text(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
-    return findings_text(checks.find_problems({**FACTS, **changes}, procs, want_gb))
+    return findings_text(checks.find_problems(replace(FACTS, **changes), procs, want_gb))
 
 
 # --- the whole probe ----------------------------------------------------------------------------------------------
@@ -74,41 +72,38 @@ def problems_text(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
 def test_main_three_machines_see_each_other(tmp_path: Path) -> None:
     names, where = ["a", "b", "c"], ["--shared", tmp_path, "--work", tmp_path / "not/yet", "--token", "t1"]
     before = time.time()
-    first = {name: run_probe(*where, "--machine", name, "--want-gb", 0.001) for name in names}
-    for answer in first.values():
-        assert before <= answer["time"] <= time.time() and answer["hostname"] == socket.gethostname()
-        assert answer["cpus"] == len(os.sched_getaffinity(0)) and 0.1 < answer["memory_gb"] < 1e5
-        assert answer["free_gb"]["work"] > 0 and answer["free_gb"]["shared"] > 0
-        assert answer["address"]["lo"] == "127.0.0.1" and answer["tmux"][0].isdigit()
-        assert answer["shared"]["link"] and answer["shared"]["fsync_ms"] >= 0 and answer["shared"]["write_ms"] >= 0
-        assert not [finding for finding in answer["findings"] if "/dev/shm" not in finding["what"]]
-    assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
-    answers = {name: run_probe(*where, "--machine", name, "--expect", "a,b,c") for name in names}
-    assert answers["b"]["shared"]["seen"] == {"a": True, "b": True, "c": True}
-    assert checks.pairs_without_common_folder(answers) == []
     for name in names:
-        run_probe(*where, "--machine", name, "--clean")
-    assert list(tmp_path.iterdir()) == []
+        facts = run_probe(MachineFacts, *where, "--machine", name)
+        assert before <= facts.time <= time.time() and facts.hostname == socket.gethostname()
+        assert facts.cpus == len(os.sched_getaffinity(0)) and 0.1 < facts.memory_gb < 1e5
+        assert facts.work.free_gb > 0 and (facts.shared.free_gb or 0) > 0
+        assert facts.address["lo"] == "127.0.0.1" and facts.tmux and facts.tmux[0].isdigit()
+        assert facts.shared.link and (facts.shared.fsync_ms or -1) >= 0 and (facts.shared.write_ms or -1) >= 0
+        findings = checks.find_problems(facts, 0, 0.001)
+        assert not [finding for finding in findings if "/dev/shm" not in finding.what]
+    assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
+    answers = {name: run_probe(SeenMarkers, *where, "--machine", name, "--expect", "a,b,c") for name in names}
+    assert answers["b"].seen == {"a": True, "b": True, "c": True}
+    assert checks.pairs_without_common_folder(answers) == []
 
 
 def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "MARKER_TIMEOUT_SECONDS", 0.2)
-    answers: dict[str, Any] = {}
+    answers: dict[str, SeenMarkers] = {}
     folders = {"a": tmp_path / "one", "b": tmp_path / "one", "c": tmp_path / "other"}
     for name, folder in folders.items():
         folder.mkdir(exist_ok=True)
-        assert probe.folder_facts(folder, folder / "probe" / f"t-{name}")["link"]
+        assert probe.folder_facts(folder, folder / "probe" / f"t-{name}").link
     for name, folder in folders.items():
-        answers[name] = {
-            "shared": {"seen": probe.find_markers(folder / "probe", {machine: f"t-{machine}" for machine in folders})}
-        }
+        marker_names = {machine: f"t-{machine}" for machine in folders}
+        answers[name] = SeenMarkers(seen=probe.find_markers(folder / "probe", marker_names))
     assert checks.pairs_without_common_folder(answers) == [("a", "c"), ("b", "c")]
-    answers["a"] = {"shared": {"error": "no answer"}}
+    answers["a"] = SeenMarkers(seen={})
     assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_pairs_without_common_folder_needs_both_directions() -> None:
-    answers = {"a": {"shared": {"seen": {"b": True}}}, "b": {"shared": {"seen": {"a": False}}}}
+    answers = {"a": SeenMarkers(seen={"b": True}), "b": SeenMarkers(seen={"a": False})}
     assert checks.pairs_without_common_folder(answers) == [("a", "b")]
 
 
@@ -164,7 +159,7 @@ def test_mount_of_joins_mount_and_file_system_options() -> None:
     }.items(),
 )
 def test_find_problems_stale_nfs_mount_prints_mount_command(options: str, good: bool) -> None:
-    shared = {**FACTS["shared"], "type": "nfs4", "options": options, "source": "srv:/e", "point": "/s"}
+    shared = replace(SHARED_FOLDER, type="nfs4", options=options, source="srv:/e", point="/s")
     text = problems_text(shared=shared)
     assert (text == "") is good
     if not good:
@@ -189,8 +184,7 @@ def test_find_problems_unusable_shared_folder_is_one_error(
         monkeypatch.setattr(Path, "mkdir", refuse)
     if fault == "probe is a file":
         (folder / "probe").write_text("")
-    facts = probe.call_with_timeout(10, lambda: probe.folder_facts(folder, folder / "probe/t-a"))
-    text = problems_text(shared={"path": str(folder), **(facts or {})})
+    text = findings_text(checks.find_problems(probe.gather_facts(folder, tmp_path, folder / "probe/t-a"), 0, 0))
     expected_messages = {
         "missing": "does not exist on this machine",
         "file": "is not a folder",
@@ -207,8 +201,8 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
     assert probe.can_hard_link(tmp_path / "x", tmp_path / "y")
     monkeypatch.setattr(os, "link", refuse)
     facts = probe.folder_facts(tmp_path, tmp_path / "probe/t-a")
-    assert not facts["link"] and [path.name for path in (tmp_path / "probe").iterdir()] == ["t-a"]
-    assert "no hard links on" in problems_text(shared={**FACTS["shared"], **facts})
+    assert not facts.link and [path.name for path in (tmp_path / "probe").iterdir()] == ["t-a"]
+    assert "no hard links on" in problems_text(shared=facts)
 
 
 def test_can_hard_link_rejects_replacing_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +212,8 @@ def test_can_hard_link_rejects_replacing_link(tmp_path: Path, monkeypatch: pytes
 
 
 def test_gather_facts_does_not_wait_for_hanging_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(shared: Path, mark: Path) -> dict[str, Any]:
+    def hang(shared: Path, mark: Path) -> None:
         signal.pause()
-        return {}
 
     monkeypatch.setattr(probe, "folder_facts", hang)
     monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
@@ -229,8 +222,10 @@ def test_gather_facts_does_not_wait_for_hanging_folder(tmp_path: Path, monkeypat
 
 
 def test_call_with_timeout_returns_large_value_and_error() -> None:
-    assert probe.call_with_timeout(10, lambda: {"x": "y" * 1_000_000}) == {"x": "y" * 1_000_000}
-    assert probe.call_with_timeout(10, lambda: {"x": 1 // 0}) == {"error": "integer division or modulo by zero"}
+    large = SharedFolder(path="y" * 1_000_000)
+    assert probe.call_with_timeout(SharedFolder, lambda: large) == large
+    with pytest.raises(OSError, match=r"^division by zero$|^integer division or modulo by zero$"):
+        probe.call_with_timeout(SharedFolder, lambda: SharedFolder(free_gb=1 // 0))
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
@@ -240,22 +235,14 @@ def test_query_gpus_returns_memory_driver_and_capability(nvidia_smi: Any) -> Non
     nvidia_smi(f"echo '{GPU.format(n=0)}'; echo '{GPU.format(n=1)}'")
     gpus, complaint = probe.query_gpus()
     assert complaint == "" and len(gpus) == 2
-    assert gpus[1] == {
-        "name": "NVIDIA A100-SXM4-40GB",
-        "memory_gb": 42.9,
-        "driver": "550.54.15",
-        "uuid": "GPU-1",
-        "compute": "8.0",
-    }
+    assert gpus[1] == Gpu(name="NVIDIA A100-SXM4-40GB", memory_gb=42.9, driver="550.54.15", uuid="GPU-1", compute="8.0")
     assert problems_text(procs=2, gpus=gpus, nvidia="") == ""
 
 
 def test_query_gpus_older_driver_without_compute_cap(nvidia_smi: Any) -> None:
     nvidia_smi("""case "$1" in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2;; esac
 echo 'Tesla V100, [N/A], 418.87, GPU-0'""")
-    assert probe.query_gpus()[0] == [
-        {"name": "Tesla V100", "memory_gb": 0.0, "driver": "418.87", "uuid": "GPU-0", "compute": ""}
-    ]
+    assert probe.query_gpus()[0] == (Gpu(name="Tesla V100", memory_gb=0.0, driver="418.87", uuid="GPU-0", compute=""),)
 
 
 def test_query_gpus_lost_gpu_is_reported(nvidia_smi: Any) -> None:
@@ -268,7 +255,7 @@ def test_query_gpus_lost_gpu_is_reported(nvidia_smi: Any) -> None:
 
 def test_find_problems_missing_driver_matters_only_with_gpus(nvidia_smi: Any) -> None:
     gpus, complaint = probe.query_gpus()
-    assert (gpus, complaint) == ([], "missing")
+    assert (gpus, complaint) == ((), "missing")
     assert problems_text(procs=0, nvidia=complaint) == ""
     assert problems_text(procs=1, nvidia=complaint).startswith(
         "error: no GPU: nvidia-smi is missing; install the NVIDIA driver"
@@ -285,7 +272,7 @@ def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Any, monkeypatch: pytes
     monkeypatch.setattr(probe, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.3)
     nvidia_smi(f"sleep 600 & echo $! > {os.environ['PATH'].split(':')[0]}/pid; wait")
     start = time.monotonic()
-    assert probe.query_gpus() == ([], "hangs")
+    assert probe.query_gpus() == ((), "hangs")
     assert time.monotonic() - start < 30
     pid = int(Path(os.environ["PATH"].split(":")[0], "pid").read_text())
     while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
@@ -306,9 +293,9 @@ def test_find_problems_healthy_machine_is_empty() -> None:
         ({"tmux": None}, "error: tmux is missing; install it"),
         ({"shm_bytes": 64 << 20}, "warning: /dev/shm has only 67 MB, and loader workers"),
         ({"shm_bytes": 0}, "warning: /dev/shm has only 0 MB"),
-        ({"work": {"path": "/mnt/fast", "writable": False}}, "error: /mnt/fast: cannot be written"),
-        ({"free_gb": {"work": 9.5}}, "error: /mnt/fast: 9.5 GB free, 10 GB are needed"),
-        ({"shared": {"error": "/s: no answer in 20 s"}}, "error: /s: no answer"),
+        ({"work": replace(WORK_FOLDER, writable=False)}, "error: /mnt/fast: cannot be written"),
+        ({"work": replace(WORK_FOLDER, free_gb=9.5)}, "error: /mnt/fast: 9.5 GB free, 10 GB are needed"),
+        ({"shared": SharedFolder(error="/s: no answer in 20 s")}, "error: /s: no answer"),
     ],
 )
 def test_find_problems_each_fault_is_one_line(changes: dict[str, Any], message: str) -> None:
@@ -317,10 +304,10 @@ def test_find_problems_each_fault_is_one_line(changes: dict[str, Any], message: 
 
 def test_main_reports_several_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    answer = run_probe("--shared", tmp_path, "--work", tmp_path, "--token", "t", "--want-gb", 1e9, "--procs", 1)
-    assert answer["tmux"] is None and answer["gpus"] == []
+    facts = run_probe(MachineFacts, "--shared", tmp_path, "--work", tmp_path, "--token", "t")
+    assert facts.tmux is None and facts.gpus == ()
     for word in ("tmux is missing", "1e+09 GB are needed", "nvidia-smi is missing"):
-        assert word in findings_text(answer["findings"])
+        assert word in findings_text(checks.find_problems(facts, 1, 1e9))
 
 
 def test_check_clock_warns_only_beyond_uncertainty() -> None:
@@ -360,7 +347,7 @@ def test_main_runs_the_module_of_beside_and_returns_its_code(tmp_path: Path) -> 
     completed = subprocess.run(argv, env=env, capture_output=True, text=True)
     first_line, last_line = completed.stdout.splitlines()
     assert completed.returncode == 3 and first_line == "other"
-    assert json.loads(last_line)["shared"]["seen"] == {"a": True}
+    assert decode_json(SeenMarkers, last_line.encode()).seen == {"a": True}
 
 
 def test_free_port_is_none_that_outgoing_connections_get() -> None:

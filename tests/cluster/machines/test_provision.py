@@ -57,7 +57,7 @@ class SetupJob:
 
     def fleet(self) -> Fleet:
         """Make a fleet for the job, as a supervisor does."""
-        values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts.to_json()}
+        values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts}
         run = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
         run.run_folder.launch_path.write_text("first")
         self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=3))

@@ -272,7 +272,7 @@ def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("fault", ["no mark", "no python"])
 def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Path, fault: str) -> None:
     needs = ["imgnet-dummy>=1"]
-    venv = Path(python_env.ensure_environment(tmp_path, needs)["python"]).parents[1]
+    venv = Path(python_env.ensure_environment(tmp_path, needs)["python"] or "").parents[1]
     (venv / "rest").write_text("of the old venv")
     if fault == "no mark":
         (venv / python_env.COMPLETE_MARKER).unlink()
@@ -361,10 +361,9 @@ def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:
     assert answer["why"] == f"{tmp_path}/file/venv: Not a directory" and answer["code"] == 1
 
 
-def test_parse_output_returns_environment_and_what_follows() -> None:
+def test_parse_output_returns_python_seconds_and_what_follows() -> None:
     good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
-    environment, rest = python_env.parse_output(good, "box-1")
-    assert environment["python"] == "/p" and rest == "more"
+    assert python_env.parse_output(good, "box-1") == ("/p", 1.0, "more")
     for out, message in {
         '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
@@ -380,8 +379,8 @@ def test_parse_output_returns_environment_and_what_follows() -> None:
 def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
     completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    environment, rest = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and environment["python"] == sys.executable and rest.startswith("Linux")
+    python, seconds, rest = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and python == sys.executable and seconds >= 0 and rest.startswith("Linux")
 
 
 def test_main_on_older_python_says_what_is_needed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from cluster.state.job_result import JobResult
 from cluster.state.result import write_result
 from cluster.state.states import JobState
 from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
-from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, forecast
+from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, ForecastRecord, forecast
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
 from train.tools.records import encode
@@ -260,18 +260,16 @@ def test_forecast_figure_numbers_are_those_of_the_outer_lines() -> None:
 def test_plan_local_has_a_forecast_in_its_spec() -> None:
     (quickstart,) = load_recipes(str(Path(RECIPE).with_name("quickstart.py")))
     shared = plan(quickstart, make_launch_options(procs=2)).spec.forecast
-    assert shared and shared["source"] == "presets" and shared["start"]["boot"] == shared["start"]["fetch"] == 0
+    assert shared and shared.source == "presets" and shared.start["boot"] == shared.start["fetch"] == 0
     alone = plan(quickstart, make_launch_options(procs=1)).spec.forecast
-    assert alone and shared["terms"]["compute"] == pytest.approx(
-        alone["terms"]["compute"]
-    )  # both processes share the CPUs
+    assert alone and shared.terms["compute"] == pytest.approx(alone.terms["compute"])  # both processes share the CPUs
     assert plan(quickstart, make_launch_options(backend="plan")).spec.forecast is None
     batch_timings = ((64, 32, 1.0), (64, 64, 2.0), (96, 64, 4.0))
     measured = plan(
         quickstart, make_launch_options(procs=1), constants=Constants(source="job-3", batch_timings=batch_timings)
     ).spec.forecast
-    assert measured and measured["source"] == "job-3"
-    assert measured["terms"]["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
+    assert measured and measured.source == "job-3"
+    assert measured.terms["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
 
 
 def test_plan_local_with_gpus_has_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,12 +316,12 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
-    run = hand_made(forecast={"terms": {}})
+    run = hand_made(forecast=ForecastRecord(minutes=1.0, terms={}))
     write_result(run.job.run, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
     result = run.job.result
     assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
     empty_result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1)
-    assert state_result.with_forecast(empty_result, {"terms": {}}) == empty_result
+    assert state_result.with_forecast(empty_result, ForecastRecord(minutes=1.0, terms={})) == empty_result
     for useless_result in (None, result, empty_result):
         with pytest.raises(BadInput, match="--from job-1"):
             calibration.measured_constants("job-1", useless_result)

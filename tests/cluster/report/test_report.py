@@ -21,6 +21,7 @@ from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
+from cluster.connectors.hosts_file import Hosts
 from cluster.errors import ClusterError
 from cluster.plots import curves, figures
 from cluster.plots.job_facts import Activity, StepPoint
@@ -440,7 +441,7 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
 
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
-    run = hand_made(backend="aws", cloud={"places": []}, hosts={"machines": []})
+    run = hand_made(backend="aws", cloud={"places": []}, hosts=Hosts(None, ()))
     place = Place(region="us-east-1", zone="us-east-1a", type="g5.xlarge", market="spot", price=3.6)
     aws_journal.write_journal(
         run.run_folder.path / "cloud.jsonl",

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, FetchError, Manifest, ManifestError, OtherVersion
 from train.tools.filesystem import one_line_error
+from train.tools.process_log import Progress
 
 from .resume import PartialSplit
 from .sources import Source
@@ -18,7 +19,6 @@ FIRST_RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 10.0
 THREAD_POLL_SECONDS = 0.05
 THREAD_JOIN_SECONDS = 5.0  # for the other threads to notice that one has failed
-ProgressCallback = Callable[[int, int], None]  # bytes present, bytes in all
 Answer = TypeVar("Answer")
 
 
@@ -80,7 +80,7 @@ def fetch_manifest(source: Source, split: str, timeout_seconds: float) -> Manife
 class ByteCounter:
     """Counts received bytes from several threads and reports them to `progress`."""
 
-    def __init__(self, done: int, total: int, progress: ProgressCallback | None) -> None:
+    def __init__(self, done: int, total: int, progress: Progress) -> None:
         self.done = done
         self.total = total
         self.progress = progress
@@ -90,8 +90,7 @@ class ByteCounter:
         """Add received bytes."""
         with self.lock:
             self.done += count
-            if self.progress:
-                self.progress(self.done, self.total)
+            self.progress(self.done, self.total)
 
 
 class SplitDownload:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from train.data.manifest import SPLITS, FetchError
 from train.tools.filesystem import locked
+from train.tools.process_log import Progress, no_progress
 
-from .download import ByteCounter, ProgressCallback, SplitDownload, fetch_manifest
+from .download import ByteCounter, SplitDownload, fetch_manifest
 from .resume import PartialSplit
 from .sources import Source
 
@@ -48,7 +49,7 @@ def fetch_sets(
     *,
     max_parallel: int = MAX_PARALLEL_FILES,
     stall_timeout: float = STALL_TIMEOUT_SECONDS,
-    progress: ProgressCallback | None = None,
+    progress: Progress = no_progress,
     log: LogFunction = print,
 ) -> FetchResult:
     """Fetch sets in this order, each completely before the next.

@@ -8,7 +8,7 @@ import hashlib
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 SPLITS = ("train", "val")
 ImageIds = NDArray[np.int64]
-ProgressCallback = Callable[[int, int], None]  # images done, images in all
 
 
 class DataError(Exception):

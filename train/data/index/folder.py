@@ -21,8 +21,9 @@ from train.data.decode import BadImage, decode_image
 from train.data.threads import map_in_threads
 from train.tools import filesystem
 from train.tools.filesystem import locked, read_with_checksum, with_checksum
+from train.tools.process_log import Progress
 
-from .base import DataError, ImageIds, Index, ProgressCallback, names_crc32, stems_sha256
+from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
 Arrays = dict[str, Any]  # Any: numpy arrays, each with its own type of elements
 
@@ -94,7 +95,7 @@ def load_folder_index(
     class_folder_names: Sequence[str],
     classes: Sequence[str],
     skip_bad: bool,
-    progress: ProgressCallback | None,
+    progress: Progress,
 ) -> FolderIndex:
     """Return the index of the given class folders of root/split. It is built first where it is missing or stale.
 
@@ -172,12 +173,12 @@ def _probe_image(path: Path) -> tuple[int, int, str]:
         return 0, 0, str(error)
 
 
-def _build_index_arrays(folder: Path, paths: list[str], progress: ProgressCallback | None) -> Arrays:
+def _build_index_arrays(folder: Path, paths: list[str], progress: Progress) -> Arrays:
     """Decode every file, in threads: the decoder releases the interpreter lock."""
     rows = []
     for row in map_in_threads(_probe_image, (folder / path for path in paths)):
         rows.append(row)
-        if progress and (len(rows) % 100 == 0 or len(rows) == len(paths)):
+        if len(rows) % 100 == 0 or len(rows) == len(paths):
             progress(len(rows), len(paths))
     good_positions = [position for position, (_, _, reason) in enumerate(rows) if not reason]
     bad_files = [(path, reason) for path, (_, _, reason) in zip(paths, rows, strict=True) if reason]

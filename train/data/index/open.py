@@ -6,9 +6,11 @@ A data set is a root folder with `train` and `val`. Each has a folder per class,
 from collections.abc import Sequence
 from pathlib import Path
 
+from train.tools.process_log import Progress, no_progress
+
 from . import folder as index_folder
 from . import packed
-from .base import SPLITS, DataError, Index, ProgressCallback, stem
+from .base import SPLITS, DataError, Index, stem
 
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 
@@ -87,7 +89,7 @@ def load_index(
     *,
     skip_bad: bool = False,
     skip_layout_problems: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: Progress = no_progress,
 ) -> Index:
     """Return the index of root/split. For a folder of files it is built first, where it is missing or stale.
 
@@ -126,7 +128,6 @@ __all__ = [
     "SPLITS",
     "DataError",
     "Index",
-    "ProgressCallback",
     "check_layout",
     "check_same_images",
     "class_names",

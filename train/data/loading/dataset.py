@@ -12,6 +12,7 @@ from train.data.order.work import IndexKey
 from train.recipe.components import Data
 from train.recipe.schema import Phase, Recipe
 from train.tools.host import unix_time
+from train.tools.process_log import Progress
 
 LogFunction = Callable[[str], None]
 
@@ -130,7 +131,7 @@ def _check_images_present(*indexes: Index) -> None:
             )
 
 
-def _indexing_progress(folder: Path) -> Callable[[int, int], None]:
+def _indexing_progress(folder: Path) -> Progress:
     """Return a callback that prints a line for each tenth of indexing a folder. A cached index prints nothing."""
 
     def print_progress(done: int, total: int) -> None:

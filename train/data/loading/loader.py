@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 import torch
@@ -176,7 +175,7 @@ def stream_batches(
     prefetch = int(min(MAX_PREFETCH_BATCHES, max(MIN_PREFETCH_BATCHES, fitting_batches)))
     slots = prefetch * workers + 2  # one more is in use by the trainer, and one is being requested
     buffers = BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes))
-    loader: DataLoader[Any] = DataLoader(
+    loader: DataLoader[object] = DataLoader(
         _BatchDataset(decoder, buffers),
         sampler=_RequestSampler(requests, buffers),
         batch_size=None,

@@ -18,9 +18,10 @@ from PIL import Image
 from train.data.decode import MAX_JPEG_SIDE, BadImage, Pixels, decode_image, encode_jpeg
 from train.data.index import folder as index_folder
 from train.data.index import packed
-from train.data.index.base import DataError, ProgressCallback
+from train.data.index.base import DataError
 from train.data.threads import map_in_threads
 from train.tools.filesystem import locked
+from train.tools.process_log import Progress, no_progress
 
 from .shard_writer import EncodedImage, SplitWriter, check_existing_set
 from .source_images import SourceImages, open_source_splits
@@ -70,7 +71,7 @@ def pack_set(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
     workers: int | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress = no_progress,
 ) -> PackResult:
     """Pack the images of `source` into each of `targets`, by short side in pixels (None: full size).
 
@@ -98,8 +99,7 @@ def pack_set(
         for split_source, writers in zip(source_splits, writers_by_split, strict=True):
 
             def report_progress(done_in_split: int, done_before: int = done_before) -> None:
-                if progress:
-                    progress(done_before + done_in_split, total)
+                progress(done_before + done_in_split, total)
 
             _pack_split(split_source, writers, skip_bad, workers, result, report_progress)
             done_before += len(split_source.names)

@@ -27,6 +27,7 @@ import simplejpeg
 from PIL import Image, ImageDraw
 
 from train.tools.filesystem import locked, write_atomic
+from train.tools.process_log import Progress, no_progress
 
 FloatArray = npt.NDArray[np.floating]
 Rng = np.random.Generator
@@ -80,7 +81,7 @@ def draw_sample_set(
     train: int = 4000,
     val: int = 1000,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> int:
     """Draw `train` + `val` images into `root` (Linux only). Returns the number of new files.
 
@@ -102,9 +103,7 @@ def draw_sample_set(
         return 0 if _is_complete(root, parameters) else _draw_missing_images(root, parameters, workers, progress)
 
 
-def _draw_missing_images(
-    root: Path, parameters: dict[str, int], workers: int | None, progress: Callable[[int, int], None] | None
-) -> int:
+def _draw_missing_images(root: Path, parameters: dict[str, int], workers: int | None, progress: Progress) -> int:
     _prepare_folders(root)
     pending = root / ".sample.json"
     pending.write_text(json.dumps(parameters) + "\n", encoding="ascii")
@@ -112,8 +111,7 @@ def _draw_missing_images(
     total = parameters["train"] + parameters["val"]
 
     def report(drawn: int) -> None:
-        if progress:
-            progress(total - len(tasks) + drawn, total)
+        progress(total - len(tasks) + drawn, total)
 
     _run_in_pool(tasks, workers, report)
     pending.replace(root / "sample.json")

@@ -8,10 +8,11 @@ from pathlib import Path
 from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
-from train.data.index.base import SPLITS, DataError, ProgressCallback, stems_sha256
+from train.data.index.base import SPLITS, DataError, stems_sha256
 from train.data.index.shards import describe_size_mismatch
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, Manifest, is_shard, shard_name
 from train.data.threads import map_in_threads
+from train.tools.process_log import Progress, no_progress
 
 READ_CHUNK_BYTES = 1 << 22
 
@@ -86,7 +87,7 @@ def _summarize_split(folder: Path) -> SplitSummary:
     )
 
 
-def verify_packed_sets(folder: Path, progress: ProgressCallback | None = None) -> VerifyResult:
+def verify_packed_sets(folder: Path, progress: Progress = no_progress) -> VerifyResult:
     """Verify the sha256 of every file, and the checksum and pixels of every image, of the packed sets in a folder.
 
     Raises `DataError` when the folder has no packed set.
@@ -110,8 +111,7 @@ def verify_packed_sets(folder: Path, progress: ProgressCallback | None = None) -
     for split_folder, manifest in manifests.items():
 
         def report_progress(done_in_split: int, done_before: int = done_before) -> None:
-            if progress:
-                progress(done_before + done_in_split, total)
+            progress(done_before + done_in_split, total)
 
         damaged_files = _verify_files(split_folder, manifest, result)
         if not {INDEX_FILE, NAMES_FILE} & damaged_files:

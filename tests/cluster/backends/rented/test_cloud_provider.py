@@ -22,7 +22,7 @@ class SilentFleet:
     """Machines on which agents always run. Background work is done at once."""
 
     def __init__(self, spec: Any, folder: Any, **_: Any) -> None:
-        self.hosts = dict(zip(spec.machine_names, Hosts.from_json(spec.hosts).machines, strict=True))
+        self.hosts = dict(zip(spec.machine_names, spec.host_list, strict=True))
         self.pool = SimpleNamespace(submit=self._run_now)
         self.restarting: dict[str, Any] = {}
         self.restarted: list[str] = []
@@ -62,7 +62,7 @@ def backend(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> ToyBackend:
     """A job on two machines of a cloud that has three."""
     monkeypatch.setattr(rented_controller, "Fleet", SilentFleet)
     ToyCloud.reset(free_machines=3)
-    run = hand_made(machines=2, backend="toy", cloud={}, hosts={"shared": None, "machines": []})
+    run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()))
     run.run_folder.launch_path.write_text("a launch ID")
     return ToyBackend(Run(run.spec, run.run_folder))
 
