@@ -178,15 +178,20 @@ class AwsAdministration(CloudAdministration):
             for finding in findings
         ]
 
-    def iam_policies(self, data: str | None = None) -> dict[str, stack_policies.Policy]:
-        """Return the minimal IAM policies of the user and of the machines, as plain data.
+    def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
+        """Return the minimal IAM policies of the user and of the machines, as plain data, for one region or for all.
 
         With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
         `ClusterError`.
         """
-        policies = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
-        with cloud_errors_as_cluster_errors():
-            return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
+        policies = {
+            "user": stack_policies.user_policy(region=region or "*"),
+            "machines": stack_policies.machine_policy(region=region or "*"),
+        }
+        if data:
+            with cloud_errors_as_cluster_errors():
+                policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
+        return policies
 
 
 def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:

@@ -17,6 +17,8 @@ from moto.ec2.models import EC2Backend, ec2_backends
 from support.simcloud.billing import BillingMeter
 from support.simcloud.lifecycle import BILLED_STATES, InstanceEndings, InstanceView
 
+from infra.aws.stack.policies import Policy
+
 ACCOUNT = "123456789012"
 DEFAULTS: dict[str, Any] = {
     "visible_after": 0.0,
@@ -29,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "login": ("ubuntu", 22),
     "image_gb": 75,
     "max_addresses": 5,
+    "policy": None,
 }
 
 
@@ -57,6 +60,7 @@ class SimulatedAws(InstanceEndings):
     forget_seconds: float  # EC2 lists a terminated instance for this long
     image_gb: int  # size of the images' disk
     max_addresses: int  # elastic addresses of a region
+    policy: Policy | None  # of the caller, see `permissions`; None allows every call
 
     def __init__(self, **defaults: Any) -> None:
         unknown = set(defaults) - set(DEFAULTS)
