@@ -166,10 +166,16 @@ class AwsAdministration(CloudAdministration):
             account = Account(region)
             try:
                 missing_parts = stack.missing_parts(account)
+                own_stack = stack.find(account)
             except CloudError:  # the preflight check meets the same error and reports it as a finding
-                missing_parts = []
+                missing_parts, own_stack = [], None
             findings = preflight.run_preflight(
-                account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
+                account,
+                types=types,
+                machines=machine_count,
+                market=market,
+                stack_missing=missing_parts,
+                own_stack=own_stack,
             )
         if warning := plan.network_card_warning(types, machine_count):
             findings.append(preflight.Finding(preflight.WARNING, warning))

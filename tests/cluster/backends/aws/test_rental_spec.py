@@ -95,6 +95,7 @@ def test_network_card_warning_names_the_types_that_several_machines_need_to_avoi
 def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "Account", lambda region: None)
     monkeypatch.setattr(stack, "missing_parts", lambda account: [])
+    monkeypatch.setattr(stack, "find", lambda account: None)
     monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
     (finding,) = admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 2, "spot")
     assert finding.level == "warning" and "p4d.24xlarge" in finding.what
