@@ -106,8 +106,9 @@ def choose_instance_types(
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Choose the instance types to request, in order of preference.
 
-    All have as many GPUs as the first, because the schedule is made for one number of GPUs. Returns their names, notes
-    on the types that are left out, and the first type. Raises `ClusterError`.
+    All have an image, unless the user names one, and take the same build of PyTorch as the first, with which all
+    machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
+    Returns their names, notes on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with cloud_errors_as_cluster_errors():
         for region in request.options.regions:
@@ -117,8 +118,21 @@ def choose_instance_types(
         known_types = offers.list_instance_types(account, names, offline=request.offline)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
+    names = [name for name in names if name in known_types]
+    if not request.options.ami:
+        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
+        if old_names == names:
+            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
+        names = [name for name in names if name not in old_names]
+        if old_names:
+            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
     first = known_types[names[0]]
-    chosen_names = [name for name in names if name in known_types and known_types[name].gpus == first.gpus]
+    torch_index = amis.get_torch_index_url(first.gpu_arch)
+    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
+    names = [name for name in names if name not in mixed_names]
+    if mixed_names:
+        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
+    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
     other_names = [name for name in names if name not in chosen_names]
     if other_names:
         notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]

@@ -50,13 +50,18 @@ def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> 
     if ami:
         return _describe_image(account, ami, "")
     if is_legacy_arch(gpu_arch):
-        raise CloudError(
-            f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
-            "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
-            "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
-        )
+        raise CloudError(explain_legacy_arch(gpu_arch))
     name, ami = _find_newest_image(account)
     return _describe_image(account, ami, "/opt/pytorch/bin/python" if "-pytorch-" in name else "")
+
+
+def explain_legacy_arch(gpu_arch: str) -> str:
+    """Return in one line why AWS's images cannot be used for such GPUs, and what to do."""
+    return (
+        f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
+        "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
+        "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
+    )
 
 
 def get_torch_index_url(gpu_arch: str) -> str | None:

@@ -315,9 +315,7 @@ def _check_launch_permission(
         return Finding(ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack")
     instance_type, zone = candidates[0]
     request = _dry_run_request(own_stack, instance_type, zone, market.partition("-then-")[0], image, owner)
-    return _check_permission(
-        "RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **request)
-    )
+    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **request))
 
 
 def _dry_run_request(
