@@ -164,8 +164,9 @@ def plan_rental(
         if not places:
             searched = ", ".join(options.zones or regions)
             raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
+        image = None
         if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
-            amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
+            image = amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
         if options.ssh_address:
             ssh_address = security_group.parse_single_address(options.ssh_address)
         else:
@@ -210,6 +211,8 @@ def plan_rental(
         ]
     if warning := network_card_warning(types, machine_count):
         notes = [*notes, warning]
+    if image and not image.python:
+        notes = [*notes, _torch_install_note(options.ami, rental_spec.dollars_per_hour(machine_count, places[0]))]
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
     if run_forecast and max_hours < run_forecast.total_minutes / 60:
         notes = [
@@ -220,6 +223,14 @@ def plan_rental(
     return AwsRentalPlan(
         rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
     )
+
+
+def _torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
+    """Return what it takes that the image has no PyTorch of which we know. `dollars_per_hour` is for all machines."""
+    minutes = amis.TORCH_INSTALL_MINUTES
+    cost = "" if dollars_per_hour is None else f" and ${dollars_per_hour * minutes / 60:,.2f}"
+    condition = f", unless the python3 of {ami} has it" if ami else ""
+    return f"each machine will install torch, about {minutes:.0f} minutes{cost}{condition}"
 
 
 def network_card_warning(types: Sequence[str], machine_count: int) -> str:

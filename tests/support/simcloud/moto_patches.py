@@ -196,7 +196,7 @@ def ec2_init(self: Any, region_name: str, account_id: str) -> None:
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with the public parameters that name our images."""
     moto_originals["ssm init"](self, region_name, account_id)
-    spot_market.make_parameters(self)
+    spot_market.make_parameters(SimulatedAws.current, self)
 
 
 def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:

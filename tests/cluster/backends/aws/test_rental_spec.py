@@ -162,3 +162,9 @@ def test_types_that_need_different_torch_builds_are_not_mixed() -> None:
     names, notes = chosen_types(["p4d.24xlarge", "p3dn.24xlarge"], ami="ami-0123456789abcdef0")
     assert names == ["p4d.24xlarge"] and "another PyTorch build than p4d.24xlarge" in notes[-1]
     assert chosen_types(["p3dn.24xlarge", "p4d.24xlarge"], ami="ami-0123456789abcdef0")[0] == ["p3dn.24xlarge"]
+
+
+def test_plan_says_what_it_costs_to_install_torch() -> None:
+    assert plan._torch_install_note(None, 120.0) == "each machine will install torch, about 5 minutes and $10.00"
+    note = plan._torch_install_note("ami-1", None)
+    assert note == "each machine will install torch, about 5 minutes, unless the python3 of ami-1 has it"
