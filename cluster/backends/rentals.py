@@ -176,8 +176,8 @@ class CloudAdministration(ABC):
         """Check everything that a launch needs of the cloud, and return the findings, good and bad."""
 
     @abstractmethod
-    def iam_policies(self, data: str | None = None) -> Mapping[str, object]:
-        """Return the least permissions of the user and of the machines, as plain data.
+    def iam_policies(self, region: str | None = None, data: str | None = None) -> Mapping[str, object]:
+        """Return the least permissions of the user and of the machines, as plain data, for one region or for all.
 
         With `data`, a location outside the stack's bucket, also the permission to read there.
         """

@@ -331,7 +331,7 @@ def offers(
     "AWS",
     "--iam",
     is_flag=True,
-    help="Print the minimal IAM policies of the user and of the machines as JSON, and exit.",
+    help="Print the minimal IAM policies of the user and of the machines as JSON, for --region or all, and exit.",
 )
 @grouped_option(
     "AWS",
@@ -362,7 +362,7 @@ def check(
 
     cloud = open_cloud(backend)
     if iam:
-        return print_json(cloud.iam_policies(data))
+        return print_json(cloud.iam_policies(region, data))
     if data:
         raise BadInput("--data needs --iam: it adds the permission to read that data set to the policies")
     checked_recipe = load_recipes(recipe)[0] if recipe else None

@@ -246,9 +246,18 @@ def _make_empty_venv(venv: Path, temp: Path, flags: Sequence[str]) -> list[str]:
     if uv:
         _run_command([uv, "venv", "--python", sys.executable, *flags, str(venv)], temp)
         return [uv, "pip", "install", "--python", _venv_python(venv)]
-    _run_command([sys.executable, "-m", "venv", *flags, str(venv)], temp)
     quiet_flags = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    if _has_pip_for_others():  # needs no ensurepip, which Python of Debian, and of images that derive from it, lacks
+        _run_command([sys.executable, "-m", "venv", "--without-pip", *flags, str(venv)], temp)
+        return [sys.executable, "-m", "pip", "--python", _venv_python(venv), "install", *quiet_flags]
+    _run_command([sys.executable, "-m", "venv", *flags, str(venv)], temp)
     return [_venv_python(venv), "-m", "pip", "install", *quiet_flags]
+
+
+def _has_pip_for_others() -> bool:
+    """Whether this Python has a pip that can install into another: 22.3 or newer."""
+    numbers = re.findall(r"\d+", _installed_version("pip") or "0")[:2]
+    return [int(number) for number in numbers] >= [22, 3]
 
 
 def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ All other clients retry up to eight times.
 import contextlib
 import getpass
 import os
+import re
 import socket
 import threading
 import time
@@ -113,9 +114,12 @@ class Account:
 
     @property
     def owner(self) -> str:
-        """The owner tag of what we create: the last part of the caller's ARN, then the user name on this computer."""
+        """The owner tag of what we create: the last part of the caller's ARN, then the user name on this computer.
+
+        In the characters that all services take in tags. EC2 alone would take any, such as DOMAIN\\user.
+        """
         arn = self.identity[1]
-        return f"{arn.rpartition('/')[2] or arn} {getpass.getuser()}"[:250]
+        return re.sub(r"[^\w .:/=+@-]", "_", f"{arn.rpartition('/')[2] or arn} {getpass.getuser()}")[:250]
 
 
 @contextlib.contextmanager

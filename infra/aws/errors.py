@@ -25,6 +25,7 @@ class ErrorKind(Enum):
     ALREADY_EXISTS = "the resource exists: check whether it has the stack tag"
     NOT_FOUND = "the resource does not exist"
     NO_FREE_ADDRESSES = "the subnet has no free addresses: try the next subnet"
+    PLACE_UNSUITABLE = "the place cannot have such machines: never try it again for this job"
     PERMANENT = "a repeated call would fail again: report the error"
 
 
@@ -32,8 +33,10 @@ _CODES_BY_KIND = {
     ErrorKind.NO_CAPACITY: (
         "InsufficientInstanceCapacity UnfulfillableCapacity InsufficientCapacity InsufficientHostCapacity "
         "InsufficientReservedInstanceCapacity ReservationCapacityExceeded InsufficientCapacityOnHost "
-        "Server.InsufficientInstanceCapacity Unsupported"
+        "Server.InsufficientInstanceCapacity"
     ),
+    # Also said of a type that one zone cannot place just now, with or without the word "zone".
+    ErrorKind.PLACE_UNSUITABLE: "Unsupported UnsupportedOperation",
     ErrorKind.PRICE_TOO_LOW: "SpotMaxPriceTooLow",
     ErrorKind.QUOTA_EXCEEDED: (
         "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxFleetCountExceeded "
@@ -85,6 +88,18 @@ AUTHENTICATION_CODES = (
 )
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
+# Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
+# Any other refusal that is not known concerns the place that was asked.
+ACCOUNT_CODES = (
+    *AUTHENTICATION_CODES,
+    *DENIED_CODES,
+    MISSING_SPOT_ROLE_CODE,
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+    "AccountDisabled",
+    "IncompleteSignature",
+    "InvalidKeyPair.NotFound",
+    "MissingAuthenticationToken",
+)
 
 
 def get_error_code(error: Exception) -> str:

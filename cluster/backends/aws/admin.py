@@ -166,10 +166,16 @@ class AwsAdministration(CloudAdministration):
             account = Account(region)
             try:
                 missing_parts = stack.missing_parts(account)
+                own_stack = stack.find(account)
             except CloudError:  # the preflight check meets the same error and reports it as a finding
-                missing_parts = []
+                missing_parts, own_stack = [], None
             findings = preflight.run_preflight(
-                account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
+                account,
+                types=types,
+                machines=machine_count,
+                market=market,
+                stack_missing=missing_parts,
+                own_stack=own_stack,
             )
         if warning := plan.network_card_warning(types, machine_count):
             findings.append(preflight.Finding(preflight.WARNING, warning))
@@ -178,15 +184,20 @@ class AwsAdministration(CloudAdministration):
             for finding in findings
         ]
 
-    def iam_policies(self, data: str | None = None) -> dict[str, stack_policies.Policy]:
-        """Return the minimal IAM policies of the user and of the machines, as plain data.
+    def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
+        """Return the minimal IAM policies of the user and of the machines, as plain data, for one region or for all.
 
         With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
         `ClusterError`.
         """
-        policies = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
-        with cloud_errors_as_cluster_errors():
-            return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
+        policies = {
+            "user": stack_policies.user_policy(region=region or "*"),
+            "machines": stack_policies.machine_policy(region=region or "*"),
+        }
+        if data:
+            with cloud_errors_as_cluster_errors():
+                policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
+        return policies
 
 
 def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:

@@ -106,8 +106,9 @@ def choose_instance_types(
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Choose the instance types to request, in order of preference.
 
-    All have as many GPUs as the first, because the schedule is made for one number of GPUs. Returns their names, notes
-    on the types that are left out, and the first type. Raises `ClusterError`.
+    All have an image, unless the user names one, and take the same build of PyTorch as the first, with which all
+    machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
+    Returns their names, notes on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with cloud_errors_as_cluster_errors():
         for region in request.options.regions:
@@ -117,8 +118,21 @@ def choose_instance_types(
         known_types = offers.list_instance_types(account, names, offline=request.offline)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
+    names = [name for name in names if name in known_types]
+    if not request.options.ami:
+        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
+        if old_names == names:
+            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
+        names = [name for name in names if name not in old_names]
+        if old_names:
+            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
     first = known_types[names[0]]
-    chosen_names = [name for name in names if name in known_types and known_types[name].gpus == first.gpus]
+    torch_index = amis.get_torch_index_url(first.gpu_arch)
+    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
+    names = [name for name in names if name not in mixed_names]
+    if mixed_names:
+        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
+    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
     other_names = [name for name in names if name not in chosen_names]
     if other_names:
         notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
@@ -150,8 +164,9 @@ def plan_rental(
         if not places:
             searched = ", ".join(options.zones or regions)
             raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
+        image = None
         if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
-            amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
+            image = amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
         if options.ssh_address:
             ssh_address = security_group.parse_single_address(options.ssh_address)
         else:
@@ -196,6 +211,8 @@ def plan_rental(
         ]
     if warning := network_card_warning(types, machine_count):
         notes = [*notes, warning]
+    if image and not image.python:
+        notes = [*notes, _torch_install_note(options.ami, rental_spec.dollars_per_hour(machine_count, places[0]))]
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
     if run_forecast and max_hours < run_forecast.total_minutes / 60:
         notes = [
@@ -206,6 +223,14 @@ def plan_rental(
     return AwsRentalPlan(
         rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
     )
+
+
+def _torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
+    """Return what it takes that the image has no PyTorch of which we know. `dollars_per_hour` is for all machines."""
+    minutes = amis.TORCH_INSTALL_MINUTES
+    cost = "" if dollars_per_hour is None else f" and ${dollars_per_hour * minutes / 60:,.2f}"
+    condition = f", unless the python3 of {ami} has it" if ami else ""
+    return f"each machine will install torch, about {minutes:.0f} minutes{cost}{condition}"
 
 
 def network_card_warning(types: Sequence[str], machine_count: int) -> str:

@@ -13,16 +13,20 @@ from infra.errors import CloudError
 if TYPE_CHECKING:
     from infra.aws.client import Account
 
-# In order of preference: the newest PyTorch first. The base images have a driver and no PyTorch.
+# In order of preference: the PyTorch with which the project is tested, then others that it accepts, the newest first;
+# a test compares them with pyproject.toml. The base image has a driver and no PyTorch. At most ten: SSM takes no more.
 AMI_PARAMETERS = tuple(
     f"/aws/service/deeplearning/ami/x86_64/{name}/latest/ami-id"
     for name in (
-        *(f"oss-nvidia-driver-gpu-pytorch-2.{minor}-ubuntu-24.04" for minor in range(14, 8, -1)),
-        "oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04",
+        "oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04",
+        "oss-nvidia-driver-gpu-pytorch-2.14-ubuntu-26.04",
+        "oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04",
+        "oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04",
+        "oss-nvidia-driver-gpu-pytorch-2.10-ubuntu-24.04",
         "base-oss-nvidia-driver-gpu-ubuntu-24.04",
-        "base-oss-nvidia-driver-gpu-ubuntu-22.04",
     )
 )
+TORCH_INSTALL_MINUTES = 5.0  # a download of 3 GB, unpacked to 8 GB
 USER_TAG = "imgnet:user"  # tag of a user's own image: the login name
 PORT_TAG = "imgnet:port"  # tag of a user's own image: the port of sshd
 MIN_COMPUTE_CAPABILITY = 75  # 7.5, Turing: the first that NVIDIA's open driver and CUDA 13 support
@@ -50,13 +54,18 @@ def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> 
     if ami:
         return _describe_image(account, ami, "")
     if is_legacy_arch(gpu_arch):
-        raise CloudError(
-            f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
-            "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
-            "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
-        )
+        raise CloudError(explain_legacy_arch(gpu_arch))
     name, ami = _find_newest_image(account)
     return _describe_image(account, ami, "/opt/pytorch/bin/python" if "-pytorch-" in name else "")
+
+
+def explain_legacy_arch(gpu_arch: str) -> str:
+    """Return in one line why AWS's images cannot be used for such GPUs, and what to do."""
+    return (
+        f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
+        "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
+        "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
+    )
 
 
 def get_torch_index_url(gpu_arch: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import ErrorKind, classify_error, describe_error, explain_error, get_error_code
+from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, describe_error, explain_error, get_error_code
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     InstanceEnded,
@@ -29,7 +29,7 @@ from infra.aws.journal_events import (
 from infra.aws.launch_request import Place
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
-from infra.errors import CloudError, MachinesRefused, NoMachines
+from infra.errors import CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
 
 from . import instances
 from .instances import Instance
@@ -45,6 +45,10 @@ START_TIMEOUT_SECONDS = 900.0
 FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
 MAX_ROUND_PAUSE_SECONDS = 120.0
 GANG_POLL_SECONDS = 1.0
+CLIENT_REASON = "Client."  # begins the reasons of ends that the account caused, as Server. those that EC2 caused
+PLACE_RESOURCE_CODES = ("InvalidSubnetID.NotFound", "InvalidPlacementGroup.Unknown")
+# Kinds of refusals that a place would repeat in every round.
+LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES, ErrorKind.PLACE_UNSUITABLE)
 RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
@@ -156,27 +160,30 @@ class Gang:
     ) -> list[Instance]:
         """Rent all named machines in the first place that has them, and return them.
 
-        The places are tried in order, in rounds until `timeout_seconds`. Raises `NoMachines` with each place's
-        refusal, `LaunchRefused`, `CloudError`, `Interrupted`.
+        The places are tried in order, in rounds until `timeout_seconds`. What concerns one place, such as a type
+        without an image, never ends the search in the others. Raises `NoMachines` with each place's refusal,
+        `LaunchRefused` when the account is refused, `CloudError`, `Interrupted`.
         """
         deadline = time.monotonic() + timeout_seconds
         round_pause = FIRST_ROUND_PAUSE_SECONDS
         refusals = dict[str, str]()
         refusal_kinds = dict[str, ErrorKind]()
         exhausted_quotas = set[tuple[str, str]]()  # code and region
+        unsuitable_places = set[Place]()
         while True:
             for place in places:
                 instance_type = instance_types[place.type]
                 label = f"{place.type} {place.market} in {place.zone}"
                 quota_code = quotas.get_quota_code(instance_type.quota_family, place.market)
-                if (quota_code, place.region) in exhausted_quotas:
+                if (quota_code, place.region) in exhausted_quotas or place in unsuitable_places:
                     continue
                 if self._recently_failed(place):
                     refusals.setdefault(label, "had no capacity a moment ago")
                     refusal_kinds[label] = ErrorKind.NO_CAPACITY
                     continue
                 try:
-                    return self.request_instances(place, names, build_request(place), instance_type)
+                    instance_request = _build_for_place(build_request, place)
+                    return self.request_instances(place, names, instance_request, instance_type)
                 except LaunchRefused as refusal:
                     refusals[label] = str(refusal)
                     refusal_kinds[label] = refusal.error_kind
@@ -187,7 +194,9 @@ class Gang:
                     logger.info(f"{place.zone}: {refusals[label]}")
                     if refusal.error_kind is ErrorKind.PERMANENT:
                         raise
-            is_hopeless = set(refusal_kinds.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
+                    if refusal.error_kind is ErrorKind.PLACE_UNSUITABLE:
+                        unsuitable_places.add(place)
+            is_hopeless = set(refusal_kinds.values()) <= {*LASTING_KINDS}
             if is_hopeless or time.monotonic() + round_pause > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(
@@ -325,7 +334,10 @@ class Gang:
         failure = explain_error(last_error, RENT_ACTION)
         if may_have_run:
             return self._recover_by_tag(request, failure)
-        refusal_kind = ErrorKind.PERMANENT if kind is ErrorKind.NOT_VISIBLE_YET else kind
+        refusal_kind = kind
+        if kind is ErrorKind.NOT_VISIBLE_YET:  # the key and the role are the same everywhere, a subnet is of one zone
+            is_place = failure.code in PLACE_RESOURCE_CODES
+            refusal_kind = ErrorKind.PLACE_UNSUITABLE if is_place else ErrorKind.PERMANENT
         raise LaunchRefused(str(failure), failure.code, refusal_kind)
 
     @staticmethod
@@ -335,10 +347,9 @@ class Gang:
         if code == "InvalidParameterValue" and "iaminstanceprofile" in str(error).replace(" ", "").lower():
             # EC2 does not know a new role for some seconds, and reports an invalid value.
             return ErrorKind.NOT_VISIBLE_YET
-        if code == "Unsupported" and "zone" not in str(error).lower():
-            # An architecture or a boot mode that every zone will refuse.
-            return ErrorKind.PERMANENT
-        return classify_error(error)
+        kind = classify_error(error)
+        is_place = kind is ErrorKind.PERMANENT and code and code not in ACCOUNT_CODES
+        return ErrorKind.PLACE_UNSUITABLE if is_place else kind
 
     def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
         """Return an error that has a code as a `LaunchRefused`, any other (no response) as a `CloudError`."""
@@ -348,6 +359,7 @@ class Gang:
             ErrorKind.PRICE_TOO_LOW,
             ErrorKind.QUOTA_EXCEEDED,
             ErrorKind.NO_FREE_ADDRESSES,
+            ErrorKind.PLACE_UNSUITABLE,
         ):
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
@@ -391,7 +403,11 @@ class Gang:
                 problem = f"machines did not start in {START_TIMEOUT_SECONDS:.0f} s"
             if problem:
                 instances.terminate(self.account, list(ids))
-                raise LaunchRefused(problem, "", ErrorKind.NO_CAPACITY, found_instances)
+                reasons = [instance.end_reason for instance in found_instances if not instance.is_billed]
+                # The account's own fault, such as a disk key that EC2 may not use, ends machines in every zone.
+                is_ours = any(reason.startswith(CLIENT_REASON) for reason in reasons)
+                kind = ErrorKind.PERMANENT if is_ours else ErrorKind.NO_CAPACITY
+                raise LaunchRefused(problem, "", kind, found_instances)
             if len(found_instances) == len(ids) and all(instance.state == "running" for instance in found_instances):
                 return sorted(found_instances, key=lambda instance: int(instance.name))
             self.pause(GANG_POLL_SECONDS)
@@ -448,6 +464,18 @@ class Gang:
                     self._record(
                         InstanceEnded(id=instance_id, name="", ended=end_time, reason="EC2 no longer shows it")
                     )
+
+
+def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> InstanceRequest:
+    """Return the request for a place. Raises `LaunchRefused` when there is none, as for GPUs without an image."""
+    try:
+        return build_request(place)
+    except (NoCredentials, Interrupted):
+        raise
+    except CloudError as error:
+        if error.code in ACCOUNT_CODES:
+            raise
+        raise LaunchRefused(str(error), error.code, ErrorKind.PLACE_UNSUITABLE) from error
 
 
 def _launched_machines(launched: Sequence[Instance]) -> tuple[LaunchedMachine, ...]:

@@ -5,12 +5,14 @@ call would succeed. Functions here import boto3 late, because offline planning i
 """
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.aws import tags
 from infra.aws.errors import DENIED_CODES, get_error_code
+from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.errors import CloudError, NoCredentials
@@ -19,6 +21,8 @@ from . import amis
 
 if TYPE_CHECKING:
     from infra.aws.client import Account
+    from infra.aws.launch_request import RunInstances
+    from infra.aws.stack.stack import Stack
 
 OK = "ok"
 WARNING = "warning"
@@ -54,21 +58,26 @@ def run_preflight(
     machines: int,
     market: str,
     stack_missing: Sequence[str] = (),
+    own_stack: "Stack | None" = None,
     ami: str | None = None,
 ) -> list[Finding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
-    `stack_missing` are the parts of the stack that the launch would create.
+    `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack.
     """
     findings = _check_identity(account)
     if all(finding.level == OK for finding in findings):
         instance_types, type_findings = _check_types(account, types)
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
-        subnets, subnet_findings = _check_subnets(account, instance_types, machines, stack_missing)
-        permission_findings = _check_permissions(account, instance_types, market, image, subnets, bool(stack_missing))
-        findings += type_findings + image_findings + quota_findings + subnet_findings + permission_findings
+        findings += type_findings + image_findings + quota_findings
+        findings += _check_subnets(account, instance_types, machines, stack_missing)
+        if image and instance_types:
+            findings.append(_check_launch_permission(account, instance_types, market, image, own_stack))
+        findings += [
+            _check_permission(action, dry_run) for action, dry_run in _dry_run_calls(account, bool(stack_missing))
+        ]
     return findings + check_tools()
 
 
@@ -244,8 +253,8 @@ def _quota_finding(
 
 def _check_subnets(
     account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
-) -> tuple[list[str], list[Finding]]:
-    """Return the stack's subnets that have enough free addresses. Every network interface takes one."""
+) -> list[Finding]:
+    """Check which of the stack's subnets have enough free addresses. Every network interface takes one."""
     from infra.aws.client import paginate
 
     interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
@@ -259,7 +268,7 @@ def _check_subnets(
             Filters=tags.make_filters({tags.STACK: tags.STACK_VALUE}),
         )
     except CloudError as error:
-        return [], [_finding_from_error(error)]
+        return [_finding_from_error(error)]
     findings = [Finding(OK, f"the first launch creates {', '.join(missing)}")] if missing else []
     full_subnets = [subnet for subnet in subnets if subnet["AvailableIpAddressCount"] < needed]
     free_subnets = [subnet for subnet in subnets if subnet not in full_subnets]
@@ -270,49 +279,64 @@ def _check_subnets(
     if free_subnets:
         zones = ", ".join(subnet["AvailabilityZone"] for subnet in free_subnets)
         findings.append(Finding(OK, f"{needed} addresses are free in {zones}"))
-    return [subnet["SubnetId"] for subnet in free_subnets], findings
+    return findings
 
 
 # --- permissions --------------------------------------------------------------------------------------------------
 
 
-def _check_permissions(
+def _check_launch_permission(
     account: "Account",
     instance_types: Sequence[InstanceType],
     market: str,
-    image: amis.Image | None,
-    subnets: Sequence[str],
-    creates_stack: bool,
-) -> list[Finding]:
-    """Ask EC2 by DryRun whether each call of a launch is permitted."""
-    findings: list[Finding] = []
-    if image and instance_types:
-        subnet = subnets[0] if subnets else None
-        request = _dry_run_request(instance_types[0].name, image.id, subnet, spot=market.startswith("spot"))
-        run_instances = account.ec2_no_retry.run_instances
-        findings.append(_check_permission("RunInstances", lambda: run_instances(DryRun=True, **request)))
-    return findings + [_check_permission(action, call) for action, call in _dry_run_calls(account, creates_stack)]
+    image: amis.Image,
+    own_stack: "Stack | None",
+) -> Finding:
+    """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
-
-def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, object]:
-    """Return RunInstances parameters for one machine, with all that policies look at.
-
-    That is type, tags, metadata service and market.
+    EC2 authorizes each resource of a request, and takes default ones, which are not ours, for those that it does not
+    name: without the stack the answer would be about another request.
     """
-    resource_types = ["instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])]
-    request: dict[str, object] = {
-        "MinCount": 1,
-        "MaxCount": 1,
-        "InstanceType": name,
-        "ImageId": image,
-        "MetadataOptions": {"HttpTokens": "required"},
-        "TagSpecifications": tags.tag_specifications(resource_types, {tags.STACK: tags.STACK_VALUE}),
-    }
-    if subnet:
-        request["SubnetId"] = subnet
-    if spot:
-        request["InstanceMarketOptions"] = {"MarketType": "spot"}
-    return request
+    if own_stack is None:
+        message = "ec2:RunInstances cannot be tried before the stack is there; the first launch makes it"
+        return Finding(WARNING, message, "imgnet-cluster up --stack")
+    try:
+        zones_by_type = offers.list_zones_by_type(account, [instance_type.name for instance_type in instance_types])
+        owner = account.owner
+    except CloudError as error:
+        return _finding_from_error(error, WARNING)
+    candidates = [
+        (instance_type, zone)
+        for instance_type in instance_types
+        for zone in zones_by_type.get(instance_type.name, [])
+        if zone in own_stack.subnets
+    ]
+    if not candidates:
+        return Finding(ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack")
+    instance_type, zone = candidates[0]
+    request = _dry_run_request(own_stack, instance_type, zone, market.partition("-then-")[0], image, owner)
+    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **request))
+
+
+def _dry_run_request(
+    own_stack: "Stack", instance_type: InstanceType, zone: str, market: str, image: amis.Image, owner: str
+) -> "RunInstances":
+    """Return the request of a launch of one machine. It has no placement group: that would have to exist."""
+    from .request import InstanceRequest, build_run_instances
+
+    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market)
+    instance_request = InstanceRequest(
+        job_uid="dry-run",
+        job_name="dry-run",
+        owner=owner,
+        expires=time.time(),
+        image=image,
+        stack=own_stack,
+        user_data="",
+        host_key="",
+        use_placement_group=False,
+    )
+    return build_run_instances(instance_request, instance_type, place, ["0"], 0)
 
 
 def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:

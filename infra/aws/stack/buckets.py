@@ -19,6 +19,13 @@ logger = logging.getLogger(__name__)
 S3_DOLLARS_PER_GB_MONTH = 0.023  # S3 Standard, us-east-1
 NO_TAGS_CODE = "NoSuchTagSet"
 CREATE_BUCKET_INTENT = "make bucket"  # the intent that `StackContext.create("bucket", ...)` writes to the journal
+# The parts of an upload that was cut off are stored, and billed, and no listing of the bucket shows them.
+ABORT_UPLOADS_RULE = {
+    "ID": "abort-uploads",
+    "Status": "Enabled",
+    "Filter": {"Prefix": ""},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
+}
 DELETE_BATCH_OBJECTS = 1000  # objects that S3 deletes in one call
 
 
@@ -45,6 +52,18 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
             s3.put_bucket_encryption,
             Bucket=name,
             ServerSideEncryptionConfiguration={"Rules": [encryption_rule]},
+        )
+        call(
+            f"bucket {name}",
+            s3.put_bucket_lifecycle_configuration,
+            Bucket=name,
+            LifecycleConfiguration={"Rules": [ABORT_UPLOADS_RULE]},
+        )
+        call(
+            f"bucket {name}",
+            s3.put_bucket_lifecycle_configuration,
+            Bucket=name,
+            LifecycleConfiguration={"Rules": [ABORT_UPLOADS_RULE]},
         )
         bucket_tags = tags.to_aws_tags(context.resource_tags())
         call(f"bucket {name}", s3.put_bucket_tagging, Bucket=name, Tagging={"TagSet": bucket_tags})

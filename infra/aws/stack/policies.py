@@ -4,7 +4,10 @@ A person may describe everything, create only resources that get the stack tag i
 delete only resources that have the stack tag. A test compares `user_policy` with every AWS call in infra/.
 `ADMIN_ACTIONS` are what only an admin does, once.
 
+For some operations AWS authorizes a second action, which its user needs too: `DEPENDENT_ACTIONS`.
+
 Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM; "Controlling access during launch";
+"Granting permissions to tag resources during creation";
 "Using IAM to control access to file systems" (which condition keys apply to a mount).
 """
 
@@ -45,14 +48,26 @@ elasticfilesystem:DeleteFileSystem elasticfilesystem:DeleteMountTarget elasticfi
 elasticfilesystem:TagResource elasticfilesystem:UntagResource
 """
 BUCKET_ACTIONS = """
-s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:GetObject s3:ListBucket
-s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutEncryptionConfiguration s3:PutObject
+s3:AbortMultipartUpload s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:GetObject s3:ListBucket
+s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutEncryptionConfiguration s3:PutLifecycleConfiguration
+s3:PutObject
 """
 READ_ROLE_ACTIONS = "iam:GetInstanceProfile iam:GetRole iam:GetRolePolicy iam:ListRolePolicies"
 ADMIN_ACTIONS = """
 iam:CreateRole iam:TagRole iam:PutRolePolicy iam:DeleteRolePolicy iam:DeleteRole iam:CreateInstanceProfile
 iam:TagInstanceProfile iam:AddRoleToInstanceProfile iam:RemoveRoleFromInstanceProfile iam:DeleteInstanceProfile
 """
+
+# Tags in a creating call need the service's tag action. A launch with a role needs the right to pass the role.
+TAG_ACTIONS = {"ec2": "ec2:CreateTags", "elasticfilesystem": "elasticfilesystem:TagResource"}
+TAGGED_OPERATIONS = [*CREATE_ACTIONS.split(), "ec2:RunInstances", "elasticfilesystem:CreateAccessPoint"]
+DEPENDENT_ACTIONS = {
+    **{operation: [TAG_ACTIONS[operation.partition(":")[0]]] for operation in TAGGED_OPERATIONS},
+    "ec2:RunInstances": ["ec2:CreateTags", "iam:PassRole"],
+    "iam:CreateRole": ["iam:TagRole"],
+    "iam:CreateInstanceProfile": ["iam:TagInstanceProfile"],
+    "iam:AddRoleToInstanceProfile": ["iam:PassRole"],
+}
 
 Condition = Mapping[str, Mapping[str, str | list[str]]]  # operator -> condition key -> values
 
@@ -80,17 +95,16 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
 
     `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.
     """
-    ec2 = f"arn:aws:ec2:{region}:{account}:"
+    aws = f"arn:{get_partition(region)}"
+    ec2 = f"{aws}:ec2:{region}:{account}:"
     our_tag_in_request = {"StringEquals": {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE}}
     our_tag_on_resource = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}}
-    image_parameters = [
-        f"arn:aws:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")
-    ]
+    image_parameters = [f"{aws}:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")]
     launched_types = ("instance", "volume", "network-interface", "spot-instances-request")
     existing_types = ("key-pair", "subnet", "security-group", "placement-group")
-    roles = [f"arn:aws:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
-    spot_role = f"arn:aws:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
-    efs_role = f"arn:aws:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
+    roles = [f"{aws}:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
+    spot_role = f"{aws}:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
+    efs_role = f"{aws}:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
     linked_services = {
         "StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "elasticfilesystem.amazonaws.com"]}
     }
@@ -101,26 +115,24 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}vpc/*", f"{ec2}route-table/*"], our_tag_on_resource),
         _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
         _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in existing_types], our_tag_on_resource),
-        _allow("RunImage", "ec2:RunInstances", f"arn:aws:ec2:{region}::image/*"),
+        _allow("RunImage", "ec2:RunInstances", f"{aws}:ec2:{region}::image/*"),
         _deny(
             "OnlyIMDSv2",
             "ec2:RunInstances",
             f"{ec2}instance/*",
             {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}},
         ),
-        _allow("TagNew", "ec2:CreateTags", f"{ec2}*/*", {**our_tag_in_request, "Null": {"ec2:CreateAction": "false"}}),
-        _allow(
-            "TagNewFiles",
-            "elasticfilesystem:TagResource",
-            "*",
-            {"StringEquals": {"elasticfilesystem:CreateAction": "CreateFileSystem"}},
+        *(
+            _allow(f"TagNew{service.title()}", tag_action, f"{aws}:{service}:{region}:{account}:*", condition)
+            for service, tag_action in TAG_ACTIONS.items()
+            for condition in [_while_creating(service)]
         ),
         _allow("ChangeOurs", CHANGE_ACTIONS, "*", our_tag_on_resource),
         _allow("MountTargets", "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface", "*"),
         _allow("Roles", READ_ROLE_ACTIONS, roles),
         _allow("PassRole", "iam:PassRole", roles[0], {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
         _allow("SpotAndFiles", "iam:CreateServiceLinkedRole", [spot_role, efs_role], linked_services),
-        _allow("Bucket", BUCKET_ACTIONS, [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]),
+        _allow("Bucket", BUCKET_ACTIONS, [f"{aws}:s3:::{bucket}", f"{aws}:s3:::{bucket}/*"]),
     )
 
 
@@ -131,28 +143,28 @@ def machine_policy(
 
     They mount the file system, read the bucket's data/ and write its runs/. Without `bucket` they may not use S3.
     """
-    file_system_arn = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
+    file_system_arn = f"arn:{get_partition(region)}:elasticfilesystem:{region}:{account}:file-system/{file_system}"
     statements = [
         _allow("Mount", "elasticfilesystem:ClientMount elasticfilesystem:ClientWrite", file_system_arn),
         _allow("FindMountTarget", "elasticfilesystem:DescribeMountTargets", file_system_arn),
     ]
     if bucket:
-        bucket_arn = f"arn:aws:s3:::{bucket}"
+        bucket_arn = f"arn:{get_partition(region)}:s3:::{bucket}"
         own_prefixes = {"StringLike": {"s3:prefix": [f"{DATA_PREFIX}/*", f"{RUNS_PREFIX}/*"]}}
         statements += [
             _allow("ReadData", "s3:GetObject", f"{bucket_arn}/{DATA_PREFIX}/*"),
-            _allow("WriteRuns", "s3:PutObject", f"{bucket_arn}/{RUNS_PREFIX}/*"),
+            _allow("WriteRuns", "s3:PutObject s3:AbortMultipartUpload", f"{bucket_arn}/{RUNS_PREFIX}/*"),
             _allow("List", "s3:ListBucket", bucket_arn, own_prefixes),
         ]
     return _make_policy(*statements)
 
 
-def dataset_policy(bucket: str, prefix: str) -> Policy:
+def dataset_policy(bucket: str, prefix: str, region: str = "*") -> Policy:
     """Return the policy that allows reading a packed data set and its smaller copies in another bucket.
 
     It can be attached to the machines' role or to a person.
     """
-    bucket_arn = f"arn:aws:s3:::{bucket}"
+    bucket_arn = f"arn:{get_partition(region)}:s3:::{bucket}"
     below_prefix = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
     return _make_policy(
         _allow("ReadSet", "s3:GetObject", f"{bucket_arn}/{prefix}*"),
@@ -168,7 +180,7 @@ def trust_policy() -> Policy:
 
 def file_system_policy(account: str, region: str, file_system: str) -> Policy:
     """Return the file system's own policy: access over TLS, through a mount target, by a role of this account only."""
-    file_system_arn = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
+    file_system_arn = f"arn:{get_partition(region)}:elasticfilesystem:{region}:{account}:file-system/{file_system}"
     only_tls, by_mount_target = FILE_SYSTEM_STATEMENTS
     return _make_policy(
         {
@@ -182,7 +194,7 @@ def file_system_policy(account: str, region: str, file_system: str) -> Policy:
         {
             "Sid": by_mount_target,
             "Effect": "Allow",
-            "Principal": {"AWS": f"arn:aws:iam::{account}:root"},
+            "Principal": {"AWS": f"arn:{get_partition(region)}:iam::{account}:root"},
             "Action": ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"],
             "Resource": file_system_arn,
             "Condition": {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}},
@@ -190,10 +202,25 @@ def file_system_policy(account: str, region: str, file_system: str) -> Policy:
     )
 
 
+def get_partition(region: str) -> str:
+    """Return the first part of the ARNs of a region: AWS's own regions, China, or the government's."""
+    if region.startswith("cn-"):
+        return "aws-cn"
+    return "aws-us-gov" if region.startswith("us-gov-") else "aws"
+
+
 def allowed_actions(policy: Policy) -> set[str]:
     """Return the names of the actions that a policy allows. A name may end in *."""
     action_fields = [statement["Action"] for statement in policy["Statement"] if statement["Effect"] == "Allow"]
     return {name for actions in action_fields for name in ([actions] if isinstance(actions, str) else actions)}
+
+
+def _while_creating(service: str) -> Condition:
+    """Return the condition that a tag action is part of a call that creates a resource with our tag."""
+    return {
+        "StringEquals": {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE},
+        "Null": {f"{service}:CreateAction": "false"},
+    }
 
 
 def _make_policy(*statements: Statement) -> Policy:

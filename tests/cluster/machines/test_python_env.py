@@ -255,6 +255,24 @@ def test_make_venv_without_packages(tmp_path: Path, uv_only: Path) -> None:
     assert len((uv_only / "calls").read_text().splitlines()) == 1
 
 
+def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in images whose Python comes from Debian's packages: `python3 -m venv` alone fails there."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("PIP_FIND_LINKS", wheels.as_uri())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    python_env.make_venv(tmp_path / "one", ["imgnet-dummy"])
+    assert list(tmp_path.glob("one/lib/python3*/site-packages/imgnet_dummy.py"))
+    assert not list(tmp_path.glob("one/lib/python3*/site-packages/pip"))
+
+
+@pytest.mark.parametrize(("version", "is_able"), [("22.3", True), ("26.1.2", True), ("22.2.2", False), (None, False)])
+def test_old_pip_installs_from_inside_the_venv(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, is_able: bool
+) -> None:
+    monkeypatch.setattr(python_env, "_installed_version", lambda name: version)
+    assert python_env._has_pip_for_others() is is_able
+
+
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [
         python_env.venv_key(["a", "b"], ""),

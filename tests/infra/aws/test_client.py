@@ -92,6 +92,13 @@ def test_paginate_returns_the_items_of_all_pages(bed: GangTestbed) -> None:
     assert bed.front.count("DescribeInstances") == before + 2
 
 
+def test_owner_has_only_characters_that_all_services_take_in_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account("us-east-1")
+    account.__dict__["identity"] = ("123456789012", "arn:aws:sts::123456789012:assumed-role/admin/ann,o'hara*")
+    monkeypatch.setattr("getpass.getuser", lambda: "DOMAIN\\änn")
+    assert account.owner == "ann_o_hara_ DOMAIN_änn"
+
+
 def test_owner_is_the_role_and_the_user_name(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     account = Account()

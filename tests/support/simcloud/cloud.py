@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
@@ -14,8 +14,11 @@ os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
 from moto.core.model_instances import reset_model_data
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
+from moto.ssm.models import ssm_backends
 from support.simcloud.billing import BillingMeter
 from support.simcloud.lifecycle import BILLED_STATES, InstanceEndings, InstanceView
+
+from infra.aws.stack.policies import Policy
 
 ACCOUNT = "123456789012"
 DEFAULTS: dict[str, Any] = {
@@ -29,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "login": ("ubuntu", 22),
     "image_gb": 75,
     "max_addresses": 5,
+    "policy": None,
+    "images": None,
 }
 
 
@@ -57,6 +62,7 @@ class SimulatedAws(InstanceEndings):
     forget_seconds: float  # EC2 lists a terminated instance for this long
     image_gb: int  # size of the images' disk
     max_addresses: int  # elastic addresses of a region
+    policy: Policy | None  # of the caller, see `permissions`; None allows every call
 
     def __init__(self, **defaults: Any) -> None:
         unknown = set(defaults) - set(DEFAULTS)
@@ -71,6 +77,7 @@ class SimulatedAws(InstanceEndings):
         self._address_numbers = itertools.count(os.getpid() % 200 * 250)
         self._live_instances: dict[str, Any] = {}
         self._login = self._defaults["login"]
+        self._images: Collection[str] | None = None
         SimulatedAws.current = self
         from support.simcloud import moto_patches
 
@@ -89,8 +96,9 @@ class SimulatedAws(InstanceEndings):
             self._live_instances = {}
             self.clock: Callable[[], float] = time.time
             self._clock_offset = 0.0
+            self._images = self._defaults["images"]
             for name, value in self._defaults.items():
-                if name != "login":
+                if name not in ("login", "images"):
                     setattr(self, name, value)
             self.capacity: dict[tuple[str, str], int] = {}
             self.quota_vcpu: dict[str, float] = {}
@@ -284,3 +292,17 @@ class SimulatedAws(InstanceEndings):
         with self.lock:
             for backend in list(ec2_backends[ACCOUNT].values()):
                 spot_market.tag_images(self, backend)
+
+    @property
+    def images(self) -> Collection[str] | None:
+        """The images that AWS names in public parameters, by the keys of `spot_market.IMAGES`; None: all of them."""
+        return self._images
+
+    @images.setter
+    def images(self, value: Collection[str] | None) -> None:
+        from support.simcloud import spot_market
+
+        self._images = value
+        with self.lock:
+            for backend in list(ssm_backends[ACCOUNT].values()):
+                spot_market.make_parameters(self, backend)

@@ -23,7 +23,7 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
 from moto.sts.models import sts_backends
-from support.simcloud import addresses, efs, instances, placement_groups, run_instances, spot_market
+from support.simcloud import addresses, efs, instances, permissions, placement_groups, run_instances, spot_market
 from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import SimulatedAws
 
@@ -145,7 +145,10 @@ def call_action(self: Any) -> Any:
     action = self._get_action()
     with sim.lock:
         sim.tick()
-        if isinstance(self, EC2Response) and self._get_param("DryRun", False) and action != "RunInstances":
+        denial = permissions.find_denial(self, action)
+        if denial:
+            response = _error_response(self, denial)
+        elif isinstance(self, EC2Response) and self._get_param("DryRun", False) and action != "RunInstances":
             response = _error_response(self, DryRunClientError())
         else:
             try:
@@ -193,7 +196,7 @@ def ec2_init(self: Any, region_name: str, account_id: str) -> None:
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with the public parameters that name our images."""
     moto_originals["ssm init"](self, region_name, account_id)
-    spot_market.make_parameters(self)
+    spot_market.make_parameters(SimulatedAws.current, self)
 
 
 def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -17,9 +17,19 @@ PLENTY_VCPU = 100_000.0
 IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids of the images are ours)
     "base-oss-nvidia-driver-gpu-ubuntu-22.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20261113",
     "base-oss-nvidia-driver-gpu-ubuntu-24.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113",
-    "oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04": (
-        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20261113"
-    ),
+    **{
+        f"oss-nvidia-driver-gpu-pytorch-{torch}-ubuntu-{ubuntu}": (
+            f"Deep Learning OSS Nvidia Driver AMI GPU PyTorch {torch} (Ubuntu {ubuntu}) 20261113"
+        )
+        for torch, ubuntu in (
+            ("2.9", "24.04"),
+            ("2.10", "24.04"),
+            ("2.11", "24.04"),
+            ("2.12", "24.04"),
+            ("2.13", "26.04"),
+            ("2.14", "26.04"),
+        )
+    },
 }
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
@@ -315,10 +325,13 @@ def image_disks(image: Any) -> list[dict[str, Any]]:
     return [{"DeviceName": image.root_device_name, "Ebs": disk}]
 
 
-def make_parameters(backend: Any) -> None:
-    """Create the public parameters of a new region."""
+def make_parameters(sim: SimulatedAws, backend: Any) -> None:
+    """Create the public parameters of a region: those of the cloud's `images`, all others are removed."""
     for short, name in IMAGES.items():
         parameter = PARAMETER.format(short)
+        backend._parameters.pop(parameter, None)
+        if sim.images is not None and short not in sim.images:
+            continue
         value = image_id(backend.region_name, name)
         arguments = (backend.account_id, parameter, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
         backend._parameters[parameter].append(Parameter(*arguments))  # type: ignore[abstract]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.backends.aws import admin, plan
+from cluster.backends.aws.options import AwsOptions
 from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec, sort_places
 from cluster.backends.rented.provider import POWEROFF_GRACE_SECONDS
 from cluster.display import cloud
@@ -95,6 +96,7 @@ def test_network_card_warning_names_the_types_that_several_machines_need_to_avoi
 def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "Account", lambda region: None)
     monkeypatch.setattr(stack, "missing_parts", lambda account: [])
+    monkeypatch.setattr(stack, "find", lambda account: None)
     monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
     (finding,) = admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 2, "spot")
     assert finding.level == "warning" and "p4d.24xlarge" in finding.what
@@ -140,3 +142,29 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
     assert replace(spec, cloud=None).rental_facts == RentalFacts()
     with pytest.raises(DamagedRecord, match="gpus_per_machine"):
         _ = replace(spec, cloud={"gpus_per_machine": "eight"}).rental_facts
+
+
+def chosen_types(types: list[str], **options: Any) -> tuple[list[str], list[str]]:
+    """Return the types that an offline plan requests of these, and its notes."""
+    request = plan.RentalRequest(AwsOptions(**options), offline=True)
+    names, notes, _ = plan.choose_instance_types(types, request)
+    return names, notes
+
+
+def test_type_without_an_image_is_left_out_with_a_note() -> None:
+    names, notes = chosen_types(["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"])
+    assert names == ["p4d.24xlarge", "p5.48xlarge"] and len([note for note in notes if "p3dn.24xlarge" in note]) == 1
+    with pytest.raises(ClusterError, match=r"sm_70.*--ami"):
+        chosen_types(["p3dn.24xlarge"])
+
+
+def test_types_that_need_different_torch_builds_are_not_mixed() -> None:
+    names, notes = chosen_types(["p4d.24xlarge", "p3dn.24xlarge"], ami="ami-0123456789abcdef0")
+    assert names == ["p4d.24xlarge"] and "another PyTorch build than p4d.24xlarge" in notes[-1]
+    assert chosen_types(["p3dn.24xlarge", "p4d.24xlarge"], ami="ami-0123456789abcdef0")[0] == ["p3dn.24xlarge"]
+
+
+def test_plan_says_what_it_costs_to_install_torch() -> None:
+    assert plan._torch_install_note(None, 120.0) == "each machine will install torch, about 5 minutes and $10.00"
+    note = plan._torch_install_note("ami-1", None)
+    assert note == "each machine will install torch, about 5 minutes, unless the python3 of ami-1 has it"

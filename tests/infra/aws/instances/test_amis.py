@@ -1,9 +1,12 @@
 """Choice and description of machine images."""
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.ssm.models import ssm_backends
+from packaging.requirements import Requirement
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 
@@ -12,7 +15,8 @@ from infra.aws.instances import amis
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.errors import CloudError
 
-TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20261113"
+TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20261113"
+ROOT = Path(__file__).parents[4]
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
 
 
@@ -48,22 +52,13 @@ def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsF
 
 
 def test_resolve_image_without_pytorch_uses_the_base_image(front: AwsFrontend) -> None:
-    amis.resolve_image(Account(), "sm_80")  # creates the simulated region
-    drop_parameters("oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04")
+    front.sim.images = ["base-oss-nvidia-driver-gpu-ubuntu-24.04"]
     image = amis.resolve_image(Account(), "sm_89")
     assert (image.name, image.python) == (PLAIN, "")
 
 
-def drop_parameters(*names: str) -> None:
-    """Remove public parameters from the simulated region."""
-    parameters = ssm_backends["123456789012"]["us-east-1"]._parameters
-    for name in names:
-        parameters.pop(PARAMETER.format(name))
-
-
 def test_resolve_image_without_parameters_asks_for_ami(front: AwsFrontend) -> None:
-    amis.resolve_image(Account(), "sm_80")
-    drop_parameters(*IMAGES)
+    front.sim.images = []
     assert refusal(Account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
@@ -73,6 +68,33 @@ def test_resolve_image_asks_for_all_parameters_in_one_call(front: AwsFrontend) -
     assert len(amis.AMI_PARAMETERS) <= 10 and len(set(amis.AMI_PARAMETERS)) == len(amis.AMI_PARAMETERS)
     torch = ["-pytorch-" in name for name in amis.AMI_PARAMETERS]
     assert torch == sorted(torch, reverse=True)
+
+
+def image_torch(parameter: str) -> str:
+    """Return the version of PyTorch in a parameter's name, "" without one."""
+    found = re.search(r"-pytorch-([0-9.]+)-", parameter)
+    return found[1] if found else ""
+
+
+def test_images_have_a_torch_that_the_project_accepts_and_the_tested_one_first() -> None:
+    """The order follows pyproject.toml and constraints.txt: a new range or version of torch changes it."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (accepted,) = [Requirement(text).specifier for text in dependencies if Requirement(text).name == "torch"]
+    (tested,) = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    versions = [version for name in amis.AMI_PARAMETERS if (version := image_torch(name))]
+    assert versions[0] == tested and all(accepted.contains(f"{version}.0") for version in versions)
+    others = [tuple(map(int, version.split("."))) for version in versions[1:]]
+    assert others == sorted(others, reverse=True)
+
+
+def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
+    """The simulated cloud has the parameters of November 2026."""
+    assert {*amis.AMI_PARAMETERS} <= {PARAMETER.format(name) for name in IMAGES}
+    for number, parameter in enumerate(amis.AMI_PARAMETERS):
+        left = [name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]]
+        front.sim.images = left
+        image = amis.resolve_image(Account(), "sm_80")
+        assert bool(image.python) is bool(image_torch(parameter)) and image_torch(parameter) in image.name
 
 
 def test_resolve_image_reads_the_ssh_login_from_tags(front: AwsFrontend) -> None:

@@ -18,9 +18,11 @@ from infra.aws.instances import gang as gang_module
 from infra.aws.instances import instances
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
+from infra.aws.instances.request import InstanceRequest
 from infra.aws.journal_events import InstanceEnded, JournalEvent, LaunchRequest, RequestRefused
+from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
-from infra.errors import CloudError, Interrupted, NoCredentials
+from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
 
 __all__ = ["bed"]
 
@@ -239,7 +241,7 @@ def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
 # --- launched machines------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["Server.SpotInstanceTermination", "Client.VolumeLimitExceeded"])
+@pytest.mark.parametrize("reason", ["Server.SpotInstanceTermination", "Server.InternalError"])
 def test_f10_acquire_terminates_all_when_one_ends_early(bed: GangTestbed, reason: str) -> None:
     bed.sim.boot_seconds = 20.0
     bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.live_instances()[1].id, reason))
@@ -306,14 +308,11 @@ def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: GangTestbed) -> N
     }
 
 
-def test_f14_acquire_with_a_foreign_image_stops_at_once(bed: GangTestbed) -> None:
+def test_f14_acquire_with_a_foreign_image_asks_each_place_once(bed: GangTestbed) -> None:
     image = replace(bed.instance_request(bed.place()).image, id=bed.image_id("us-west-2"))
-    message = refusal(bed, error=LaunchRefused, image=image)
-    assert (
-        "InvalidAMIID.NotFound" in message
-        and bed.front.count("RunInstances") == 1
-        and bed.placement_group_names() == []
-    )
+    message = refusal(bed, error=NoMachines, image=image)
+    assert message.count("InvalidAMIID.NotFound") == 2 and bed.front.count("RunInstances") == 2
+    assert bed.placement_group_names() == [] and bed.clock.pauses == []
 
 
 def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: GangTestbed) -> None:
@@ -321,6 +320,61 @@ def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: GangTestbed) 
     message = refusal(bed, error=LaunchRefused)
     assert "InvalidKeyPair.NotFound" in message and bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS
     assert sum(bed.clock.pauses) < 60
+
+
+UNSUPPORTED = "The requested configuration is currently not supported. Please check the documentation."
+
+
+@pytest.mark.parametrize("code", ["Unsupported", "UnsupportedOperation", "InvalidParameterCombination", "SomethingNew"])
+def test_refusal_of_one_place_leaves_the_others(bed: GangTestbed, code: str) -> None:
+    bed.front.fault(action="RunInstances", code=code, message=UNSUPPORTED)
+    assert {machine.zone for machine in bed.acquire()} == {B}
+    assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == []
+
+
+def test_place_that_is_unsuitable_is_never_asked_again(bed: GangTestbed) -> None:
+    bed.sim.capacity[B, "g5.xlarge"] = 0
+    bed.front.fault(action="RunInstances", code="Unsupported", message=UNSUPPORTED)
+    bed.clock.meanwhile = [lambda: None] * 5 + [lambda: bed.sim.capacity.update({(B, "g5.xlarge"): 3})]
+    assert {machine.zone for machine in bed.acquire()} == {B}
+    requests = [event for event in bed.journal.events(JournalEvent) if isinstance(event, LaunchRequest)]
+    assert [request.place.zone for request in requests].count(A) == 1
+
+
+def test_search_stops_when_every_place_is_unsuitable(bed: GangTestbed) -> None:
+    bed.front.fault(action="RunInstances", code="Unsupported", message=UNSUPPORTED, times=9)
+    message = refusal(bed, error=NoMachines)
+    assert message.count("Unsupported: The requested") == 2 and bed.clock.pauses == []
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked"])
+def test_refusal_of_the_account_stops_at_once(bed: GangTestbed, code: str) -> None:
+    bed.front.fault(action="RunInstances", code=code, times=9)
+    refusal(bed)
+    assert bed.front.count("RunInstances") == 1
+
+
+def test_type_without_an_image_is_skipped(bed: GangTestbed) -> None:
+    """A V100 between two types whose GPUs AWS's images support."""
+
+    def build_request(place: Place) -> InstanceRequest:
+        if place.type == "p3dn.24xlarge":
+            raise CloudError("AWS's images do not support sm_70")
+        return bed.instance_request(place)
+
+    places = [bed.place(A, type=name) for name in ("p3dn.24xlarge", "g5.xlarge")]
+    machines = bed.gang().acquire(places, ["0"], build_request, dict(BUILTIN_TYPES), 0.0)
+    assert [machine.type for machine in machines] == ["g5.xlarge"]
+    with pytest.raises(NoMachines, match=r"p3dn.24xlarge spot in us-east-1a: AWS's images do not support sm_70"):
+        bed.gang().acquire(places[:1], ["0"], build_request, dict(BUILTIN_TYPES), 1200.0)
+
+
+@pytest.mark.parametrize("reason", ["Client.InternalError", "Client.VolumeLimitExceeded"])
+def test_machines_that_end_by_a_fault_of_the_account_stop_the_search(bed: GangTestbed, reason: str) -> None:
+    bed.sim.boot_seconds = 20.0
+    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.live_instances()[1].id, reason))
+    assert reason in refusal(bed, error=LaunchRefused)
+    assert bed.front.count("RunInstances") == 1 and bed.live_instances() == []
 
 
 def test_acquire_waits_for_a_new_role(bed: GangTestbed) -> None:

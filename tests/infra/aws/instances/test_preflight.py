@@ -1,17 +1,20 @@
 """Checks before a launch."""
 
+import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
+from infra.aws.stack import policies, stack
+from infra.aws.stack.stack import Stack
 from infra.errors import CloudError
 
 CHANGING_ACTIONS = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternetGateway")
@@ -52,6 +55,15 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def own_stack(front: AwsFrontend, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """A complete stack. The programs are those of this computer while it is made, for its ssh key."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", os.defpath)
+        patch.setenv("HOME", str(tmp_path))
+        return stack.ensure(Account(), "203.0.113.7/32")
+
+
 def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     """Create a VPC of ours with one subnet, and return the subnet."""
     marked = tags.tag_specifications(["vpc"], {tags.STACK: tags.STACK_VALUE})
@@ -63,10 +75,9 @@ def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     return str(response["Subnet"]["SubnetId"])
 
 
-def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, tools: Path) -> None:
+def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
     account = Account()
-    subnet(account)
-    findings = check(account)
+    findings = check(account, own_stack=own_stack)
     messages = messages_by_level(findings)
     assert (
         not messages[WARNING]
@@ -81,7 +92,7 @@ def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, to
         "image ami-",
         "1536 vCPU",
         "3072 vCPU",
-        "512 addresses are free in us-east-1a",
+        "512 addresses are free in us-east-1",
         "ec2:RunInstances is permitted",
         "ec2:CreatePlacementGroup is permitted",
         "tmux: /",
@@ -94,7 +105,9 @@ def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, to
 def test_run_preflight_changes_nothing(front: AwsFrontend, tools: Path) -> None:
     findings = check(stack_missing=["network", "file system"])
     assert find_one(findings, "the first launch creates network, file system").level == OK
-    assert {f"ec2:{name} is permitted" for name in CHANGING_ACTIONS} <= set(messages_by_level(findings)[OK])
+    assert {f"ec2:{name} is permitted" for name in CHANGING_ACTIONS[1:]} <= set(messages_by_level(findings)[OK])
+    launch = find_one(findings, "ec2:RunInstances cannot be tried before the stack is there")
+    assert (launch.level, launch.next_command) == (WARNING, "imgnet-cluster up --stack")
     assert not front.sim.instances() and not front.sim.groups and not front.sim.leftovers()
     assert not [name for _, name in front.calls if name.startswith(("Create", "Run")) and name not in CHANGING_ACTIONS]
     ec2 = Account().ec2
@@ -104,29 +117,66 @@ def test_run_preflight_changes_nothing(front: AwsFrontend, tools: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [[], ["network"]])
-def test_run_preflight_sends_changing_calls_as_dry_runs(front: AwsFrontend, tools: Path, missing: list[str]) -> None:
+def test_run_preflight_sends_changing_calls_as_dry_runs(
+    front: AwsFrontend, tools: Path, own_stack: Stack, missing: list[str]
+) -> None:
     account, calls = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register(
             "provide-client-params.ec2.*", lambda params, model, **_: calls.append((model, params))
         )
-    check(account, stack_missing=missing)
+    check(account, stack_missing=missing, own_stack=None if missing else own_stack)
     changing = {model.name: params for model, params in calls if not model.name.startswith("Describe")}
-    assert changing.keys() == set(CHANGING_ACTIONS if missing else CHANGING_ACTIONS[:2])
+    assert changing.keys() == set(CHANGING_ACTIONS[1:] if missing else CHANGING_ACTIONS[:2])
     for name, params in changing.items():
         assert params["DryRun"] is True, name
         (tag_value,) = {tags.read_tags(specification)[tags.STACK] for specification in params["TagSpecifications"]}
         assert tag_value == tags.STACK_VALUE
 
 
-def test_dry_run_request_satisfies_the_least_policy(front: AwsFrontend, tools: Path) -> None:
-    spot: Mapping[str, Any] = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
-    assert spot["InstanceMarketOptions"] == {"MarketType": "spot"} and spot["SubnetId"] == "subnet-1"
-    assert spot["MetadataOptions"] == {"HttpTokens": "required"}
-    resource_types = [specification["ResourceType"] for specification in spot["TagSpecifications"]]
-    assert resource_types == ["instance", "volume", "network-interface", "spot-instances-request"]
-    plain: Mapping[str, Any] = preflight._dry_run_request("g5.xlarge", "ami-1", None, spot=False)
-    assert "InstanceMarketOptions" not in plain and "SubnetId" not in plain and len(plain["TagSpecifications"]) == 3
+@pytest.mark.parametrize("market", ["spot", "on-demand", "spot-then-on-demand"])
+def test_least_policy_permits_the_launch_that_is_tried(
+    front: AwsFrontend, tools: Path, own_stack: Stack, market: str
+) -> None:
+    front.sim.policy = policies.user_policy(region="us-east-1")
+    findings = check(own_stack=own_stack, market=market)
+    assert not messages_by_level(findings)[ERROR] and not messages_by_level(findings)[WARNING]
+    assert find_one(findings, "ec2:RunInstances is permitted").level == OK
+
+
+@pytest.mark.parametrize("missing", ["ec2:CreateTags", "iam:PassRole", "ec2:RunInstances"])
+def test_policy_without_a_dependent_action_does_not_permit_a_launch(
+    front: AwsFrontend, tools: Path, own_stack: Stack, missing: str
+) -> None:
+    policy = policies.user_policy(region="us-east-1")
+    kept = [statement for statement in policy["Statement"] if missing not in statement["Action"]]
+    front.sim.policy = {**policy, "Statement": kept}
+    assert find_one(check(own_stack=own_stack), "ec2:RunInstances").level == ERROR
+
+
+def test_least_policy_refuses_the_default_security_group_and_subnet(
+    front: AwsFrontend, tools: Path, own_stack: Stack
+) -> None:
+    front.sim.policy = policies.user_policy(region="us-east-1")
+    account = Account()
+    image = next(finding for finding in check(own_stack=own_stack) if finding.message.startswith("image ami-"))
+    request: dict[str, Any] = {
+        "ImageId": image.message.split()[1],
+        "InstanceType": "g5.xlarge",
+        "MinCount": 1,
+        "MaxCount": 1,
+        "MetadataOptions": {"HttpTokens": "required"},
+        "TagSpecifications": tags.tag_specifications(
+            ["instance", "volume", "network-interface"], {tags.STACK: tags.STACK_VALUE}
+        ),
+        "SubnetId": own_stack.subnets["us-east-1a"],
+    }
+    with pytest.raises(ClientError, match=r"UnauthorizedOperation.*security-group"):
+        account.ec2.run_instances(**request, DryRun=True)
+    with pytest.raises(ClientError, match="DryRunOperation"):
+        account.ec2.run_instances(**request, SecurityGroupIds=[own_stack.security_group], DryRun=True)
+    with pytest.raises(ClientError, match=r"UnauthorizedOperation.*CreateAction|UnauthorizedOperation.*instance"):
+        account.ec2.run_instances(**{**request, "TagSpecifications": []}, DryRun=True)
 
 
 def test_run_preflight_without_credentials_checks_tools_only(
@@ -177,18 +227,18 @@ def test_run_preflight_tells_a_disabled_region_from_bad_credentials(
     ]
 
 
-def test_run_preflight_reports_all_problems_with_commands(
-    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
     account = Account()
     subnet(account, bits=28)
+    for own_subnet in own_stack.subnets.values():
+        account.ec2.delete_tags(Resources=[own_subnet], Tags=[{"Key": tags.STACK}])
     front.sim.quota_vcpu = {"L-7212CCBC": 96.0, "L-C4BD4855": 0.0}
     for action in ("RunInstances", "CreatePlacementGroup"):
         front.fault(action=action, code="UnauthorizedOperation", status=403, times=99)
     (tools / "ssh-keygen").unlink()
     problems = [
         finding
-        for finding in check(account, types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"))
+        for finding in check(account, types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
         if finding.level != OK
     ]
     command = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"

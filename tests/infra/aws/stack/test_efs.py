@@ -117,6 +117,8 @@ def test_bucket_is_private_encrypted_and_found_by_others(account: RecordingAccou
     )
     public_access = account.s3.get_public_access_block(Bucket="imgnet-data")["PublicAccessBlockConfiguration"]
     assert len(public_access) == 4 and all(public_access.values())
+    lifecycle = account.s3.get_bucket_lifecycle_configuration(Bucket="imgnet-data")["Rules"]
+    assert [rule["AbortIncompleteMultipartUpload"] for rule in lifecycle] == [{"DaysAfterInitiation": 7}]
     rules = account.s3.get_bucket_encryption(Bucket="imgnet-data")["ServerSideEncryptionConfiguration"]["Rules"]
     assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
 

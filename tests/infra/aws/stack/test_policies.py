@@ -9,7 +9,9 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore import xform_name
+from support import iam
 
+from infra.aws import tags
 from infra.aws.stack import policies
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -32,6 +34,7 @@ ACTION_BY_OPERATION = {
     "s3:HeadObject": "s3:GetObject",
     "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
     "s3:PutBucketEncryption": "s3:PutEncryptionConfiguration",
+    "s3:PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
 }
 
 
@@ -93,6 +96,73 @@ def test_user_policy_names_existing_actions_only() -> None:
     assert not [action for action in allowed if not fnmatch.filter(known, action)]
 
 
+# Dependent actions that our calls do not need: no image by parameter, no private DNS, no quota of another service.
+UNUSED_DEPENDENT_ACTIONS = {"ssm:GetParameters", "route53:AssociateVPCWithHostedZone"}
+UNTAGGED_OPERATIONS = {
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CreateNetworkInterface",  # made by EFS for its mount target
+    "servicequotas:GetServiceQuota",
+}
+STACK_REQUEST_TAG = {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE}
+
+
+def plain_actions(policy: policies.Policy) -> list[str]:
+    """Return the actions that a policy allows, without patterns."""
+    return sorted(action for action in policies.allowed_actions(policy) if "*" not in action)
+
+
+def test_dependent_actions_are_those_of_aws() -> None:
+    reading = {*policies.READ_ACTIONS.split()}
+    for action in [*plain_actions(policies.user_policy()), *policies.ADMIN_ACTIONS.split()]:
+        if action not in UNTAGGED_OPERATIONS:
+            expected = iam.aws_dependent_actions(action) - UNUSED_DEPENDENT_ACTIONS - reading
+            if not action.startswith("iam:Create"):  # AWS's table leaves out the tag actions of IAM
+                assert {*policies.DEPENDENT_ACTIONS.get(action, [])} == expected, action
+
+
+def tagged_operations(text: str) -> set[str]:
+    """Return the IAM actions of the calls in a module's source that create a resource with tags."""
+    actions: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and {keyword.arg for keyword in node.keywords} & {"Tags", "TagSpecifications"}:
+            functions = [part for part in [node.func, *node.args] if isinstance(part, ast.Attribute)]
+            names = [function.attr for function in functions if function.attr != "create_tags"]
+            for name in names:
+                actions |= {action for action in actions_by_method().get(name, set()) if "Tag" not in action}
+    return actions
+
+
+def test_calls_with_tags_are_in_the_table_of_dependent_actions() -> None:
+    found = {action for path in INFRA.rglob("*.py") for action in tagged_operations(path.read_text())}
+    assert {"elasticfilesystem:CreateAccessPoint", "ec2:AllocateAddress", "iam:CreateRole"} <= found
+    assert not found - policies.DEPENDENT_ACTIONS.keys()
+
+
+@pytest.mark.parametrize("operation", policies.TAGGED_OPERATIONS)
+def test_user_policy_allows_tags_in_each_creating_call(operation: str) -> None:
+    service, _, name = operation.partition(":")
+    policy, action = policies.user_policy("123456789012", "us-east-1"), policies.TAG_ACTIONS[service]
+    resource = f"arn:aws:{service}:us-east-1:123456789012:thing/new"
+    assert iam.is_allowed(policy, action, resource, {**STACK_REQUEST_TAG, f"{service}:CreateAction": name})
+    assert not iam.is_allowed(policy, action, resource, {f"{service}:CreateAction": name})
+    assert not iam.is_allowed(policy, action, resource, STACK_REQUEST_TAG)
+
+
+def test_aws_knows_the_condition_keys_of_each_statement() -> None:
+    """AWS ignores a statement for a resource whose action does not take the condition's key, and says nothing."""
+    unknown = set()
+    for statement in policies.user_policy()["Statement"]:
+        keys = [key for conditions in statement.get("Condition", {}).values() for key in conditions]
+        for action in statement["Action"]:
+            resource_types = iam.aws_action(action)["resource_types"] if "*" not in action else {}
+            for key in keys:
+                general_key = key.replace(tags.STACK, "${TagKey}")
+                if not any(general_key in iam.aws_condition_keys(action, name) for name in ["", *resource_types]):
+                    unknown.add((statement.get("Sid"), action, key))
+    assert not unknown
+
+
 def test_user_policy_equals_the_golden_file_and_fits_the_limit() -> None:
     policy = policies.user_policy("123456789012", "us-east-1")
     assert policy == json.loads((GOLDEN / "cli_policy.json").read_text())
@@ -139,14 +209,31 @@ def test_machine_policy_is_one_file_system_and_two_prefixes() -> None:
         "elasticfilesystem:ClientMount",
         "elasticfilesystem:ClientWrite",
         "elasticfilesystem:DescribeMountTargets",
+        "s3:AbortMultipartUpload",
         "s3:GetObject",
         "s3:PutObject",
         "s3:ListBucket",
     }
-    resource_by_action = {statement["Action"][0]: statement["Resource"] for statement in policy["Statement"]}
+    resource_by_action = {
+        action: statement["Resource"] for statement in policy["Statement"] for action in statement["Action"]
+    }
     assert resource_by_action["s3:GetObject"] == "arn:aws:s3:::my-imagenet/data/*"
     assert resource_by_action["s3:PutObject"] == "arn:aws:s3:::my-imagenet/runs/*"
     assert not [name for name in policies.allowed_actions(policies.machine_policy()) if name.startswith("s3")]
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-east-1", "aws"), ("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")]
+)
+def test_policies_name_the_partition_of_their_region(region: str, partition: str) -> None:
+    documents = [
+        policies.user_policy("1", region),
+        policies.machine_policy("1", region, "fs-1", "theirs"),
+        policies.dataset_policy("theirs", "sets", region),
+        policies.file_system_policy("1", region, "fs-1"),
+    ]
+    text = json.dumps(documents)
+    assert text.count('"arn:') == text.count(f'"arn:{partition}:') > 20
 
 
 def test_dataset_policy_reads_one_prefix_only() -> None:

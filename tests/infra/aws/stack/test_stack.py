@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from support.aws_stack import (
     COMPLETE_STACK,
     NO_RESOURCES,
@@ -21,10 +22,11 @@ from support.aws_stack import (
 )
 from support.log_lines import log_lines
 from support.simcloud.cloud import SimulatedAws
-from support.simcloud.http_server import serve
+from support.simcloud.http_server import AwsFrontend, serve
 
 from infra.aws.journal_events import StackChange
-from infra.aws.stack import resources, stack
+from infra.aws.stack import policies, resources, role, stack
+from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
 
 __all__ = ["account", "aws", "home"]
@@ -328,3 +330,24 @@ def test_missing_parts_with_an_expired_token_says_so(account: RecordingAccount) 
     account.denied = {"Describe": "ExpiredToken", "Get": "ExpiredToken"}
     with pytest.raises(CloudError, match="does not accept the credentials"):
         stack.missing_parts(account)
+
+
+def test_least_policy_makes_changes_and_removes_the_stack(home: Path, front: AwsFrontend) -> None:
+    """Every call of a stack, with the tags that it sends, is allowed once an admin has made the role."""
+    account = RecordingAccount()
+    role.ensure(StackContext(account, stack.stack_journal(REGION)))
+    front.sim.policy = policies.user_policy(region=REGION)
+    own_stack = stack.ensure(account, OWN_CIDR)
+    assert stack.find(account) == own_stack and stack.remove(account, True) == []
+
+
+def test_calls_that_the_least_policy_does_not_allow_are_refused(home: Path, front: AwsFrontend) -> None:
+    account = RecordingAccount()
+    front.sim.policy = policies.user_policy(region=REGION)
+    for call in (
+        lambda: account.ec2.create_vpc(CidrBlock="10.1.0.0/16"),
+        lambda: account.ec2.stop_instances(InstanceIds=["i-12345678"]),
+        lambda: account.efs.create_file_system(CreationToken="x"),
+    ):
+        with pytest.raises(ClientError, match=r"UnauthorizedOperation|AccessDenied"):
+            call()

@@ -1,0 +1,100 @@
+"""The permissions of the caller: each call of EC2 and EFS is checked against the cloud's `policy`, as IAM does it.
+
+A call with tags needs the service's tag action too, and a launch with a role iam:PassRole. A launch without a subnet or
+a security group uses the default ones, which have no tags of ours. In other calls, resources that exist count as ours.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from moto.iam.models import iam_backends
+from support.iam import is_allowed
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws
+from support.simcloud.run_instances import LaunchRequest
+
+from infra.aws import tags
+
+SERVICES = {"ec2": "ec2", "efs": "elasticfilesystem"}
+TAG_OPERATIONS = ("CreateTags", "TagResource")
+Tags = dict[str, str]
+Authorization = tuple[str, str, dict[str, str]]  # action, resource (ARN), context
+
+
+def find_denial(response: Any, operation: str) -> AwsError | None:
+    """Return AWS's error for a call that the policy of the cloud does not allow, None for one that it allows."""
+    policy = SimulatedAws.current.policy
+    if policy is None:
+        return None
+    service = SERVICES[response.boto3_service_name]
+    is_launch = (service, operation) == ("ec2", "RunInstances")
+    required = _launch_authorizations(response) if is_launch else _authorizations(response, service, operation)
+    for action, resource, context in required:
+        if not is_allowed(policy, action, resource, context):
+            code = "UnauthorizedOperation" if service == "ec2" else "AccessDeniedException"
+            return AwsError(code, f"You are not authorized to perform {action} on {resource} with {context}.")
+    return None
+
+
+def _authorizations(response: Any, service: str, operation: str) -> Iterator[Authorization]:
+    arn = f"arn:aws:{service}:{response.region}:{ACCOUNT}:vpc/any"
+    new_tags = _new_tags(response)
+    yield f"{service}:{operation}", arn, {**_request_context(new_tags), **_resource_context(tags.STACK_VALUE)}
+    if new_tags and operation not in TAG_OPERATIONS:
+        yield _tag_authorization(service, operation, arn, new_tags)
+
+
+def _new_tags(response: Any) -> Tags:
+    """Return the tags in a request, of EC2 or of EFS."""
+    specifications = response._get_param("TagSpecifications", []) or response._get_param("TagSpecification", []) or []
+    pairs = [pair for specification in specifications for pair in specification.get("Tags", [])]
+    return {pair["Key"]: pair["Value"] for pair in pairs or response._get_param("Tags", []) or []}
+
+
+def _launch_authorizations(response: Any) -> Iterator[Authorization]:
+    request = LaunchRequest(response)
+    arn = f"arn:aws:ec2:{request.region}:{ACCOUNT}:"
+    yield "ec2:RunInstances", f"arn:aws:ec2:{request.region}::image/{request.image}", {}
+    tokens = str(response._get_param("MetadataOptions.HttpTokens"))
+    new_kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] * (request.market == "spot"))]
+    for kind in new_kinds:
+        context = {**_request_context(request.tags.get(kind, {})), "ec2:MetadataHttpTokens": tokens}
+        yield "ec2:RunInstances", f"{arn}{kind}/*", context
+    for kind, stack_tag in _existing_resources(request):
+        yield "ec2:RunInstances", f"{arn}{kind}/any", _resource_context(stack_tag)
+    for kind, kind_tags in request.tags.items():
+        yield _tag_authorization("ec2", "RunInstances", f"{arn}{kind}/*", kind_tags)
+    for role in _passed_roles(request):
+        yield "iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"}
+
+
+def _existing_resources(request: LaunchRequest) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the stack tag of each resource that a launch uses: "" for one that is not ours."""
+    stack_tag = tags.STACK
+    all_tags = request.backend.tags
+    for kind, ids in (("subnet", request.subnet_ids()), ("security-group", request.security_group_ids())):
+        for id in ids or ["the default"]:
+            yield kind, str(all_tags.get(id, {}).get(stack_tag, ""))
+    if request.key in request.backend.key_pairs:
+        key_id = request.backend.key_pairs[request.key].id
+        yield "key-pair", str(all_tags.get(key_id, {}).get(stack_tag, ""))
+    group = SimulatedAws.current.groups.get((request.region, request.group))
+    if group:
+        yield "placement-group", str(all_tags.get(group["GroupId"], {}).get(stack_tag, ""))
+
+
+def _passed_roles(request: LaunchRequest) -> list[str]:
+    profiles = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
+    return [role.arn for profile in profiles if profile.name == request.profile["Name"] for role in profile.roles]
+
+
+def _request_context(new_tags: Tags) -> dict[str, str]:
+    return {f"aws:RequestTag/{key}": value for key, value in new_tags.items()}
+
+
+def _resource_context(stack_tag: str) -> dict[str, str]:
+    return {f"aws:ResourceTag/{tags.STACK}": stack_tag} if stack_tag else {}
+
+
+def _tag_authorization(service: str, operation: str, arn: str, new_tags: Tags) -> Authorization:
+    action = {"ec2": "ec2:CreateTags", "elasticfilesystem": "elasticfilesystem:TagResource"}[service]
+    return action, arn, {**_request_context(new_tags), f"{service}:CreateAction": operation}
