@@ -271,7 +271,7 @@ def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | 
         gpus=instance_type.gpus,
         gpu=instance_type.gpu,
         gpu_gb=instance_type.gpu_gb,
-        efa=instance_type.efa_interfaces,
+        efa=len(instance_type.efa_cards),
         gbit=instance_type.network_gbps,
         spot=offer.spot_price,
         on_demand=offer.on_demand_price,

@@ -214,7 +214,7 @@ def network_card_warning(types: Sequence[str], machine_count: int) -> str:
     EC2 gives machines with several network cards no public address (docs/known-problems.md).
     """
     known_types = [found for name in types if (found := instance_types.find_builtin_type(name))]
-    names = [known.name for known in known_types if min(known.efa_interfaces, known.network_cards) > 1]
+    names = [known.name for known in known_types if len(known.interface_cards) > 1]
     if machine_count < 2 or not names:
         return ""
     return (

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
@@ -18,8 +18,6 @@ from infra.aws.journal_events import LaunchRequest
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from infra.rented_machine import RentedMachine
-
-from .request import machine_name_in_range
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,7 @@ class Instance(RentedMachine):
     """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are ""."""
 
     job_uid: str
+    launch_index: int  # in its request; spot requests may give all machines the index 0
     state: str
     region: str
     zone: str
@@ -71,7 +70,8 @@ def parse_instance(description: Resource, region: str) -> Instance:
     return Instance(
         id=description["InstanceId"],
         job_uid=own_tags.get(aws_tags.JOB, ""),
-        name=machine_name_in_range(own_tags.get(aws_tags.MACHINE, ""), int(description.get("AmiLaunchIndex", 0))),
+        name=name if (name := own_tags.get(aws_tags.MACHINE, "")).isdecimal() else "",
+        launch_index=int(description.get("AmiLaunchIndex", 0)),
         state=state,
         region=region,
         zone=placement.get("AvailabilityZone", ""),
@@ -155,6 +155,22 @@ def _describe(account: Account, **params: object) -> list[Instance]:
 def live_by_name(found_instances: Iterable[Instance]) -> dict[str, Instance]:
     """Return the billed machines by name. Of several with one name, the last of the iterable (latest launch) counts."""
     return {instance.name: instance for instance in found_instances if instance.is_billed and instance.name}
+
+
+def assign_names(found_instances: Iterable[Instance], names: Sequence[str]) -> list[Instance]:
+    """Return the machines of a request with their names, in the order of launch index and ID, which never changes."""
+    ordered_instances = sorted(found_instances, key=lambda instance: (instance.launch_index, instance.id))
+    return [replace(instance, name=name) for instance, name in zip(ordered_instances, names, strict=False)]
+
+
+def tag_with_name(account: Account, instance: Instance) -> None:
+    """Write the machine's name to its tag. Raises `CloudError`."""
+    call_with_retry(
+        "name a machine (ec2:CreateTags)",
+        account.ec2.create_tags,
+        Resources=[instance.id],
+        Tags=aws_tags.to_aws_tags({aws_tags.MACHINE: instance.name}),
+    )
 
 
 def validation_error(found_instances: Sequence[Instance], request: LaunchRequest) -> str:

@@ -66,7 +66,7 @@ def run_preflight(
         instance_types, type_findings = _check_types(account, types)
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
-        subnets, subnet_findings = _check_subnets(account, instance_types, machines, stack_missing)
+        subnets, subnet_findings = _check_subnets(account, machines, stack_missing)
         permission_findings = _check_permissions(account, instance_types, market, image, subnets, bool(stack_missing))
         findings += type_findings + image_findings + quota_findings + subnet_findings + permission_findings
     return findings + check_tools()
@@ -242,14 +242,10 @@ def _quota_finding(
     return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}", command)
 
 
-def _check_subnets(
-    account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
-) -> tuple[list[str], list[Finding]]:
-    """Return the stack's subnets that have enough free addresses. Every network interface takes one."""
+def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> tuple[list[str], list[Finding]]:
+    """Return the stack's subnets that have `needed` free addresses: one for each machine."""
     from infra.aws.client import paginate
 
-    interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
-    needed = machines * interfaces
     try:
         subnets = paginate(
             "look up the stack's subnets",

@@ -2,8 +2,8 @@
 
 A request is built once, recorded in the journal, and sent again unchanged when the outcome is unknown.
 
-Sources: AWS, RunInstances; "Ensuring idempotency"; "Elastic Fabric Adapter" (network interfaces of p4d and p5: network
-card k, device index 0 on the first card and 1 on all others).
+Sources: AWS, RunInstances; "Ensuring idempotency"; "Maximize network bandwidth on Amazon EC2 instances with multiple
+network cards" (an EFA-only interface is device 0 of its card, and never the primary interface).
 """
 
 import base64
@@ -39,17 +39,8 @@ class InstanceRequest:
 
 
 def format_machine_range(names: Sequence[str]) -> str:
-    """Return consecutive machine names as a tag value: "0-15", or "3"."""
+    """Return the tag value of machines that have no names yet, "0-15". A single machine has its name at once: "3"."""
     return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
-
-
-def machine_name_in_range(machine_range: str, launch_index: int) -> str:
-    """Return the name of machine number `launch_index` in a range such as 0-15, "" if there is no such machine."""
-    first, _, last = machine_range.partition("-")
-    if not first.isdecimal() or (last and not last.isdecimal()):
-        return ""
-    name = int(first) + launch_index
-    return str(name) if name <= int(last or first) else ""
 
 
 def placement_group_name(job_uid: str, number: int) -> str:
@@ -124,22 +115,21 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
 
 
 def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> list[NetworkInterfaceParameters]:
-    """Return the network interfaces of a machine: one for each network card that supports EFA, one at least.
+    """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
-    A machine with one interface gets a public address. AWS gives none to a machine with several.
+    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. A machine
+    with one interface gets a public address. AWS accepts no request that asks for one for several interfaces.
     """
-    has_efa = bool(instance_type.efa_interfaces)
-    count = max(1, min(instance_type.efa_interfaces, instance_type.network_cards)) if has_efa else 1
     interfaces: list[NetworkInterfaceParameters] = [
         {
-            "DeviceIndex": int(card > 0),
+            "DeviceIndex": 0,
             "NetworkCardIndex": card,
             "SubnetId": subnet,
             "Groups": [group],
             "DeleteOnTermination": True,
-            "InterfaceType": "efa" if has_efa else "interface",
+            "InterfaceType": "efa-only" if card else "efa" if card in instance_type.efa_cards else "interface",
         }
-        for card in range(count)
+        for card in instance_type.interface_cards
     ]
     if len(interfaces) == 1:
         interfaces[0]["AssociatePublicIpAddress"] = True

@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "login": ("ubuntu", 22),
     "image_gb": 75,
     "max_addresses": 5,
+    "has_launch_indexes": True,
 }
 
 
@@ -57,6 +58,7 @@ class SimulatedAws(InstanceEndings):
     forget_seconds: float  # EC2 lists a terminated instance for this long
     image_gb: int  # size of the images' disk
     max_addresses: int  # elastic addresses of a region
+    has_launch_indexes: bool  # False: all instances of a request have the launch index 0
 
     def __init__(self, **defaults: Any) -> None:
         unknown = set(defaults) - set(DEFAULTS)
