@@ -232,6 +232,7 @@ class Gang:
             names=tuple(names),
             parameters=parameters,
             new_group=new_group,
+            internet=instance_request.internet,
             login=Login(
                 image=instance_request.image.id,
                 user=instance_request.image.ssh_user,

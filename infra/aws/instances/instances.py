@@ -15,9 +15,13 @@ from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, paginate
 from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.journal_events import LaunchRequest
+from infra.aws.stack import network
+from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from infra.rented_machine import RentedMachine
+
+from . import internet
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,7 @@ TERMINATING_STATES = ("shutting-down", "terminated")  # a stopped machine is not
 INSTANCE_VISIBILITY_SECONDS = 60.0  # within which a requested machine must become visible by its tags
 TERMINATE_TIMEOUT_SECONDS = 600.0
 LEFTOVER_IN_USE_SECONDS = 30.0  # within which EC2 must see that a terminated machine uses nothing any more
+NAT_DELETE_SECONDS = 300.0  # within which a NAT gateway must be deleted; before it, its address cannot be released
 INSTANCE_POLL_SECONDS = 2.0
 DESCRIBE_BATCH = 200  # instance IDs in one filter of DescribeInstances
 TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
@@ -256,15 +261,18 @@ def remove_leftovers(
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = LEFTOVER_IN_USE_SECONDS,
 ) -> list[str]:
-    """Remove what terminated machines leave behind: spot requests, addresses, disks, placement groups.
+    """Remove what terminated machines leave: spot requests, NAT gateway, addresses, disks, groups, the job's subnets.
 
     Only resources with the stack tag and `required_tags` are removed. Resources in use are tried again until
     `timeout_seconds` are over.
     Returns a line for each resource that stays. Raises `CloudError`.
     """
+    own_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags}
+    if timeout_seconds and internet.nat_gateways(account, own_tags):
+        timeout_seconds = max(timeout_seconds, NAT_DELETE_SECONDS)
     deadline = time.monotonic() + timeout_seconds
     while True:
-        failed, in_use = _remove_leftovers_once(account, {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
+        failed, in_use = _remove_leftovers_once(account, own_tags)
         if not in_use or time.monotonic() >= deadline:
             return failed + in_use
         pause(INSTANCE_POLL_SECONDS)
@@ -281,7 +289,18 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
             account.ec2.cancel_spot_instance_requests,
             SpotInstanceRequestIds=[request_id],
         )
+    gateways = internet.nat_gateways(account, own_tags)
+    for gateway in gateways:
+        label = f"NAT gateway {gateway['NatGatewayId']}"
+        if gateway["State"] == "deleting":
+            remaining[1].append(f"{label}: being deleted")
+        else:
+            _try_remove(remaining, label, account.ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
+            remaining[1].append(f"{label}: being deleted")
     for address in elastic_ips(account, own_tags):
+        if gateways and internet.NAT_TAG in aws_tags.read_tags(address):
+            remaining[1].append(f"address {address['PublicIp']}: still in use")
+            continue
         _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
     for volume in detached_volumes(account, own_tags):
         label = f"disk {volume['VolumeId']} of {volume['Size']} GB"
@@ -289,6 +308,13 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
     for group in placement_groups(account, own_tags):
         name = group["GroupName"]
         _try_remove(remaining, f"placement group {name}", account.ec2.delete_placement_group, GroupName=name)
+    for subnet in internet.job_subnets(account, own_tags):
+        subnet_id = subnet["SubnetId"]
+        _try_remove(remaining, f"subnet {subnet_id}", account.ec2.delete_subnet, SubnetId=subnet_id)
+    for table in internet.job_route_tables(account, own_tags):
+        _try_remove(
+            remaining, f"route table {table['RouteTableId']}", _delete_route_table, account=account, table=table
+        )
     return remaining
 
 
@@ -311,6 +337,11 @@ def _release_elastic_ip(account: Account, address: Resource) -> None:
     if address.get("AssociationId"):
         account.ec2.disassociate_address(AssociationId=address["AssociationId"])
     account.ec2.release_address(AllocationId=address["AllocationId"])
+
+
+def _delete_route_table(account: Account, table: Resource) -> None:
+    network.remove_from_s3_endpoint(StackContext(account), table["VpcId"], table["RouteTableId"])
+    account.ec2.delete_route_table(RouteTableId=table["RouteTableId"])
 
 
 def _delete_volume(account: Account, volume: Resource) -> None:
@@ -344,7 +375,10 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
 
     An address that the job has already moves to this machine. Raises `CloudError`.
     """
-    addresses = elastic_ips(account, {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]})
+    job_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]}
+    addresses = [
+        address for address in elastic_ips(account, job_tags) if internet.NAT_TAG not in aws_tags.read_tags(address)
+    ]
     if addresses:
         allocation_id = addresses[0]["AllocationId"]
     else:

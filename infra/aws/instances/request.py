@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.aws import tags
-from infra.aws.launch_request import NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
+from infra.aws.launch_request import Internet, NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
 
@@ -35,6 +35,7 @@ class InstanceRequest:
     user_data: str
     host_key: str  # public half of the boot host key in the user data
     disk_gb: int = DISK_GB
+    internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
 
@@ -69,7 +70,12 @@ def build_run_instances(
         "IamInstanceProfile": {"Name": stack.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "NetworkInterfaces": network_interfaces(instance_type, stack.subnets[place.zone], stack.security_group),
+        "NetworkInterfaces": network_interfaces(
+            instance_type,
+            stack.subnets[place.zone],
+            stack.security_group,
+            is_public=instance_request.internet is Internet.PUBLIC,
+        ),
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.root_device,
@@ -114,11 +120,14 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
     }
 
 
-def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> list[NetworkInterfaceParameters]:
+def network_interfaces(
+    instance_type: InstanceType, subnet: str, group: str, is_public: bool
+) -> list[NetworkInterfaceParameters]:
     """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
-    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. A machine
-    with one interface gets a public address. AWS accepts no request that asks for one for several interfaces.
+    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. With
+    `is_public`, a machine with one interface gets a public address at once. EC2 accepts no request that asks for one
+    for several interfaces: these machines get theirs when they run (infra/aws/instances/internet.py).
     """
     interfaces: list[NetworkInterfaceParameters] = [
         {
@@ -131,7 +140,7 @@ def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> 
         }
         for card in instance_type.interface_cards
     ]
-    if len(interfaces) == 1:
+    if is_public and len(interfaces) == 1:
         interfaces[0]["AssociatePublicIpAddress"] = True
     return interfaces
 

@@ -30,6 +30,10 @@ DEFAULTS: dict[str, Any] = {
     "image_gb": 75,
     "max_addresses": 5,
     "has_launch_indexes": True,
+    "needs_internet": True,
+    "internet_wait_seconds": 60.0,
+    "refuses_public_addresses": False,
+    "nat_seconds": 0.0,
 }
 
 
@@ -58,6 +62,10 @@ class SimulatedAws(InstanceEndings):
     forget_seconds: float  # EC2 lists a terminated instance for this long
     image_gb: int  # size of the images' disk
     max_addresses: int  # elastic addresses of a region
+    needs_internet: bool  # the boot of a machine without a way to the internet fails
+    internet_wait_seconds: float  # a booting machine waits so long for its way to the internet
+    refuses_public_addresses: bool  # EC2 gives no public address to a running instance
+    nat_seconds: float  # to create or delete a NAT gateway
     has_launch_indexes: bool  # False: all instances of a request have the launch index 0
 
     def __init__(self, **defaults: Any) -> None:
@@ -120,7 +128,7 @@ class SimulatedAws(InstanceEndings):
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
-        from support.simcloud import efs
+        from support.simcloud import efs, internet
 
         with self.lock:
             now = self.now()
@@ -138,6 +146,7 @@ class SimulatedAws(InstanceEndings):
                 if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
                     self._set_state(instance, "stopped")
             efs.tick(now)
+            internet.tick(self, now)
 
     def run(self, interval_seconds: float = 0.1) -> None:
         """Tick for ever, so that things happen between calls too. For a thread of its own."""
@@ -228,6 +237,13 @@ class SimulatedAws(InstanceEndings):
                 if instance.id == id:
                     return instance
         raise KeyError(f"no instance {id}")
+
+    def has_internet(self, id: str) -> bool:
+        """Return whether an instance reaches the internet now."""
+        from support.simcloud import internet
+
+        with self.lock:
+            return internet.has_internet(self.find(id))
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""

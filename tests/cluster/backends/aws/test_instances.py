@@ -10,15 +10,16 @@ import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
 from cluster.backends.aws.instances import JobInstances
-from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec
+from cluster.backends.aws.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
 from cluster.backends.rented.controller import EndedExternally, RentedJobController
 from infra.aws.journal_events import InstanceEnded, JournalEvent
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.errors import CloudError
 
 Fixture = Any
 NOW = time.time()
 HOUR = 3600.0
+OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
 MODULE = sys.modules[JobInstances.__module__]
 
 

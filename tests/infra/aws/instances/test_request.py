@@ -93,7 +93,7 @@ def test_golden_requests_have_a_public_address_with_one_card_only(case: str, cou
 def test_network_interfaces_of_every_type_fit_its_cards(type: str) -> None:
     network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
     cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
-    nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1")
+    nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
     card_indexes = [nic["NetworkCardIndex"] for nic in nics]
     assert card_indexes[0] == 0 and len(set(card_indexes)) == len(card_indexes) <= network["MaximumNetworkInterfaces"]
     assert all(nic["InterfaceType"] in cards[nic["NetworkCardIndex"]]["InterfaceTypes"] for nic in nics)
@@ -103,7 +103,7 @@ def test_network_interfaces_of_every_type_fit_its_cards(type: str) -> None:
 
 
 def test_card_without_efa_gets_a_plain_interface() -> None:
-    nics = request.network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1")
+    nics = request.network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1", is_public=True)
     assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
 
 
@@ -206,7 +206,7 @@ def test_request_is_unchanged_by_the_journal(bed: GangTestbed, type: str, market
 def test_ec2_launches_machines_as_requested(bed: GangTestbed, type: str) -> None:
     (machine,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
     (description,) = bed.account.ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"]
-    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", ""))
+    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", "", True))
     assert description["MetadataOptions"]["HttpTokens"] == "required" and description["KeyName"] == "imgnet-key"
     (disk,) = bed.account.ec2.describe_volumes()["Volumes"]
     assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (150, "gp3", True)
