@@ -177,6 +177,15 @@ def route_to_internet(context: StackContext, vpc: str, table: str, address: str)
     )
 
 
+def route_jobs_to(context: StackContext, vpc: str, address: str) -> None:
+    """Let jobs behind a NAT gateway answer ssh connections from an address range too. Raises `CloudError`."""
+    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc])
+    tables = paginate("route tables", context.account.ec2, "describe_route_tables", "RouteTables", Filters=filters)
+    for table in tables:
+        if tags.JOB in tags.read_tags(table):
+            route_to_internet(context, vpc, table["RouteTableId"], address)
+
+
 def add_to_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
     """Let a route table of a job use the stack's S3 endpoint. Raises `CloudError`."""
     for endpoint in _list_s3_endpoints(context, vpc):
