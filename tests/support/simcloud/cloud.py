@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "image_gb": 75,
     "max_addresses": 5,
     "has_launch_indexes": True,
-    "needs_internet": True,
+    "needs_internet": False,
     "internet_wait_seconds": 60.0,
     "refuses_public_addresses": False,
     "nat_seconds": 0.0,
