@@ -42,11 +42,12 @@ class JobCost:
 
     machines: tuple[MachineCost, ...] = ()  # in the order of their launch
     shared_address_dollars: float = 0.0  # of addresses that belong to the job and to no machine
+    nat_dollars: float = 0.0  # of the job's NAT gateway and its address
 
     @property
     def dollars(self) -> float:
         """All known dollars."""
-        return sum(machine.total_dollars for machine in self.machines) + self.shared_address_dollars
+        return sum(machine.total_dollars for machine in self.machines) + self.shared_address_dollars + self.nat_dollars
 
     @property
     def machine_dollars(self) -> float:
@@ -81,6 +82,7 @@ class JobCost:
             "machine_dollars": self.machine_dollars,
             "disk_dollars": self.disk_dollars,
             "address_dollars": self.address_dollars,
+            "nat_dollars": self.nat_dollars,
             "hours": sum(machine.seconds for machine in self.machines) / 3600,
             "unknown": self.unknown,
             "running": self.running,

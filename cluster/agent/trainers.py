@@ -126,6 +126,7 @@ class Trainers:
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
             agent_protocol.TOKEN_VARIABLE: attempt.token,
             **network.interface_variables(attempt.master_address),
+            **network.efa_variables(),
         }
         world_size = self.spec.procs * len(attempt.members)
         rank_environments = process.rank_environments(

@@ -86,6 +86,7 @@ def show_cost(report: CostReport) -> None:
     print(
         f"{format_dollars(cost.dollars, 4)} in all: machines {format_dollars(cost.machine_dollars, 4)}, "
         f"disks {format_dollars(cost.disk_dollars, 4)}, addresses {format_dollars(cost.address_dollars, 4)}"
+        + (f", NAT gateway without traffic {format_dollars(cost.nat_dollars, 4)}" if cost.nat_dollars else "")
     )
     dollars_by_label = {
         "per epoch": report.per_epoch,

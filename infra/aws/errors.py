@@ -68,7 +68,8 @@ _CODES_BY_KIND = {
         "InvalidGroupId.NotFound InvalidVpcID.NotFound InvalidInternetGatewayID.NotFound InvalidRouteTableID.NotFound "
         "FileSystemNotFound MountTargetNotFound NoSuchEntity InvalidVpcEndpointId.NotFound NoSuchBucket "
         "PolicyNotFound AccessPointNotFound Gateway.NotAttached InvalidAssociationID.NotFound "
-        "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound"
+        "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound "
+        "NatGatewayNotFound"
     ),
     ErrorKind.NO_FREE_ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
 }

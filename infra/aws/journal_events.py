@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from train.tools.records import DamagedRecord, decode, encode
 
-from .launch_request import Place, RunInstances
+from .launch_request import Internet, Place, RunInstances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class LaunchRequest(JournalEvent):
     names: tuple[str, ...]
     parameters: RunInstances
     new_group: str  # the placement group to create for the request, "" for none
+    internet: Internet
     login: Login
 
     @property
@@ -136,6 +137,31 @@ class AddressRequested(JournalEvent):
 
     KIND: ClassVar[str] = "address"
     id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicAddressRequested(JournalEvent):
+    """A running instance is about to get a public address of its own, because it has several network cards."""
+
+    KIND: ClassVar[str] = "public address"
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicAddressRefused(JournalEvent):
+    """EC2 refused an instance its public address. From here on the job rents behind a NAT gateway."""
+
+    KIND: ClassVar[str] = "public address refused"
+    id: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatGatewayRequested(JournalEvent):
+    """The job is about to get a NAT gateway in a region."""
+
+    KIND: ClassVar[str] = "nat"
+    region: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,18 @@ request can be sent again.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NotRequired, TypedDict
 
 from .tags import TagSpecification
+
+
+class Internet(StrEnum):
+    """The way of a job's machines to the internet."""
+
+    PUBLIC = "public"  # a public address each
+    NAT = "nat"  # a NAT gateway for the time of the job
+    NONE = "none"  # none; the machine image has everything
 
 
 @dataclass(frozen=True, kw_only=True)

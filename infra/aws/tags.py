@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 STACK = "imgnet:stack"
 JOB = "imgnet:job"
-MACHINE = "imgnet:machine"
+MACHINE = "imgnet:machine"  # the name "3"; "0-15" from the launch of several machines until each has its name
 OWNER = "imgnet:owner"
 LAUNCH = "imgnet:launch"
 EXPIRES = "imgnet:expires"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.spot_market import offered
 
 __all__ = ["cloud", "served"]
 SPOT = {"MarketType": "spot"}
@@ -221,6 +222,28 @@ def test_run_instances_rejects_impossible_interfaces(cloud: Cloud) -> None:
         error_code(cloud, **p4d, NetworkInterfaces=interfaces, SecurityGroupIds=[group])
         == "InvalidParameterCombination"
     )
+
+
+def test_run_instances_checks_the_interface_types_of_each_card(cloud: Cloud) -> None:
+    """By EC2's own description, card 0 of p6-b300 takes no EFA, and no primary interface is EFA-only."""
+    zone = offered("us-east-1", "p6-b300.48xlarge")[0]
+    _, subnet, group = cloud.network(zone)
+    p6: dict[str, Any] = {"InstanceType": "p6-b300.48xlarge"}
+    interfaces = efa_interfaces(subnet, group, 2)
+    assert error_code(cloud, **p6, NetworkInterfaces=interfaces) == "InvalidParameterCombination"
+    efa_only = [{**interfaces[0], "InterfaceType": "efa-only"}, interfaces[1]]
+    assert error_code(cloud, InstanceType="p4d.24xlarge", NetworkInterfaces=efa_only) == "InvalidParameterCombination"
+    plain = {**interfaces[0], "InterfaceType": "interface"}
+    (id,) = cloud.launch(**p6, NetworkInterfaces=[plain, {**interfaces[1], "InterfaceType": "efa-only"}])
+    first, second = cloud.instance(id)["NetworkInterfaces"]
+    assert first["PrivateIpAddress"] and not second.get("PrivateIpAddress"), "an EFA-only interface has no IP address"
+
+
+def test_launch_indexes_may_all_be_zero(cloud: Cloud) -> None:
+    ids = cloud.launch(2)
+    cloud.sim.has_launch_indexes = False
+    ids += cloud.launch(2)
+    assert [cloud.instance(id)["AmiLaunchIndex"] for id in ids] == [0, 1, 0, 0]
 
 
 def test_view_has_key_user_data_and_login(cloud: Cloud) -> None:

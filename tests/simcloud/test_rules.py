@@ -319,3 +319,49 @@ def test_instance_types_are_those_of_moto_without_p3(cloud: Cloud) -> None:
     filters = [{"Name": "instance-type", "Values": ["p3.16xlarge", "p4d.24xlarge"]}]
     response = cloud.ec2.describe_instance_type_offerings(LocationType="availability-zone", Filters=filters)
     assert {row["InstanceType"] for row in response["InstanceTypeOfferings"]} == {"p4d.24xlarge"}
+
+
+# --- the way to the internet -----------------------------------------------------------------------------------------
+
+
+def launch_with_two_cards(cloud: Cloud, subnet: str, group: str) -> tuple[str, str]:
+    """Launch an instance with two network cards. Returns its id and that of its primary interface."""
+    nics = [
+        {"NetworkCardIndex": card, "DeviceIndex": 0, "SubnetId": subnet, "Groups": [group], "InterfaceType": kind}
+        for card, kind in enumerate(("efa", "efa-only"))
+    ]
+    (id,) = cloud.launch(InstanceType="g6e.24xlarge", NetworkInterfaces=nics)
+    return id, cloud.instance(id)["NetworkInterfaces"][0]["NetworkInterfaceId"]
+
+
+def test_internet_needs_a_public_address_or_a_nat_gateway(cloud: Cloud) -> None:
+    vpc, subnet, group = cloud.network()
+    ec2 = cloud.ec2
+    id, interface = launch_with_two_cards(cloud, subnet, group)
+    assert not cloud.sim.has_internet(id), "an instance with several interfaces is launched without an address"
+    cloud.sim.refuses_public_addresses = True
+    change = {"NetworkInterfaceId": interface, "AssociatePublicIpAddress": True}
+    assert refused(ec2.modify_network_interface_attribute, **change) == ("UnsupportedOperation", 400)
+    cloud.sim.refuses_public_addresses = False
+    ec2.modify_network_interface_attribute(**change)
+    assert cloud.sim.has_internet(id) and cloud.instance(id)["PublicIpAddress"]
+
+    cloud.sim.nat_seconds = 60.0
+    address = ec2.allocate_address(Domain="vpc")["AllocationId"]
+    public_subnet = cloud.subnet(vpc, "us-east-1a", "10.7.16.0/20")
+    request = {"SubnetId": public_subnet, "AllocationId": address, "ClientToken": "one"}
+    gateway = ec2.create_nat_gateway(**request)["NatGateway"]["NatGatewayId"]
+    assert ec2.create_nat_gateway(**request)["NatGateway"]["NatGatewayId"] == gateway, "the same token"
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=gateway)
+    ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
+    private_id, _ = launch_with_two_cards(cloud, subnet, group)
+    assert not cloud.sim.has_internet(private_id), "the gateway is pending"
+    cloud.sim.advance(60)
+    assert cloud.sim.has_internet(private_id)
+    assert "nat-gateway" in {row["kind"] for row in cloud.sim.leaks()} and cloud.sim.bill()["nat"] > 0
+    ec2.delete_nat_gateway(NatGatewayId=gateway)
+    assert refused(ec2.release_address, AllocationId=address)[0] == "InvalidIPAddress.InUse"
+    cloud.sim.advance(60)
+    ec2.release_address(AllocationId=address)
+    assert "nat-gateway" not in {row["kind"] for row in cloud.sim.leaks()}

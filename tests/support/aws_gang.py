@@ -87,10 +87,10 @@ class GangTestbed:
 
     def create_stack(self, region: str, ec2: Any, zones: Sequence[str]) -> Stack:
         """Create the resources of a stack without the code of `infra.aws.stack`."""
-        vpc = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+        vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
         subnets = {}
         for index, zone in enumerate(zones):
-            response = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.7.{16 * index}.0/20", AvailabilityZone=zone)
+            response = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.{16 * index}.0/20", AvailabilityZone=zone)
             subnets[zone] = response["Subnet"]["SubnetId"]
         group = ec2.create_security_group(GroupName="imgnet", Description="d", VpcId=vpc)["GroupId"]
         ec2.import_key_pair(KeyName="imgnet-key", PublicKeyMaterial=public_key().encode())

@@ -14,7 +14,7 @@ from infra.aws.journal_events import (
     RequestGranted,
     encode_event,
 )
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -45,6 +45,7 @@ def launch_request(
         names=tuple(names),
         parameters=parameters,
         new_group="",
+        internet=Internet.PUBLIC,
         login=Login(image=image.id, user=image.ssh_user, port=image.ssh_port, host_key=""),
     )
 

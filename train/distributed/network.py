@@ -62,6 +62,16 @@ def interface_variables(address: str) -> dict[str, str]:
     return {}
 
 
+def efa_variables() -> dict[str, str]:
+    """Return environment variables for trainers on a machine with EFA, without those that the user has set.
+
+    The loaders fork, for which libfabric's huge pages run out ("Cannot allocate memory"). NCCL can hang when it finds
+    its peers over IPv6. Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
+    """
+    variables = {"FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"} if has_efa() else {}
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
 def enable_nccl_log() -> Path | None:
     """Make NCCL log its choices to a file in the agent's folder, and return the file.
 

@@ -10,7 +10,7 @@ from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import s3, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.instances import instances, preflight
+from infra.aws.instances import instances, internet, preflight
 from infra.aws.instances.instances import Instance
 from infra.aws.market import offers
 from infra.aws.stack import policies as stack_policies
@@ -20,7 +20,6 @@ from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
-from . import plan
 from .rental_spec import RentalSpec
 
 
@@ -177,8 +176,6 @@ class AwsAdministration(CloudAdministration):
                 stack_missing=missing_parts,
                 own_stack=own_stack,
             )
-        if warning := plan.network_card_warning(types, machine_count):
-            findings.append(preflight.Finding(preflight.WARNING, warning))
         return [
             LaunchFinding(level=finding.level, what=finding.message, type_next=finding.next_command)
             for finding in findings
@@ -242,13 +239,16 @@ def terminate_by_uid(account: Account, uid: str) -> list[str]:
 
 
 def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
-    """Return by job uid the tags of what instances leave: addresses, disks, placement groups, spot requests."""
+    """Return by job uid the tags of what instances leave, from addresses to NAT gateways."""
     tags_by_uid: dict[str, list[dict[str, str]]] = {}
     list_functions = (
         instances.elastic_ips,
         instances.detached_volumes,
         instances.placement_groups,
         instances.spot_requests,
+        internet.nat_gateways,
+        internet.job_subnets,
+        internet.job_route_tables,
     )
     for list_resources in list_functions:
         for resource in list_resources(account, {tags.STACK: tags.STACK_VALUE}):
@@ -282,7 +282,7 @@ def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | 
         gpus=instance_type.gpus,
         gpu=instance_type.gpu,
         gpu_gb=instance_type.gpu_gb,
-        efa=instance_type.efa_interfaces,
+        efa=len(instance_type.efa_cards),
         gbit=instance_type.network_gbps,
         spot=offer.spot_price,
         on_demand=offer.on_demand_price,

@@ -5,6 +5,7 @@ Reads the run folder only and makes no request.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends.rented.provider import JOURNAL_FILE, CloudProvider
@@ -19,10 +20,11 @@ from infra.aws.journal_events import (
     LaunchMoved,
     LaunchRequest,
     LaunchStarted,
+    PublicAddressRefused,
     RequestGranted,
     TerminationStarted,
 )
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.costs import JobCost
 
@@ -68,6 +70,13 @@ class InstanceHistory(CloudProvider[Instance]):
         machine_count = len(self.spec.machine_names)
         full_requests = [request for request in self.granted_requests() if len(request.names) == machine_count]
         return full_requests[-1] if full_requests else None
+
+    @property
+    def internet(self) -> Internet:
+        """The machines' way to the internet: the requested one, a NAT gateway once EC2 has refused public addresses."""
+        requested = self.rental_spec.internet
+        is_refused = requested is Internet.PUBLIC and self.journal.events(PublicAddressRefused)
+        return Internet.NAT if is_refused else requested
 
     # --- this launch --------------------------------------------------------------------------------------------------
 
@@ -141,4 +150,5 @@ class InstanceHistory(CloudProvider[Instance]):
     def dollars_per_hour(self) -> float | None:
         """The price of all machines where they are now, with disks and addresses; None when it is unknown."""
         place = self.current_place
-        return self.rental_spec.dollars_per_hour(len(self.spec.machine_names), place) if place else None
+        rental_spec = replace(self.rental_spec, internet=self.internet)
+        return rental_spec.dollars_per_hour(len(self.spec.machine_names), place) if place else None

@@ -9,24 +9,36 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import tags
 from infra.aws.client import Account, call, get_public_address
-from infra.aws.errors import KIND_BY_CODE
-from infra.aws.instances import amis, instances
+from infra.aws.errors import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE
+from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.journal_events import AddressRequested, HostKeyReplaced, InstancesReleased, LaunchMoved, LaunchStarted
-from infra.aws.launch_request import Place
+from infra.aws.journal_events import (
+    AddressRequested,
+    HostKeyReplaced,
+    InstancesReleased,
+    LaunchMoved,
+    LaunchRequest,
+    LaunchStarted,
+    NatGatewayRequested,
+    PublicAddressRefused,
+    PublicAddressRequested,
+)
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.offers import list_instance_types
 from infra.aws.stack import key_pairs, security_group, stack
+from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
 
 from . import ssh_access
@@ -56,6 +68,7 @@ class JobInstances(InstanceHistory):
         self.gang = self._make_gang(self.account)
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
+        self.nat_subnets: dict[str, str] = {}  # by zone
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
 
     def _make_gang(self, account: Account) -> Gang:
@@ -95,17 +108,57 @@ class JobInstances(InstanceHistory):
         return instances.live_by_name(self.gang.list_instances())
 
     def ensure_reachable(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
-        """Give one instance a public address if none has one, and return the updated instances.
+        """Give each instance its way to the internet and one a public address, and return the updated instances.
 
-        EC2 assigns no public address to instances with several network cards. Raises `NoMachines` for an error that
-        would occur again while all instances are billed, else `CloudError`.
+        RunInstances gives no public address to instances with several network cards, so they get it here. If EC2
+        refuses, they are terminated, and the next ones are rented behind a NAT gateway. Raises `NoMachines` for an
+        error that would occur again while all instances are billed, else `CloudError`.
         """
         try:
+            instances_by_name = self._ensure_public_addresses(instances_by_name)
             return self._ensure_jump_host(instances_by_name)
         except CloudError as error:
             if error.code in KIND_BY_CODE or not error.code:
                 raise
             raise NoMachines(str(error)) from error
+
+    def _ensure_public_addresses(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
+        """Give a public address to each instance that was rented to have one. Idempotent."""
+        internet_by_token = {request.token: request.internet for request in self.journal.events(LaunchRequest)}
+        without_address = {
+            name: instance
+            for name, instance in instances_by_name.items()
+            if not instance.public_ip and internet_by_token.get(instance.launch_token) is Internet.PUBLIC
+        }
+        if not without_address:
+            return instances_by_name
+        if self.internet is Internet.PUBLIC:
+            try:
+                for instance in without_address.values():
+                    self.journal.write(PublicAddressRequested(id=instance.id))
+                    internet.give_public_address(self.account, instance.primary_interface_id)
+                return self._wait_for_addresses(without_address)
+            except CloudError as error:
+                if not error.code or error.code in (*KIND_BY_CODE, *DENIED_CODES, *AUTHENTICATION_CODES):
+                    raise
+                self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
+        logger.info(
+            "EC2 refuses machines with several network cards public addresses; renting them again behind a NAT gateway "
+            f"({billing.NAT_DOLLARS_PER_HOUR:g} $/h and {billing.NAT_DOLLARS_PER_GB:g} $/GB)"
+        )
+        self.terminate([instance.id for instance in without_address.values()], "EC2 refused it a public address")
+        return {name: instance for name, instance in instances_by_name.items() if name not in without_address}
+
+    def _wait_for_addresses(self, expected: Mapping[str, Instance]) -> dict[str, Instance]:
+        """Wait until EC2 shows the public addresses of these instances, and return all live instances."""
+        deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
+        while time.monotonic() < deadline:
+            current = self.list_machines()
+            if all(current[name].public_ip for name in expected if name in current):
+                return current
+            self.sleep_unless_stopping(1.0)
+        ids = ", ".join(instance.id for instance in expected.values())
+        raise CloudError(f"{ids} do not show the public addresses that they were given")
 
     def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
@@ -212,6 +265,7 @@ class JobInstances(InstanceHistory):
                 self.account, instance_type.gpu_arch, self.rental_spec.ami
             )
         image = self.resolved_images[image_key]
+        own_stack = self.stack
         if image.ssh_port != DEFAULT_SSH_PORT:
             security_group.allow_ssh_from(
                 self.account,
@@ -220,10 +274,15 @@ class JobInstances(InstanceHistory):
                 self.rental_spec.owner,
                 ports=(DEFAULT_SSH_PORT, image.ssh_port),
             )
-        rate = self.rental_spec.dollars_per_hour(len(self.spec.machine_names), place)
+        rental_spec = replace(self.rental_spec, internet=self.internet)
+        rate = rental_spec.dollars_per_hour(len(self.spec.machine_names), place)
         max_hours, grace_seconds = self.compute_limits(rate)
         elapsed_seconds = now - (self.first_machine_time or now)
         seconds_left = max(0.0, 3600 * max_hours - elapsed_seconds) + grace_seconds
+        if self.internet is Internet.NAT:
+            own_stack = replace(
+                own_stack, subnets={place.zone: self._ensure_nat_subnet(place.zone, now + seconds_left)}
+            )
         private_key, public_key = key_pairs.generate_key_pair()
         user_data = build_user_data(
             poweroff_seconds=round(seconds_left),
@@ -241,11 +300,30 @@ class JobInstances(InstanceHistory):
             owner=self.rental_spec.owner,
             expires=now + seconds_left,
             image=image,
-            stack=self.stack,
+            stack=own_stack,
             user_data=user_data,
             host_key=public_key,
+            internet=self.internet,
             use_placement_group=self.rental_spec.use_placement_group,
         )
+
+    def _ensure_nat_subnet(self, zone: str, expires: float) -> str:
+        """Return the job's subnet in a zone, behind the job's NAT gateway."""
+        assert self.stack
+        if zone not in self.nat_subnets:
+            self.journal.write(NatGatewayRequested(region=self.account.region))
+            own_tags = {
+                tags.STACK: tags.STACK_VALUE,
+                tags.JOB: self.spec.uid,
+                tags.OWNER: self.rental_spec.owner,
+                tags.EXPIRES: tags.format_time(expires),
+                tags.NAME: f"imgnet {self.spec.name}",
+            }
+            context = StackContext(self.account, self.journal)
+            self.nat_subnets[zone] = internet.ensure_subnet(
+                context, self.stack, zone, own_tags, self.resolve_ssh_address(), self.sleep_unless_stopping
+            )
+        return self.nat_subnets[zone]
 
     def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry tag of all live instances, which `gc` reads. Raises `CloudError`."""

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cluster.backends.options import BackendOptions
+from infra.aws.launch_request import Internet
 from train.tools.option_fields import option_field
+
+
+def parse_internet(text: str) -> Internet:
+    """Return the way to the internet of this name. Raises `ValueError`."""
+    if text not in list(Internet):
+        raise ValueError(f"{text!r} is not one of {', '.join(Internet)}.")
+    return Internet(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,14 @@ class AwsOptions(BackendOptions):
         metavar="AMI",
         group="AWS",
         help="Machine image (AMI) of your own.  [default: AWS's newest deep-learning image]",
+    )
+    internet: Internet = option_field(
+        Internet.PUBLIC,
+        metavar="public|nat|none",
+        parse=parse_internet,
+        group="AWS",
+        help="The machines' way to the internet: a public address each, a NAT gateway for the time of the job, or "
+        "none, for an image that needs nothing.  [default: public; nat if EC2 refuses the addresses]",
     )
     use_placement_group: bool = option_field(
         True, "--no-group", group="AWS", help="Do not put the machines into one placement group."

@@ -18,15 +18,15 @@ from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
 from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.launch_request import Place
-from infra.aws.market import instance_types, offers
+from infra.aws.launch_request import Internet, Place
+from infra.aws.market import billing, instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
 from .options import AwsOptions
-from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
+from .rental_spec import MARKETS, METADATA_URL, RentalSpec, internet_dollars, sort_places
 from .s3_source import machine_role_problems
 
 DEFAULT_MAX_HOURS = 2.0
@@ -190,6 +190,7 @@ def plan_rental(
         account_id=account_id,
         max_dollars=options.max_dollars,
         ami=options.ami,
+        internet=options.internet,
         use_placement_group=options.use_placement_group and machine_count > 1,
         gpus_per_machine=instance_type.gpus,
         torch_index_url=amis.get_torch_index_url(instance_type.gpu_arch),
@@ -209,10 +210,9 @@ def plan_rental(
             "AWS was not asked for prices: on demand, these machines cost "
             f"${hourly_dollars:,.2f} an hour in July 2026 (us-east-1)",
         ]
-    if warning := network_card_warning(types, machine_count):
-        notes = [*notes, warning]
     if image and not image.python:
         notes = [*notes, _torch_install_note(options.ami, rental_spec.dollars_per_hour(machine_count, places[0]))]
+    notes = [*notes, describe_internet(options.internet, instance_type, machine_count)]
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
     if run_forecast and max_hours < run_forecast.total_minutes / 60:
         notes = [
@@ -233,19 +233,23 @@ def _torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
     return f"each machine will install torch, about {minutes:.0f} minutes{cost}{condition}"
 
 
-def network_card_warning(types: Sequence[str], machine_count: int) -> str:
-    """Return a warning when several machines of one of these types would have no way to the internet, else "".
-
-    EC2 gives machines with several network cards no public address (docs/known-problems.md).
-    """
-    known_types = [found for name in types if (found := instance_types.find_builtin_type(name))]
-    names = [known.name for known in known_types if min(known.efa_interfaces, known.network_cards) > 1]
-    if machine_count < 2 or not names:
-        return ""
-    return (
-        f"{', '.join(names)}: several of these machines are expected not to finish booting, because they have several "
-        "network cards and then no public address; take 1 machine, or a type with one card (see docs/known-problems.md)"
-    )
+def describe_internet(internet: Internet, instance_type: instance_types.InstanceType, machine_count: int) -> str:
+    """Return the line of the plan about the machines' way to the internet and its price."""
+    price = f"${internet_dollars(internet, machine_count):.3g} an hour"
+    nat_traffic = f"${billing.NAT_DOLLARS_PER_GB:g} per GB (S3 is free)"
+    match internet:
+        case Internet.NONE:
+            return (
+                f"internet: none, the machine image has to have everything; one machine has an address for ssh, {price}"
+            )
+        case Internet.NAT:
+            return f"internet: a NAT gateway for the time of the job, {price} and {nat_traffic}"
+        case Internet.PUBLIC:
+            line = f"internet: a public address for each machine, {price}"
+            if len(instance_type.interface_cards) == 1:
+                return line
+            nat_price = f"${internet_dollars(Internet.NAT, machine_count):.3g} an hour"
+            return f"{line}; if EC2 refuses them, a NAT gateway, {nat_price} and {nat_traffic}"
 
 
 def _candidate_places(
@@ -315,6 +319,7 @@ def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[st
         stack=placeholder_stack,
         user_data=user_data,
         host_key="",
+        internet=rental_spec.internet,
         use_placement_group=rental_spec.use_placement_group,
     )
     run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)

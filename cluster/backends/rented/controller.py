@@ -169,7 +169,10 @@ class RentedJobController(Generic[MachineT]):
                 raise EndedExternally(f"{reason}; {resume_hint}")
             self._new_launch_id()
             machines = provider.rent_all()
-        return provider.ensure_reachable(machines)
+        reachable_machines = provider.ensure_reachable(machines)
+        if machines and not reachable_machines:
+            reachable_machines = provider.ensure_reachable(provider.rent_all())
+        return reachable_machines
 
     def _write_hosts(self, hosts_by_name: Mapping[str, Host]) -> Hosts:
         """Write how to reach the machines to the run folder, and return it in the order of the machines' names."""

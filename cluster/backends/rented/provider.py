@@ -110,7 +110,10 @@ class CloudProvider(ABC, Generic[MachineT]):
         """Rent one machine in place of a lost one, beside the others. Raises `MachinesRefused`."""
 
     def ensure_reachable(self, machines: dict[str, MachineT]) -> dict[str, MachineT]:
-        """Give one machine a public address if none has one, and return the updated machines."""
+        """Make machines reachable that are not yet, and return the updated ones.
+
+        Machines that cannot be made so are terminated and left out; the next ones are then rented in another way.
+        """
         return machines
 
     @abstractmethod

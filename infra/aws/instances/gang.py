@@ -241,6 +241,7 @@ class Gang:
             names=tuple(names),
             parameters=parameters,
             new_group=new_group,
+            internet=instance_request.internet,
             login=Login(
                 image=instance_request.image.id,
                 user=instance_request.image.ssh_user,
@@ -270,7 +271,7 @@ class Gang:
                     code=refusal.code,
                     message=str(refusal),
                     has_no_capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
-                    machines=_launched_machines(refusal.launched),
+                    machines=_launched_machines(instances.assign_names(refusal.launched, request.names)),
                 )
             )
             raise
@@ -387,15 +388,20 @@ class Gang:
     # --- the launched machines ---------------------------------------------------------------------------------------
 
     def _wait_until_running(self, request: LaunchRequest, ids: Sequence[str]) -> list[Instance]:
-        """Wait until all machines of a request run, and return them by name.
+        """Give all machines of a request their names, wait until they run, and return them by name.
 
-        When one of them is not as requested, all are terminated. Raises `LaunchRefused`.
+        A name is a tag of its own for each machine: it becomes a part of what EC2 says of the machine, and a repeated
+        request gives the same names. When a machine is not as requested, all are terminated. Raises `LaunchRefused`.
         """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         count = len(request.names)
+        tagged_ids = set[str]()
         while True:
             job_instances = instances.describe(self.account, {tags.JOB: self.job_uid}, ids)
-            found_instances = [instance for instance in job_instances if instance.id in ids]
+            tagged_names = {instance.id: instance.name for instance in job_instances}
+            found_instances = instances.assign_names(
+                (instance for instance in job_instances if instance.id in ids), request.names
+            )
             problem = instances.validation_error(found_instances, request)
             if len(ids) != count:
                 problem = f"EC2 launched {len(ids)} of {count} machines"
@@ -408,8 +414,18 @@ class Gang:
                 is_ours = any(reason.startswith(CLIENT_REASON) for reason in reasons)
                 kind = ErrorKind.PERMANENT if is_ours else ErrorKind.NO_CAPACITY
                 raise LaunchRefused(problem, "", kind, found_instances)
-            if len(found_instances) == len(ids) and all(instance.state == "running" for instance in found_instances):
-                return sorted(found_instances, key=lambda instance: int(instance.name))
+            if len(found_instances) == count:
+                unnamed_instances = [
+                    instance for instance in found_instances if instance.name != tagged_names[instance.id]
+                ]
+                untagged_instances = [instance for instance in unnamed_instances if instance.id not in tagged_ids]
+                if untagged_instances:
+                    for instance in untagged_instances:
+                        instances.tag_with_name(self.account, instance)
+                        tagged_ids.add(instance.id)
+                    continue
+                if not unnamed_instances and all(instance.state == "running" for instance in found_instances):
+                    return found_instances
             self.pause(GANG_POLL_SECONDS)
 
     # --- termination -------------------------------------------------------------------------------------------------
@@ -440,7 +456,7 @@ class Gang:
                     code="",
                     message="the job ended",
                     has_no_capacity=False,
-                    machines=_launched_machines(launched),
+                    machines=_launched_machines(instances.assign_names(launched, request.names)),
                 )
             )
         in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)

@@ -8,18 +8,20 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, paginate
 from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.journal_events import LaunchRequest
+from infra.aws.stack import network
+from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from infra.rented_machine import RentedMachine
 
-from .request import machine_name_in_range
+from . import internet
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ TERMINATING_STATES = ("shutting-down", "terminated")  # a stopped machine is not
 INSTANCE_VISIBILITY_SECONDS = 60.0  # within which a requested machine must become visible by its tags
 TERMINATE_TIMEOUT_SECONDS = 600.0
 LEFTOVER_IN_USE_SECONDS = 30.0  # within which EC2 must see that a terminated machine uses nothing any more
+NAT_DELETE_SECONDS = 300.0  # within which a NAT gateway must be deleted; before it, its address cannot be released
 INSTANCE_POLL_SECONDS = 2.0
 DESCRIBE_BATCH = 200  # instance IDs in one filter of DescribeInstances
 TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
@@ -38,6 +41,7 @@ class Instance(RentedMachine):
     """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are ""."""
 
     job_uid: str
+    launch_index: int  # in its request; spot requests may give all machines the index 0
     state: str
     region: str
     zone: str
@@ -71,7 +75,8 @@ def parse_instance(description: Resource, region: str) -> Instance:
     return Instance(
         id=description["InstanceId"],
         job_uid=own_tags.get(aws_tags.JOB, ""),
-        name=machine_name_in_range(own_tags.get(aws_tags.MACHINE, ""), int(description.get("AmiLaunchIndex", 0))),
+        name=name if (name := own_tags.get(aws_tags.MACHINE, "")).isdecimal() else "",
+        launch_index=int(description.get("AmiLaunchIndex", 0)),
         state=state,
         region=region,
         zone=placement.get("AvailabilityZone", ""),
@@ -157,6 +162,22 @@ def live_by_name(found_instances: Iterable[Instance]) -> dict[str, Instance]:
     return {instance.name: instance for instance in found_instances if instance.is_billed and instance.name}
 
 
+def assign_names(found_instances: Iterable[Instance], names: Sequence[str]) -> list[Instance]:
+    """Return the machines of a request with their names, in the order of launch index and ID, which never changes."""
+    ordered_instances = sorted(found_instances, key=lambda instance: (instance.launch_index, instance.id))
+    return [replace(instance, name=name) for instance, name in zip(ordered_instances, names, strict=False)]
+
+
+def tag_with_name(account: Account, instance: Instance) -> None:
+    """Write the machine's name to its tag. Raises `CloudError`."""
+    call_with_retry(
+        "name a machine (ec2:CreateTags)",
+        account.ec2.create_tags,
+        Resources=[instance.id],
+        Tags=aws_tags.to_aws_tags({aws_tags.MACHINE: instance.name}),
+    )
+
+
 def validation_error(found_instances: Sequence[Instance], request: LaunchRequest) -> str:
     """Return how the machines differ from their request, "" when they do not."""
     ended_instances = [instance for instance in found_instances if not instance.is_billed]
@@ -240,15 +261,18 @@ def remove_leftovers(
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = LEFTOVER_IN_USE_SECONDS,
 ) -> list[str]:
-    """Remove what terminated machines leave behind: spot requests, addresses, disks, placement groups.
+    """Remove what terminated machines leave: spot requests, NAT gateway, addresses, disks, groups, the job's subnets.
 
     Only resources with the stack tag and `required_tags` are removed. Resources in use are tried again until
     `timeout_seconds` are over.
     Returns a line for each resource that stays. Raises `CloudError`.
     """
+    own_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags}
+    if timeout_seconds and internet.nat_gateways(account, own_tags):
+        timeout_seconds = max(timeout_seconds, NAT_DELETE_SECONDS)
     deadline = time.monotonic() + timeout_seconds
     while True:
-        failed, in_use = _remove_leftovers_once(account, {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
+        failed, in_use = _remove_leftovers_once(account, own_tags)
         if not in_use or time.monotonic() >= deadline:
             return failed + in_use
         pause(INSTANCE_POLL_SECONDS)
@@ -265,7 +289,18 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
             account.ec2.cancel_spot_instance_requests,
             SpotInstanceRequestIds=[request_id],
         )
+    gateways = internet.nat_gateways(account, own_tags)
+    for gateway in gateways:
+        label = f"NAT gateway {gateway['NatGatewayId']}"
+        if gateway["State"] == "deleting":
+            remaining[1].append(f"{label}: being deleted")
+        else:
+            _try_remove(remaining, label, account.ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
+            remaining[1].append(f"{label}: being deleted")
     for address in elastic_ips(account, own_tags):
+        if gateways and internet.NAT_TAG in aws_tags.read_tags(address):
+            remaining[1].append(f"address {address['PublicIp']}: still in use")
+            continue
         _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
     for volume in detached_volumes(account, own_tags):
         label = f"disk {volume['VolumeId']} of {volume['Size']} GB"
@@ -273,6 +308,13 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
     for group in placement_groups(account, own_tags):
         name = group["GroupName"]
         _try_remove(remaining, f"placement group {name}", account.ec2.delete_placement_group, GroupName=name)
+    for subnet in internet.job_subnets(account, own_tags):
+        subnet_id = subnet["SubnetId"]
+        _try_remove(remaining, f"subnet {subnet_id}", account.ec2.delete_subnet, SubnetId=subnet_id)
+    for table in internet.job_route_tables(account, own_tags):
+        _try_remove(
+            remaining, f"route table {table['RouteTableId']}", _delete_route_table, account=account, table=table
+        )
     return remaining
 
 
@@ -295,6 +337,11 @@ def _release_elastic_ip(account: Account, address: Resource) -> None:
     if address.get("AssociationId"):
         account.ec2.disassociate_address(AssociationId=address["AssociationId"])
     account.ec2.release_address(AllocationId=address["AllocationId"])
+
+
+def _delete_route_table(account: Account, table: Resource) -> None:
+    network.remove_from_s3_endpoint(StackContext(account), table["VpcId"], table["RouteTableId"])
+    account.ec2.delete_route_table(RouteTableId=table["RouteTableId"])
 
 
 def _delete_volume(account: Account, volume: Resource) -> None:
@@ -328,7 +375,10 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
 
     An address that the job has already moves to this machine. Raises `CloudError`.
     """
-    addresses = elastic_ips(account, {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]})
+    job_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]}
+    addresses = [
+        address for address in elastic_ips(account, job_tags) if internet.NAT_TAG not in aws_tags.read_tags(address)
+    ]
     if addresses:
         allocation_id = addresses[0]["AllocationId"]
     else:

@@ -72,7 +72,7 @@ def run_preflight(
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
-        findings += _check_subnets(account, instance_types, machines, stack_missing)
+        findings += _check_subnets(account, machines, stack_missing)
         if image and instance_types:
             findings.append(_check_launch_permission(account, instance_types, market, image, own_stack))
         findings += [
@@ -251,14 +251,10 @@ def _quota_finding(
     return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}", command)
 
 
-def _check_subnets(
-    account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
-) -> list[Finding]:
-    """Check which of the stack's subnets have enough free addresses. Every network interface takes one."""
+def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> list[Finding]:
+    """Check which of the stack's subnets have `needed` free addresses: one for each machine."""
     from infra.aws.client import paginate
 
-    interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
-    needed = machines * interfaces
     try:
         subnets = paginate(
             "look up the stack's subnets",

@@ -2,8 +2,8 @@
 
 A request is built once, recorded in the journal, and sent again unchanged when the outcome is unknown.
 
-Sources: AWS, RunInstances; "Ensuring idempotency"; "Elastic Fabric Adapter" (network interfaces of p4d and p5: network
-card k, device index 0 on the first card and 1 on all others).
+Sources: AWS, RunInstances; "Ensuring idempotency"; "Maximize network bandwidth on Amazon EC2 instances with multiple
+network cards" (an EFA-only interface is device 0 of its card, and never the primary interface).
 """
 
 import base64
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.aws import tags
-from infra.aws.launch_request import NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
+from infra.aws.launch_request import Internet, NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
 
@@ -35,21 +35,13 @@ class InstanceRequest:
     user_data: str
     host_key: str  # public half of the boot host key in the user data
     disk_gb: int = DISK_GB
+    internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
 
 def format_machine_range(names: Sequence[str]) -> str:
-    """Return consecutive machine names as a tag value: "0-15", or "3"."""
+    """Return the tag value of machines that have no names yet, "0-15". A single machine has its name at once: "3"."""
     return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
-
-
-def machine_name_in_range(machine_range: str, launch_index: int) -> str:
-    """Return the name of machine number `launch_index` in a range such as 0-15, "" if there is no such machine."""
-    first, _, last = machine_range.partition("-")
-    if not first.isdecimal() or (last and not last.isdecimal()):
-        return ""
-    name = int(first) + launch_index
-    return str(name) if name <= int(last or first) else ""
 
 
 def placement_group_name(job_uid: str, number: int) -> str:
@@ -78,7 +70,12 @@ def build_run_instances(
         "IamInstanceProfile": {"Name": stack.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "NetworkInterfaces": network_interfaces(instance_type, stack.subnets[place.zone], stack.security_group),
+        "NetworkInterfaces": network_interfaces(
+            instance_type,
+            stack.subnets[place.zone],
+            stack.security_group,
+            is_public=instance_request.internet is Internet.PUBLIC,
+        ),
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.root_device,
@@ -123,25 +120,27 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
     }
 
 
-def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> list[NetworkInterfaceParameters]:
-    """Return the network interfaces of a machine: one for each network card that supports EFA, one at least.
+def network_interfaces(
+    instance_type: InstanceType, subnet: str, group: str, is_public: bool
+) -> list[NetworkInterfaceParameters]:
+    """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
-    A machine with one interface gets a public address. AWS gives none to a machine with several.
+    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. With
+    `is_public`, a machine with one interface gets a public address at once. EC2 accepts no request that asks for one
+    for several interfaces: these machines get theirs when they run (infra/aws/instances/internet.py).
     """
-    has_efa = bool(instance_type.efa_interfaces)
-    count = max(1, min(instance_type.efa_interfaces, instance_type.network_cards)) if has_efa else 1
     interfaces: list[NetworkInterfaceParameters] = [
         {
-            "DeviceIndex": int(card > 0),
+            "DeviceIndex": 0,
             "NetworkCardIndex": card,
             "SubnetId": subnet,
             "Groups": [group],
             "DeleteOnTermination": True,
-            "InterfaceType": "efa" if has_efa else "interface",
+            "InterfaceType": "efa-only" if card else "efa" if card in instance_type.efa_cards else "interface",
         }
-        for card in range(count)
+        for card in instance_type.interface_cards
     ]
-    if len(interfaces) == 1:
+    if is_public and len(interfaces) == 1:
         interfaces[0]["AssociatePublicIpAddress"] = True
     return interfaces
 

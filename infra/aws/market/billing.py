@@ -19,6 +19,8 @@ from infra.aws.journal_events import (
     JournalEvent,
     LaunchedMachine,
     LaunchRequest,
+    NatGatewayRequested,
+    PublicAddressRequested,
     RequestGranted,
     RequestRefused,
     SpotCostKnown,
@@ -31,6 +33,8 @@ from .offers import PRODUCT_DESCRIPTION
 MIN_BILLED_SECONDS = 60
 DISK_DOLLARS_PER_GB_HOUR = 0.08 / 730  # gp3, us-east-1
 ADDRESS_DOLLARS_PER_HOUR = 0.005  # a public IPv4 address
+NAT_DOLLARS_PER_HOUR = 0.045 + ADDRESS_DOLLARS_PER_HOUR  # with its address, us-east-1
+NAT_DOLLARS_PER_GB = 0.045
 
 
 def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
@@ -44,6 +48,7 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
     release_reasons: dict[str, str] = {}
     # By instance ID, because two supervisors may both have recorded the same response.
     machines: dict[str, tuple[LaunchRequest, LaunchedMachine]] = {}
+    addressed_ids = set[str]()  # of machines that got a public address when they ran
     for event in journal.events(JournalEvent):
         match event:
             case LaunchRequest():
@@ -54,10 +59,14 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
                 ends[event.id] = replace(event, reason=release_reasons.get(event.id, event.reason))
             case InstancesReleased():
                 release_reasons |= dict.fromkeys(event.ids, event.reason)
+            case PublicAddressRequested():
+                addressed_ids.add(event.id)
             case SpotCostKnown():
                 exact_dollars[event.id] = event.dollars
     return [
-        _machine_cost(request, machine, ends.get(instance_id), exact_dollars.get(instance_id), now)
+        _machine_cost(
+            request, machine, ends.get(instance_id), exact_dollars.get(instance_id), instance_id in addressed_ids, now
+        )
         for instance_id, (request, machine) in machines.items()
         if machine.launched <= now
     ]
@@ -68,6 +77,7 @@ def _machine_cost(
     machine: LaunchedMachine,
     end: InstanceEnded | None,
     exact_dollars: float | None,
+    has_later_address: bool,
     now: float,
 ) -> MachineCost:
     """Return the cost of a machine, from its request and its end."""
@@ -81,7 +91,9 @@ def _machine_cost(
     if dollars is None and price is not None:
         dollars = price * seconds / 3600
     disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
-    has_public_address = any(nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"])
+    has_public_address = has_later_address or any(
+        nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"]
+    )
     return MachineCost(
         id=machine.id,
         name=machine.name,
@@ -105,28 +117,39 @@ def billed_seconds(launched: float, ended: float) -> float:
 
 
 def jump_host_address_dollars(journal: Journal, now: float) -> float:
-    """Return the cost until `now` of the public address of a job's jump host.
+    """Return the cost until `now` of the address of a job's jump host, where the machines have none of their own."""
+    return ADDRESS_DOLLARS_PER_HOUR * _billed_hours(journal, AddressRequested, now)
 
-    Machines with several network cards get no public address of their own; their job has one. It is billed from the
-    first event that mentions it until the job's resources are gone, for each launch of the job.
+
+def nat_gateway_dollars(journal: Journal, now: float) -> float:
+    """Return the cost until `now` of a job's NAT gateway and its address, without the traffic, billed by GB."""
+    return NAT_DOLLARS_PER_HOUR * _billed_hours(journal, NatGatewayRequested, now)
+
+
+def _billed_hours(journal: Journal, event_type: type[JournalEvent], now: float) -> float:
+    """Return the hours for which the one resource of a kind that a job has is billed.
+
+    They count from the first event that mentions it until the job's resources are gone, for each launch of the job.
     """
     start = None
     seconds = 0.0
-    for event in journal.events(AddressRequested, TerminationFinished):
-        if isinstance(event, AddressRequested):
+    for event in journal.events(event_type, TerminationFinished):
+        if isinstance(event, event_type):
             start = start or event.time
         elif start:
             seconds += max(0.0, min(now, event.time) - start)
             start = None
     if start:
         seconds += max(0.0, now - start)
-    return ADDRESS_DOLLARS_PER_HOUR * seconds / 3600
+    return seconds / 3600
 
 
 def job_cost(journal: Journal, now: float) -> JobCost:
     """Return what a job has cost until `now`. The job's cost limit is compared with its dollars."""
     return JobCost(
-        machines=tuple(machine_costs(journal, now)), shared_address_dollars=jump_host_address_dollars(journal, now)
+        machines=tuple(machine_costs(journal, now)),
+        shared_address_dollars=jump_host_address_dollars(journal, now),
+        nat_dollars=nat_gateway_dollars(journal, now),
     )
 
 

@@ -19,13 +19,17 @@ class InstanceType:
     gpus: int
     gpu: str  # GPU name as EC2 writes it; "CPU" for a type without GPUs
     gpu_gb: int  # memory of each GPU in GiB
-    efa_interfaces: int  # Elastic Fabric Adapter interfaces
-    network_cards: int
+    efa_cards: tuple[int, ...]  # indexes of the network cards that take an Elastic Fabric Adapter (EFA)
     network_gbps: float  # sustained network bandwidth in Gbit/s
     gpu_arch: str  # architecture that CUDA programs are compiled for: "sm_80"; "" when unknown
     nvme_gb: int  # local NVMe disks in all
     memory_gb: int  # RAM in GiB
     quota_family: str  # whose quota the type counts to: "P5", "P", "G", "Standard"; "" when unknown
+
+    @property
+    def interface_cards(self) -> tuple[int, ...]:
+        """The network cards that get an interface: the first, which has the machine's address, and all with EFA."""
+        return tuple(sorted({0, *self.efa_cards}))
 
 
 GPU_ARCHITECTURES = {
@@ -103,8 +107,7 @@ HISTORIC_TYPES = {
         gpus=8,
         gpu="V100",
         gpu_gb=16,
-        efa_interfaces=0,
-        network_cards=1,
+        efa_cards=(),
         network_gbps=25.0,
         gpu_arch="sm_70",
         nvme_gb=0,
@@ -137,8 +140,7 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
         gpus=gpus,
         gpu=gpu,
         gpu_gb=gpu_gb,
-        efa_interfaces=efa_interfaces,
-        network_cards=network_cards,
+        efa_cards=tuple(range(network_cards - efa_interfaces, network_cards)),  # the last cards of each type
         network_gbps=network_gbps,
         gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
         nvme_gb=nvme_gb,

@@ -261,14 +261,19 @@ def _parse_instance_type(description: Resource) -> InstanceType:
         gpus=gpu_info.get("Count") or gpu_info.get("LogicalGpuCount") or 0,
         gpu=gpu,
         gpu_gb=round(gpu_info.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024),
-        efa_interfaces=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0,
-        network_cards=network.get("MaximumNetworkCards", 1),
+        efa_cards=_efa_cards(network),
         network_gbps=_sustained_gbps(network),
         gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
         nvme_gb=description.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         memory_gb=round(description["MemoryInfo"]["SizeInMiB"] / 1024),
         quota_family=get_quota_family(name),
     )
+
+
+def _efa_cards(network: Resource) -> tuple[int, ...]:
+    """Return the network cards that take EFA: the first one beside its IP address ("efa"), the others without one."""
+    cards = {card["NetworkCardIndex"]: card.get("InterfaceTypes", []) for card in network.get("NetworkCards", [])}
+    return tuple(index for index, types in sorted(cards.items()) if ("efa-only" if index else "efa") in types)
 
 
 def _sustained_gbps(network: Resource) -> float:

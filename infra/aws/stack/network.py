@@ -18,7 +18,9 @@ from .resources import RESOURCE_VISIBILITY_SECONDS, StackContext, wait_for
 logger = logging.getLogger(__name__)
 
 VPC_CIDR = IPv4Network("10.77.0.0/16")
-SUBNET_CIDRS = [str(subnet) for subnet in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4,091 addresses
+STACK_CIDR, JOBS_CIDR = VPC_CIDR.subnets(new_prefix=17)
+SUBNET_CIDRS = [str(subnet) for subnet in STACK_CIDR.subnets(new_prefix=20)]  # 8 zones of 4,091 addresses
+JOB_SUBNET_CIDRS = [str(subnet) for subnet in JOBS_CIDR.subnets(new_prefix=24)]  # 128 subnets of 251 addresses
 ANY_IPV4 = "0.0.0.0/0"
 NO_EFS_TAG = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
 RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
@@ -135,6 +137,79 @@ def list_machines(context: StackContext) -> list[Resource]:
     return [machine for reservation in reservations for machine in reservation["Instances"]]
 
 
+# --- the parts of a job's network ----------------------------------------------------------------------------------
+
+
+def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications: list[tags.TagSpecification]) -> str:
+    """Create a subnet of a job in a zone, at the first free address range, and return it. Raises `CloudError`."""
+    ec2 = context.account.ec2
+    filters = tags.make_filters({}, vpc_id=[vpc])
+    subnets = paginate("subnets", ec2, "describe_subnets", "Subnets", Filters=filters)
+    used_cidrs = {subnet["CidrBlock"] for subnet in subnets}
+    for cidr in JOB_SUBNET_CIDRS:
+        if cidr not in used_cidrs:
+            created = context.create(
+                f"subnet of the job in {zone}",
+                ec2.create_subnet,
+                VpcId=vpc,
+                AvailabilityZone=zone,
+                CidrBlock=cidr,
+                TagSpecifications=specifications,
+            )
+            if created is not None:  # else another job has just taken the range
+                return str(created["Subnet"]["SubnetId"])
+    raise CloudError(
+        f"the network has {len(JOB_SUBNET_CIDRS)} subnets of jobs, as many as it can; type: imgnet-cluster gc"
+    )
+
+
+def route_to_internet(context: StackContext, vpc: str, table: str, address: str) -> None:
+    """Route an address range to the internet gateway in a route table of a job. Raises `CloudError`."""
+    gateways = [gateway for gateway in _list_gateways(context, vpc) if gateway["Attachments"]]
+    if not gateways:
+        raise CloudError("the stack has no internet gateway; type: imgnet-cluster up --stack")
+    context.create(
+        f"route to {address}",
+        context.account.ec2.create_route,
+        RouteTableId=table,
+        DestinationCidrBlock=address,
+        GatewayId=gateways[0]["InternetGatewayId"],
+    )
+
+
+def route_jobs_to(context: StackContext, vpc: str, address: str) -> None:
+    """Let jobs behind a NAT gateway answer ssh connections from an address range too. Raises `CloudError`."""
+    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc])
+    tables = paginate("route tables", context.account.ec2, "describe_route_tables", "RouteTables", Filters=filters)
+    for table in tables:
+        if tags.JOB in tags.read_tags(table):
+            route_to_internet(context, vpc, table["RouteTableId"], address)
+
+
+def add_to_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
+    """Let a route table of a job use the stack's S3 endpoint. Raises `CloudError`."""
+    for endpoint in _list_s3_endpoints(context, vpc):
+        if table not in endpoint.get("RouteTableIds", []):
+            context.create(
+                "route to S3",
+                context.account.ec2.modify_vpc_endpoint,
+                VpcEndpointId=endpoint["VpcEndpointId"],
+                AddRouteTableIds=[table],
+            )
+
+
+def remove_from_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
+    """End the use of the stack's S3 endpoint by a route table of a job. Raises `CloudError`."""
+    for endpoint in _list_s3_endpoints(context, vpc):
+        if table in endpoint.get("RouteTableIds", []):
+            call(
+                "remove a route to S3",
+                context.account.ec2.modify_vpc_endpoint,
+                VpcEndpointId=endpoint["VpcEndpointId"],
+                RemoveRouteTableIds=[table],
+            )
+
+
 # --- the parts -----------------------------------------------------------------------------------------------------
 
 
@@ -149,10 +224,11 @@ def _zone_index(zone: str) -> int:
 def _list_own(
     context: StackContext, label: str, operation: str, result_key: str, vpc: str | None = None
 ) -> list[Resource]:
-    """Return the resources of a kind that have the stack tag, all or those of a VPC."""
+    """Return the stack's resources of a kind, all or those of a VPC. Those with a job's tag are that job's."""
     vpc_filter = {"vpc_id": [vpc]} if vpc else {}
     filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **vpc_filter)
-    return paginate(label, context.account.ec2, operation, result_key, Filters=filters)
+    resources = paginate(label, context.account.ec2, operation, result_key, Filters=filters)
+    return [resource for resource in resources if tags.JOB not in tags.read_tags(resource)]
 
 
 def _list_vpcs(context: StackContext) -> list[Resource]:

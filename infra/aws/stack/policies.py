@@ -26,22 +26,26 @@ MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white 
 READ_ACTIONS = """
 ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeImages ec2:DescribeInstanceTypeOfferings
 ec2:DescribeInstanceTypes ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs
-ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions ec2:DescribeRouteTables
-ec2:DescribeSecurityGroups ec2:DescribeSpotInstanceRequests ec2:DescribeSpotPriceHistory ec2:DescribeSubnets
-ec2:DescribeVolumes ec2:DescribeVpcAttribute ec2:DescribeVpcEndpoints ec2:DescribeVpcs
+ec2:DescribeNatGateways ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions
+ec2:DescribeRouteTables ec2:DescribeSecurityGroups ec2:DescribeSpotInstanceRequests ec2:DescribeSpotPriceHistory
+ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpcAttribute ec2:DescribeVpcEndpoints ec2:DescribeVpcs
 elasticfilesystem:Describe* pricing:GetProducts servicequotas:GetServiceQuota servicequotas:GetAWSDefaultServiceQuota
 """
 CREATE_ACTIONS = """
-ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreatePlacementGroup ec2:CreateRouteTable ec2:CreateSecurityGroup
-ec2:CreateSubnet ec2:CreateVpc ec2:CreateVpcEndpoint ec2:ImportKeyPair elasticfilesystem:CreateFileSystem
+ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreateNatGateway ec2:CreatePlacementGroup ec2:CreateRouteTable
+ec2:CreateSecurityGroup ec2:CreateSubnet ec2:CreateVpc ec2:CreateVpcEndpoint ec2:ImportKeyPair
+elasticfilesystem:CreateFileSystem
 """
-CREATE_IN_VPC_ACTIONS = "ec2:CreateRouteTable ec2:CreateSecurityGroup ec2:CreateSubnet ec2:CreateVpcEndpoint"
+CREATE_IN_VPC_ACTIONS = """
+ec2:CreateNatGateway ec2:CreateRouteTable ec2:CreateSecurityGroup ec2:CreateSubnet ec2:CreateVpcEndpoint
+"""
 CHANGE_ACTIONS = """
 ec2:AssociateAddress ec2:AssociateRouteTable ec2:AttachInternetGateway ec2:AuthorizeSecurityGroupEgress
 ec2:AuthorizeSecurityGroupIngress ec2:CancelSpotInstanceRequests ec2:CreateRoute ec2:CreateTags
-ec2:DeleteInternetGateway ec2:DeleteKeyPair ec2:DeletePlacementGroup ec2:DeleteRouteTable
+ec2:DeleteInternetGateway ec2:DeleteKeyPair ec2:DeleteNatGateway ec2:DeletePlacementGroup ec2:DeleteRouteTable
 ec2:DeleteSecurityGroup ec2:DeleteSubnet ec2:DeleteVolume ec2:DeleteVpc ec2:DeleteVpcEndpoints
-ec2:DetachInternetGateway ec2:DisassociateAddress ec2:DisassociateRouteTable ec2:GetConsoleOutput ec2:ModifyVpcAttribute
+ec2:DetachInternetGateway ec2:DisassociateAddress ec2:DisassociateRouteTable ec2:GetConsoleOutput
+ec2:ModifyNetworkInterfaceAttribute ec2:ModifyVpcAttribute ec2:ModifyVpcEndpoint
 ec2:ReleaseAddress ec2:ReplaceRoute ec2:RevokeSecurityGroupIngress ec2:TerminateInstances
 elasticfilesystem:CreateAccessPoint elasticfilesystem:CreateMountTarget elasticfilesystem:DeleteAccessPoint
 elasticfilesystem:DeleteFileSystem elasticfilesystem:DeleteMountTarget elasticfilesystem:PutFileSystemPolicy
@@ -101,6 +105,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
     our_tag_on_resource = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}}
     image_parameters = [f"{aws}:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")]
     launched_types = ("instance", "volume", "network-interface", "spot-instances-request")
+    parent_types = ("vpc", "route-table", "subnet", "elastic-ip")
     existing_types = ("key-pair", "subnet", "security-group", "placement-group")
     roles = [f"{aws}:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
     spot_role = f"{aws}:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
@@ -112,7 +117,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("Look", READ_ACTIONS, "*"),
         _allow("Images", "ssm:GetParameter ssm:GetParameters", image_parameters),
         _allow("MakeWithTag", CREATE_ACTIONS, "*", our_tag_in_request),
-        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}vpc/*", f"{ec2}route-table/*"], our_tag_on_resource),
+        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}{kind}/*" for kind in parent_types], our_tag_on_resource),
         _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
         _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in existing_types], our_tag_on_resource),
         _allow("RunImage", "ec2:RunInstances", f"{aws}:ec2:{region}::image/*"),

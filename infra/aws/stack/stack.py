@@ -65,6 +65,7 @@ def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     vpc = str(stack_network.vpc)
     group = stack_security_group.ensure_security_group(context, vpc)
     stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
+    network.route_jobs_to(context, vpc, address)
     stack_security_group.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network.subnets, group)
     bucket = bucket or file_system.bucket

@@ -13,6 +13,7 @@ from cluster.agent import trainers as trainers_module
 from cluster.agent.trainers import TrainerExit, Trainers
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
+from train.distributed import network
 from train.tools import host, process
 from train.tools.trainer_reports import Fault
 
@@ -114,6 +115,14 @@ def test_start_ranks_follow_machine_rank(make_trainers: Fixture) -> None:
         command_line = " ".join(argv)
         assert f"--resume {trainers.shared}/checkpoints/000001/resume-00000008-ab.pt" in command_line
         assert "--attempt 1" in command_line
+
+
+def test_start_sets_efa_variables(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "has_efa", lambda: True)
+    trainers = make_trainers(WRITE_ASSIGNMENT)
+    trainers.start(attempt(), 0)
+    _, environment, _ = read_assignment(trainers, 0)
+    assert (environment["FI_EFA_USE_HUGE_PAGE"], environment["NCCL_SOCKET_FAMILY"]) == ("0", "AF_INET")
 
 
 def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> None:

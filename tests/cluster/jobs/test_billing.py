@@ -71,7 +71,8 @@ def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
     assert (second["id"], second["all"]) == ("i-2", 500.0)
     assert report == {
         "job": "job-1", "is_billed": True, "dollars": 1500.0, "machine_dollars": 1500.0, "disk_dollars": 0.0,
-        "address_dollars": 0.0, "hours": 1500 / 3600, "unknown": [], "running": 0, "per_epoch": None,
+        "address_dollars": 0.0, "nat_dollars": 0.0, "hours": 1500 / 3600,
+        "unknown": [], "running": 0, "per_epoch": None,
         "to_target": None, "wasted": None, "wasted_seconds": 0,
     }  # fmt: skip
     assert list(first)[-1] == "all" and json.loads(json.dumps(first)) == first

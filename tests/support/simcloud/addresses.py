@@ -13,7 +13,7 @@ def release_resources(instance: Any) -> None:
     for interface in list(instance.nics.values()):
         for address in backend.addresses:
             if address.eni is interface:
-                _disassociate(address)
+                disassociate(address)
         interface.instance = None
         interface.attachment_id = None
         interface.status = "available"
@@ -68,11 +68,12 @@ def disassociate_address(self: Any) -> ActionResult:
     if not association_id or not addresses:
         message = f"The association ID '{association_id}' does not exist"
         raise AwsError("InvalidAssociationID.NotFound", message)
-    _disassociate(addresses[0])
+    disassociate(addresses[0])
     return EmptyResult()
 
 
-def _disassociate(address: Any) -> None:
+def disassociate(address: Any) -> None:
+    """Take an elastic address from its interface."""
     address.eni.public_ip = None
     address.public_ip = address.own_ip
     address.eni = None

@@ -27,6 +27,7 @@ class BillingMeter:
     """Measures what the resources of a cloud cost, at prices of us-east-1."""
 
     ADDRESS_DOLLARS_PER_HOUR = 0.005  # public IPv4, in use or idle
+    NAT_DOLLARS_PER_HOUR = 0.045
     GB_DOLLARS_PER_HOUR: ClassVar[dict[str, float]] = {
         "gp3": 0.08 / MONTH_HOURS,
         "gp2": 0.10 / MONTH_HOURS,
@@ -59,7 +60,7 @@ class BillingMeter:
         """Return the dollars until now by kind, those of instances one by one."""
         now = self.now()
         instances: dict[str, float] = {}
-        others = {"volumes": 0.0, "addresses": 0.0, "efs": 0.0}
+        others = {"volumes": 0.0, "addresses": 0.0, "nat": 0.0, "efs": 0.0}
         for id, line in self.lines.items():
             if line.kind == "instances":
                 instances[id] = line.dollars(now)

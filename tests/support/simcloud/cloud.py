@@ -34,6 +34,11 @@ DEFAULTS: dict[str, Any] = {
     "max_addresses": 5,
     "policy": None,
     "images": None,
+    "has_launch_indexes": True,
+    "needs_internet": False,
+    "internet_wait_seconds": 60.0,
+    "refuses_public_addresses": False,
+    "nat_seconds": 0.0,
 }
 
 
@@ -63,6 +68,11 @@ class SimulatedAws(InstanceEndings):
     image_gb: int  # size of the images' disk
     max_addresses: int  # elastic addresses of a region
     policy: Policy | None  # of the caller, see `permissions`; None allows every call
+    needs_internet: bool  # the boot of a machine without a way to the internet fails
+    internet_wait_seconds: float  # a booting machine waits so long for its way to the internet
+    refuses_public_addresses: bool  # EC2 gives no public address to a running instance
+    nat_seconds: float  # to create or delete a NAT gateway
+    has_launch_indexes: bool  # False: all instances of a request have the launch index 0
 
     def __init__(self, **defaults: Any) -> None:
         unknown = set(defaults) - set(DEFAULTS)
@@ -126,7 +136,7 @@ class SimulatedAws(InstanceEndings):
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
-        from support.simcloud import efs
+        from support.simcloud import efs, internet
 
         with self.lock:
             now = self.now()
@@ -144,6 +154,7 @@ class SimulatedAws(InstanceEndings):
                 if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
                     self._set_state(instance, "stopped")
             efs.tick(now)
+            internet.tick(self, now)
 
     def run(self, interval_seconds: float = 0.1) -> None:
         """Tick for ever, so that things happen between calls too. For a thread of its own."""
@@ -234,6 +245,13 @@ class SimulatedAws(InstanceEndings):
                 if instance.id == id:
                     return instance
         raise KeyError(f"no instance {id}")
+
+    def has_internet(self, id: str) -> bool:
+        """Return whether an instance reaches the internet now."""
+        from support.simcloud import internet
+
+        with self.lock:
+            return internet.has_internet(self.find(id))
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""

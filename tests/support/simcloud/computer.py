@@ -102,6 +102,7 @@ class SimulatedMachine(TestMachine):
         self.bed = SimpleNamespace(folder=folder)  # type: ignore[assignment]  # the folder of authorized_keys
         self.notices: dict[str, str] = {}  # interruption notices in its metadata, by path
         self._sshd = None
+        self.start_time = 0.0  # when its sshd started
         self.has_new_host_key = False
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)

@@ -147,6 +147,7 @@ class CloudProcess:
         self._error_count = len(self.post("errors"))
         ids_before = {resource["id"] for resource in self.all_resources()}
         self._create_foreign_resources()
+        self.post("set", needs_internet=True)
         self.foreign_resources = [resource for resource in self.all_resources() if resource["id"] not in ids_before]
 
     def _create_foreign_resources(self) -> None:

@@ -16,13 +16,18 @@ def _ec2_row(kind: str, backend: Any, id: Any, **columns: Any) -> ResourceRow:
 
 
 def billable(sim: SimulatedAws) -> list[ResourceRow]:
-    """Return instances that are not terminated, volumes, elastic addresses, and file systems with paid throughput."""
+    """Return live instances, volumes, elastic addresses, NAT gateways, and file systems with paid throughput."""
     rows = []
     for backend in ec2_backends[ACCOUNT].values():
         live_instances = [instance for instance in sim.all_instances(backend) if instance.state != "terminated"]
         rows += [_ec2_row("instance", backend, instance.id, state=instance.state) for instance in live_instances]
         rows += [_ec2_row("volume", backend, volume.id) for volume in backend.volumes.values()]
         rows += [_ec2_row("address", backend, address.allocation_id) for address in backend.addresses]
+        rows += [
+            _ec2_row("nat-gateway", backend, gateway.id)
+            for gateway in backend.nat_gateways.values()
+            if gateway.state != "deleted"
+        ]
     for region, efs_backend in efs_backends[ACCOUNT].items():
         for file_system in efs_backend.file_systems_by_id.values():
             if file_system.provisioned_throughput_in_mibps:

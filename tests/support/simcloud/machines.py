@@ -28,6 +28,8 @@ from support.simcloud.imds import MetadataService
 
 POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
+INTERNET_POLL_SECONDS = 0.1
+NO_INTERNET = "no way to the internet: simulated"
 SETUP_FAILURE = "the file system was not mounted: simulated"
 IAM_ROLE = "imgnet-machine"  # the simulated AWS checks no rights
 CREDENTIALS = {
@@ -247,10 +249,17 @@ class SimulatedMachines:
 
     def _start_sshd(self, id: str) -> None:
         self.machines[id].start()
+        self.machines[id].start_time = self.sim.now()
         self._set_timer(id, "finish setup", self.ready_delay_seconds)
 
     def _finish_setup(self, id: str) -> None:
         machine = self.machines[id]
+        if self.sim.needs_internet and not self.sim.has_internet(id):
+            if self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
+                self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
+            else:
+                machine.finish_setup(self.folder / "efs", self.python, NO_INTERNET)
+            return
         fails = self.failing_machines & {id, machine.address, machine.number}
         machine.finish_setup(self.folder / "efs", self.python, SETUP_FAILURE if fails else "")
 

@@ -23,7 +23,16 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
 from moto.sts.models import sts_backends
-from support.simcloud import addresses, efs, instances, permissions, placement_groups, run_instances, spot_market
+from support.simcloud import (
+    addresses,
+    efs,
+    instances,
+    internet,
+    permissions,
+    placement_groups,
+    run_instances,
+    spot_market,
+)
 from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import SimulatedAws
 
@@ -68,7 +77,7 @@ def install() -> None:
     """Patch moto, once in a process. Each call looks up the cloud that answers it."""
     if moto_originals:
         return
-    for module in (addresses, placement_groups, instances, run_instances, spot_market):
+    for module in (addresses, placement_groups, instances, internet, run_instances, spot_market):
         for name, function in module.ACTIONS.items():
             replace_attribute(EC2Response, name, function)
     for name, function in efs.METHODS.items():

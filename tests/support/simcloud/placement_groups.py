@@ -185,6 +185,8 @@ def delete_subnet(self: Any) -> ActionResult:
     id = self._get_param("SubnetId")
     if any(interface.subnet.id == id for interface in self.ec2_backend.enis.values()):
         raise _dependency_violation(f"The subnet '{id}' has dependencies and cannot be deleted.")
+    for table in self.ec2_backend.route_tables.values():  # EC2 ends the association, moto keeps it
+        table._associations = {key: target for key, target in table._associations.items() if target != id}
     return call_moto("delete_subnet", self)
 
 

@@ -118,6 +118,8 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
     instance.life = InstanceLife(now, request.market, key, user_data, request.image, instance.private_ip)
     instance.launch_time = datetime.fromtimestamp(now, UTC).replace(tzinfo=None, microsecond=0)
     instance.client_token = request.token
+    if not sim.has_launch_indexes:
+        instance.ami_launch_index = 0
     instance.filter_reservation = reservation.id
     instance.lifecycle = "spot" if request.market == "spot" else None
     if request.group:
@@ -168,6 +170,10 @@ def prep_nics(
         interface.interface_type = spec.get("InterfaceType") or "interface"
         interface.network_card_index, interface.device_index = _interface_slot(spec)
         interface.public_ip = address if index == 0 and is_public and not has_many else None
+        if interface.interface_type == "efa-only":  # it has no IP address
+            subnet.del_subnet_ip(interface.private_ip_address)
+            interface.private_ip_addresses = []
+            interface.private_ip_address = None
         interface.instance = self
         interface.status = "in-use"
         interface.attachment_id = random_eni_attach_id()
@@ -256,7 +262,8 @@ def _check_networks(sim: SimulatedAws, request: LaunchRequest) -> None:
             message = f"Security group {group_id} and subnet {subnets[0].id} belong to different networks."
             raise AwsError("InvalidParameter", message)
     request.zone = subnets[0].availability_zone if subnets else request.zone or f"{request.region}a"
-    if subnets and subnets[0].available_ip_address_count < request.min_count * max(1, len(request.interfaces)):
+    addressed_count = sum(interface.get("InterfaceType") != "efa-only" for interface in request.interfaces)
+    if subnets and subnets[0].available_ip_address_count < request.min_count * max(1, addressed_count):
         message = f"There are not enough free addresses in subnet '{subnets[0].id}' to satisfy the requested number."
         raise AwsError("InsufficientFreeAddressesInSubnet", message)
 
@@ -277,11 +284,25 @@ def _check_interfaces(sim: SimulatedAws, request: LaunchRequest) -> None:
     if efa_interfaces and not network_info.get("EfaSupported"):
         message = f"EFA interfaces are not supported on the instance type {request.type}."
         raise AwsError("InvalidParameterCombination", message)
+    for interface in request.interfaces:
+        _check_card(request.type, network_info, interface)
     max_efa = network_info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     cards = network_info.get("MaximumNetworkCards", 1)
     if len(efa_interfaces) > max_efa or any(card >= cards for card, _ in slots):
         message = f"{request.type} has {cards} network cards and takes {max_efa} EFA interfaces."
         raise AwsError("AttachmentLimitExceeded", message)
+
+
+def _check_card(type: str, network_info: dict[str, Any], interface: dict[str, Any]) -> None:
+    """Check that a network card takes an interface of this type, where EC2 describes the cards of the type."""
+    index, device = _interface_slot(interface)
+    kind = interface.get("InterfaceType") or "interface"
+    cards = {card["NetworkCardIndex"]: card for card in network_info.get("NetworkCards", [])}
+    if index in cards and kind not in cards[index].get("InterfaceTypes", [kind]):
+        message = f"Network card {index} of {type} does not support interfaces of type {kind}."
+        raise AwsError("InvalidParameterCombination", message)
+    if kind == "efa-only" and (index, device) == (0, 0):
+        raise AwsError("InvalidParameterCombination", "The primary network interface cannot be EFA-only.")
 
 
 def _check_profile_and_user_data(sim: SimulatedAws, request: LaunchRequest) -> None:

@@ -263,3 +263,12 @@ def test_has_efa_by_driver(tmp_path: Path) -> None:
         (tmp_path / "infiniband" / name / "device").mkdir(parents=True)
         (tmp_path / "infiniband" / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
     assert network.has_efa(tmp_path / "infiniband")
+
+
+def test_efa_variables_only_with_efa_and_never_over_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "has_efa", lambda: False)
+    assert network.efa_variables() == {}
+    monkeypatch.setattr(network, "has_efa", lambda: True)
+    assert network.efa_variables() == {"FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"}
+    monkeypatch.setenv("NCCL_SOCKET_FAMILY", "AF_INET6")
+    assert network.efa_variables() == {"FI_EFA_USE_HUGE_PAGE": "0"}

@@ -10,15 +10,17 @@ import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
 from cluster.backends.aws.instances import JobInstances
-from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec
+from cluster.backends.aws.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
 from cluster.backends.rented.controller import EndedExternally, RentedJobController
-from infra.aws.journal_events import InstanceEnded, JournalEvent
-from infra.aws.launch_request import Place
-from infra.errors import CloudError
+from infra.aws.instances import internet
+from infra.aws.journal_events import InstanceEnded, JournalEvent, PublicAddressRefused
+from infra.aws.launch_request import Internet, Place
+from infra.errors import CloudError, NoMachines
 
 Fixture = Any
 NOW = time.time()
 HOUR = 3600.0
+OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
 MODULE = sys.modules[JobInstances.__module__]
 
 
@@ -170,3 +172,55 @@ def test_resolve_ssh_address_follows_this_computer_unless_fixed(
 
     monkeypatch.setattr(MODULE, "get_public_address", fail)
     assert following.resolve_ssh_address() == "198.51.100.9/32"
+
+
+class Interrupted(Exception):
+    """Stands for a kill of the supervisor."""
+
+
+def test_refused_public_addresses_release_the_machines_also_after_a_crash(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = launch_request(1, place(), ["0", "1"], NOW)
+    job_instances = make_instances(2, request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW))
+    machines = {
+        name: SimpleNamespace(
+            id=f"i-{name}", name=name, public_ip="", launch_token=request.token, primary_interface_id=f"eni-{name}"
+        )
+        for name in "01"
+    }
+
+    def refuse(account: Any, interface_id: str) -> None:
+        raise CloudError("not for several interfaces", "UnsupportedOperation")
+
+    def crash(ids: list[str], reason: str) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(internet, "give_public_address", refuse)
+    job_instances.terminate = crash
+    with pytest.raises(Interrupted):
+        job_instances.ensure_reachable(machines)
+    assert job_instances.internet is Internet.NAT, "recorded before the machines are terminated"
+    released: list[str] = []
+    job_instances.terminate = lambda ids, reason: released.extend(ids)
+    assert job_instances.ensure_reachable(machines) == {} and released == ["i-0", "i-1"]
+    assert len(job_instances.journal.events(PublicAddressRefused)) == 1
+    assert job_instances.dollars_per_hour == pytest.approx(
+        2 * (10 + DISK_DOLLARS_PER_HOUR) + internet_dollars(Internet.NAT, 2)
+    )
+
+
+def test_missing_right_to_give_addresses_is_no_refusal(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = launch_request(1, place(), ["0"], NOW)
+    job_instances = make_instances(1, request, request_granted(1, ("i-0", "0", NOW), time=NOW))
+    machine = SimpleNamespace(
+        id="i-0", name="0", public_ip="", launch_token=request.token, primary_interface_id="eni-0"
+    )
+
+    def deny(account: Any, interface_id: str) -> None:
+        raise CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation")
+
+    monkeypatch.setattr(internet, "give_public_address", deny)
+    with pytest.raises(NoMachines, match="not permitted"):
+        job_instances.ensure_reachable({"0": machine})
+    assert job_instances.internet is Internet.PUBLIC

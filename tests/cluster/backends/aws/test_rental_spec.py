@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws import admin, plan
+from cluster.backends.aws import plan
 from cluster.backends.aws.options import AwsOptions
-from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec, sort_places
+from cluster.backends.aws.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars, sort_places
 from cluster.backends.rented.provider import POWEROFF_GRACE_SECONDS
 from cluster.display import cloud
 from cluster.errors import ClusterError
@@ -17,13 +17,12 @@ from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.spec import RentalFacts
-from infra.aws.instances import preflight
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
-from infra.aws.stack import stack
 from train.recipe import SAMPLE, Model, Phase, Recipe
 from train.tools.records import DamagedRecord
 
+OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
 RECIPE = Recipe(
     name="tiny",
     data=SAMPLE,
@@ -87,20 +86,21 @@ def test_plan_says_what_the_highest_price_counts(
     assert f"  at most        {expected.replace('13.51', f'{2 * rate * 2.25:.2f}')}\n" in capsys.readouterr().out
 
 
-def test_network_card_warning_names_the_types_that_several_machines_need_to_avoid() -> None:
-    assert not plan.network_card_warning(["p4d.24xlarge"], 1) and not plan.network_card_warning(["g5.48xlarge"], 8)
-    warning = plan.network_card_warning(["g5.48xlarge", "p4d.24xlarge", "p5.48xlarge", "unknown.large"], 2)
-    assert warning.startswith("p4d.24xlarge, p5.48xlarge: ") and "docs/known-problems.md" in warning
-
-
-def test_check_warns_of_several_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "Account", lambda region: None)
-    monkeypatch.setattr(stack, "missing_parts", lambda account: [])
-    monkeypatch.setattr(stack, "find", lambda account: None)
-    monkeypatch.setattr(preflight, "run_preflight", lambda account, **arguments: [])
-    (finding,) = admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 2, "spot")
-    assert finding.level == "warning" and "p4d.24xlarge" in finding.what
-    assert admin.AwsAdministration().check_launch(None, ["p4d.24xlarge"], 1, "spot") == []
+@pytest.mark.parametrize(
+    ("internet", "type", "expected"),
+    [
+        ("public", "g5.48xlarge", "internet: a public address for each machine, $0.08 an hour"),
+        (
+            "public",
+            "p4d.24xlarge",
+            "; if EC2 refuses them, a NAT gateway, $0.055 an hour and $0.045 per GB (S3 is free)",
+        ),
+        ("nat", "p4d.24xlarge", "internet: a NAT gateway for the time of the job, $0.055 an hour and $0.045 per GB"),
+        ("none", "g5.48xlarge", "internet: none, the machine image has to have everything"),
+    ],
+)
+def test_plan_says_the_way_to_the_internet_and_its_price(internet: str, type: str, expected: str) -> None:
+    assert expected in plan.describe_internet(Internet(internet), BUILTIN_TYPES[type], 16)
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:

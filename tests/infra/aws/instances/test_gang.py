@@ -46,6 +46,16 @@ def live_instances(gang: Gang) -> list[Instance]:
     return list(instances.live_by_name(gang.list_instances()).values())
 
 
+def test_acquire_names_machines_whose_launch_indexes_are_all_zero(bed: GangTestbed) -> None:
+    bed.sim.has_launch_indexes = False
+    machines = bed.acquire()
+    assert [machine.name for machine in machines] == ["0", "1", "2"]
+    assert [machine.id for machine in machines] == ids(machines), "in the order of their IDs"
+    assert sorted(instances.live_by_name(bed.gang().list_instances())) == ["0", "1", "2"]
+    shown = {row.id: row.tags[tags.MACHINE] for row in bed.live_instances()}
+    assert shown == {machine.id: machine.name for machine in machines}
+
+
 # --- order of places -------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +312,9 @@ def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: GangTestbed) -> N
         nics = machine["NetworkInterfaces"]
         assert [nic["Attachment"]["NetworkCardIndex"] for nic in nics] == [0, 1, 2, 3]
         assert {nic["SubnetId"] for nic in nics} == {bed.stack.subnets[other_zone]}
-        assert {nic["InterfaceType"] for nic in nics} == {"efa"} and not machine.get("PublicIpAddress")
+        assert [nic["InterfaceType"] for nic in nics] == ["efa", *["efa-only"] * 3] and not machine.get(
+            "PublicIpAddress"
+        )
     assert {machine.primary_interface_id for machine in machines} == {
         machine["NetworkInterfaces"][0]["NetworkInterfaceId"] for machine in descriptions
     }

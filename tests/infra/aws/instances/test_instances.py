@@ -37,7 +37,7 @@ def parse(**changes: Any) -> Instance:
         "AmiLaunchIndex": 2,
         "LaunchTime": datetime.fromtimestamp(START, UTC),
         "Placement": {"AvailabilityZone": A},
-        "Tags": tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.MACHINE: "4-7", tags.JOB: "job-3"}),
+        "Tags": tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.MACHINE: "6", tags.JOB: "job-3"}),
     }
     return instances.parse_instance({**description, **changes}, "us-east-1")
 
@@ -45,24 +45,10 @@ def parse(**changes: Any) -> Instance:
 # --- descriptions ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "index", "name"),
-    [
-        ("4-7", 0, "4"),
-        ("4-7", 3, "7"),
-        ("4-7", 4, ""),
-        ("3", 0, "3"),
-        ("3", 1, ""),
-        ("", 0, ""),
-        ("x-2", 0, ""),
-        ("0-", 0, "0"),
-        ("-3", 0, ""),
-        ("0-x", 1, ""),
-    ],
-)
-def test_parse_instance_name_from_tag_and_launch_index(text: str, index: int, name: str) -> None:
-    instance = parse(AmiLaunchIndex=index, Tags=tags.to_aws_tags({tags.MACHINE: text}))
-    assert instance.name == name and instance.job_uid == ""
+@pytest.mark.parametrize(("text", "name"), [("4-7", ""), ("3", "3"), ("15", "15"), ("", ""), ("x", ""), ("-3", "")])
+def test_parse_instance_name_from_its_own_tag_only(text: str, name: str) -> None:
+    instance = parse(Tags=tags.to_aws_tags({tags.MACHINE: text}))
+    assert instance.name == name and instance.job_uid == "" and instance.launch_index == 2
 
 
 def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:

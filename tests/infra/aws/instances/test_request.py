@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.aws_gang import ZONES, GangTestbed, bed
 from support.aws_journal import launch_request
 
@@ -79,19 +82,37 @@ def test_build_run_instances_equals_the_golden_file(case: str) -> None:
 @pytest.mark.parametrize(("case", "count"), [("g5", 1), ("p4d", 4), ("p5", 32)])
 def test_golden_requests_have_a_public_address_with_one_card_only(case: str, count: int) -> None:
     nics = json.loads((GOLDEN / f"run_instances_{case}.json").read_text())["NetworkInterfaces"]
-    assert [nic["NetworkCardIndex"] for nic in nics] == list(range(count))
-    assert [nic["DeviceIndex"] for nic in nics] == [0] + [1] * (count - 1)
-    assert {nic["InterfaceType"] for nic in nics} == {"efa" if count > 1 else "interface"}
+    assert [(nic["NetworkCardIndex"], nic["DeviceIndex"]) for nic in nics] == [(card, 0) for card in range(count)]
+    first_type = "efa" if count > 1 else "interface"
+    assert [nic["InterfaceType"] for nic in nics] == [first_type, *["efa-only"] * (count - 1)]
     assert {nic["SubnetId"] for nic in nics} == {"subnet-0b2"} and all(nic["DeleteOnTermination"] for nic in nics)
     assert [nic.get("AssociatePublicIpAddress", False) for nic in nics] == [count == 1] * count
 
 
 @pytest.mark.parametrize("type", BUILTIN_TYPES)
 def test_network_interfaces_of_every_type_fit_its_cards(type: str) -> None:
-    instance_type = BUILTIN_TYPES[type]
-    nics = request.network_interfaces(instance_type, "subnet-1", "sg-1")
-    assert 1 <= len(nics) <= max(1, instance_type.efa_interfaces) and len(nics) <= instance_type.network_cards
-    assert len(nics) == 1 or len(nics) == min(instance_type.efa_interfaces, instance_type.network_cards)
+    network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
+    cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
+    nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
+    card_indexes = [nic["NetworkCardIndex"] for nic in nics]
+    assert card_indexes[0] == 0 and len(set(card_indexes)) == len(card_indexes) <= network["MaximumNetworkInterfaces"]
+    assert all(nic["InterfaceType"] in cards[nic["NetworkCardIndex"]]["InterfaceTypes"] for nic in nics)
+    efa_count = sum(nic["InterfaceType"].startswith("efa") for nic in nics)
+    assert efa_count == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    assert sum(nic["InterfaceType"] != "efa-only" for nic in nics) == 1, "one IP address"
+
+
+def test_card_without_efa_gets_a_plain_interface() -> None:
+    nics = request.network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1", is_public=True)
+    assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_requests_of_every_type_are_valid_by_botocores_model(market: str) -> None:
+    shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    for type in BUILTIN_TYPES:
+        report = ParamValidator().validate(build(type, market, 16), shape)
+        assert not report.has_errors(), f"{type}: {report.generate_report()}"
 
 
 def test_build_run_instances_is_all_or_none_and_terminates_on_shutdown() -> None:
@@ -166,11 +187,9 @@ def test_build_run_instances_names_the_placement_group_or_none() -> None:
     assert build(number=7)["Placement"] == {"GroupName": "imgnet-job-3-9073e811-7"}
 
 
-@pytest.mark.parametrize("names", [["0"], ["3"], ["0", "1"], [str(number) for number in range(4, 16)]])
-def test_machine_name_in_range_reverses_format_machine_range(names: list[str]) -> None:
-    text = request.format_machine_range(names)
-    assert [request.machine_name_in_range(text, index) for index in range(len(names))] == names
-    assert request.machine_name_in_range(text, len(names)) == ""
+@pytest.mark.parametrize(("names", "text"), [(["3"], "3"), (["0", "1"], "0-1"), (["4", "5", "6"], "4-6")])
+def test_format_machine_range(names: list[str], text: str) -> None:
+    assert request.format_machine_range(names) == text
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
@@ -187,7 +206,7 @@ def test_request_is_unchanged_by_the_journal(bed: GangTestbed, type: str, market
 def test_ec2_launches_machines_as_requested(bed: GangTestbed, type: str) -> None:
     (machine,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
     (description,) = bed.account.ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"]
-    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", ""))
+    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", "", True))
     assert description["MetadataOptions"]["HttpTokens"] == "required" and description["KeyName"] == "imgnet-key"
     (disk,) = bed.account.ec2.describe_volumes()["Volumes"]
     assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (150, "gp3", True)

@@ -1,0 +1,58 @@
+"""Rented machines with several network cards, which RunInstances gives no public address: their way to the internet."""
+
+import pytest
+from support.aws_user import Renter, renter
+from support.simcloud.fixture import simcloud
+
+from cluster.jobs.job import Job
+from infra.aws.journal_events import InstancesReleased, NatGatewayRequested, PublicAddressRefused
+
+__all__ = ["renter", "simcloud"]  # fixtures
+
+TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated machine has
+NAT_WORD = "NAT gateway"
+
+
+def train_to_the_end(renter: Renter, *options: str) -> Job:
+    """Launch two machines with two network cards each, and wait until they have trained."""
+    renter.cloud.post("set", internet_wait_seconds=20.0)
+    job = renter.launch(*TWO_CARDS, *options, epochs=1)
+    renter.wait_for(lambda: job.status().state in ("done", "failed"), 150)
+    assert job.status().state == "done", renter.describe()
+    renter.wait_for(lambda: not renter.supervisor_pids(), 60)
+    return job
+
+
+@pytest.mark.rehearsal
+def test_each_machine_gets_a_public_address(renter: Renter) -> None:
+    job = train_to_the_end(renter)
+    addresses = [action for action in renter.cloud.post("calls")["calls"] if "ModifyNetworkInterface" in str(action)]
+    assert len(addresses) == 2 and not renter.journal_events(job, NatGatewayRequested)
+    machines = renter.run_json("cost", job.name)["machines"]
+    assert all(machine["address_dollars"] > 0 for machine in machines)
+
+
+@pytest.mark.rehearsal
+def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None:
+    renter.cloud.post("set", refuses_public_addresses=True, nat_seconds=1.0)
+    job = train_to_the_end(renter)
+    assert len(renter.journal_events(job, PublicAddressRefused)) == 1
+    releases = [event for event in renter.journal_events(job, InstancesReleased) if "refused" in event.reason]
+    assert len(releases) == 1 and len(releases[0].ids) == 2 and len(renter.all_instance_ids()) == 4
+    assert NAT_WORD in renter.run("cost", job.name)
+    kinds = {resource["kind"] for resource in renter.cloud.all_resources() if "imgnet:job" in resource["tags"]}
+    assert not kinds & {"nat-gateway", "subnet", "route-table"}, "everything of the job is removed"
+
+
+@pytest.mark.rehearsal
+def test_image_that_needs_nothing_trains_without_internet(renter: Renter) -> None:
+    renter.cloud.post("set", needs_internet=False)
+    job = train_to_the_end(renter, "--internet", "none")
+    assert not renter.journal_events(job, NatGatewayRequested)
+
+
+def test_machines_without_internet_fail_with_the_reason(renter: Renter) -> None:
+    renter.cloud.post("set", internet_wait_seconds=2.0)
+    job = renter.launch(*TWO_CARDS, "--internet", "none")
+    renter.wait_for(lambda: job.status().state == "failed", 60)
+    assert "no way to the internet" in renter.run("status", job.name)

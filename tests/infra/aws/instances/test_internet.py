@@ -1,0 +1,116 @@
+"""The way of machines to the internet: public addresses, and the NAT gateway of a job with all its parts."""
+
+from typing import Any
+
+import pytest
+from support.aws_gang import Crash, GangTestbed, bed
+
+from infra.aws import tags
+from infra.aws.instances import instances, internet
+from infra.aws.stack.resources import StackContext
+
+__all__ = ["bed"]
+
+ZONE = "us-east-1a"
+SSH_ADDRESS = "203.0.113.7/32"
+PARTS = {"nat-gateway": 1, "address": 1, "job subnet": 1, "job table": 1}
+
+
+def job_tags(bed: GangTestbed) -> dict[str, str]:
+    return {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
+
+
+@pytest.fixture
+def gateway(bed: GangTestbed) -> str:
+    """The internet gateway of the stack."""
+    ec2 = bed.account.ec2
+    specifications = tags.tag_specifications(["internet-gateway"], {tags.STACK: tags.STACK_VALUE})
+    response = ec2.create_internet_gateway(TagSpecifications=specifications)
+    gateway_id = str(response["InternetGateway"]["InternetGatewayId"])
+    ec2.attach_internet_gateway(InternetGatewayId=gateway_id, VpcId=bed.stack.vpc)
+    return gateway_id
+
+
+def ensure(bed: GangTestbed) -> str:
+    context = StackContext(bed.account, bed.journal)
+    return internet.ensure_subnet(context, bed.stack, ZONE, job_tags(bed), SSH_ADDRESS, bed.clock.sleep)
+
+
+def count_parts(bed: GangTestbed) -> dict[str, int]:
+    own_tags = job_tags(bed)
+    return {
+        "nat-gateway": len(internet.nat_gateways(bed.account, own_tags)),
+        "address": len(instances.elastic_ips(bed.account, own_tags)),
+        "job subnet": len(internet.job_subnets(bed.account, own_tags)),
+        "job table": len(internet.job_route_tables(bed.account, own_tags)),
+    }
+
+
+def test_machines_with_several_cards_get_public_addresses_twice_the_same(bed: GangTestbed) -> None:
+    machines = bed.acquire(bed.place(ZONE, type="p4d.24xlarge"), n=2)
+    assert not any(machine.public_ip for machine in machines)
+    for machine in [*machines, *machines]:
+        internet.give_public_address(bed.account, machine.primary_interface_id)
+    assert all(machine.public_ip for machine in bed.gang().list_instances())
+    assert bed.account.ec2.describe_addresses()["Addresses"] == [], "no Elastic IP, which has a quota"
+
+
+def test_subnet_of_a_job_leads_through_its_nat_gateway(bed: GangTestbed, gateway: str) -> None:
+    bed.sim.nat_seconds = 90.0
+    subnet = ensure(bed)
+    assert subnet not in bed.stack.subnets.values() and ensure(bed) == subnet and count_parts(bed) == PARTS
+    (table,) = internet.job_route_tables(bed.account, job_tags(bed))
+    targets = {route["DestinationCidrBlock"]: route for route in table["Routes"]}
+    (nat_gateway,) = internet.nat_gateways(bed.account, job_tags(bed))
+    assert nat_gateway["State"] == "available"
+    assert targets["0.0.0.0/0"]["NatGatewayId"] == nat_gateway["NatGatewayId"]
+    assert targets[SSH_ADDRESS]["GatewayId"] == gateway, "answers over ssh leave by the jump host's own address"
+    assert [association["SubnetId"] for association in table["Associations"]] == [subnet]
+
+
+def test_jump_host_does_not_take_the_address_of_the_nat_gateway(bed: GangTestbed, gateway: str) -> None:
+    ensure(bed)
+    (machine,) = bed.acquire(bed.place(ZONE, type="p4d.24xlarge"), n=1)
+    instances.attach_elastic_ip(bed.account, machine, job_tags(bed))
+    assert count_parts(bed)["address"] == 2
+
+
+def kill_at(bed: GangTestbed, step: int | None) -> int:
+    """Create the parts, killed at a request or response, and return the number of those."""
+    count = 0
+
+    def count_step(**_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == step:
+            raise Crash
+
+    for event in ("before-send.ec2", "response-received.ec2"):
+        bed.hook(bed.account.ec2, event, count_step)
+    try:
+        ensure(bed)
+        assert step is None
+    except Crash:
+        pass
+    finally:
+        bed.remove_faults()
+    return count
+
+
+def test_creation_killed_at_any_step_and_repeated_has_each_part_once(bed: GangTestbed, gateway: str) -> None:
+    steps = kill_at(bed, None)
+    assert steps >= 20
+    for step in range(1, steps + 1):
+        bed.end_job()
+        bed.jobs += 1
+        bed.uid = f"job-{bed.jobs}-9073e811"
+        kill_at(bed, step)
+        ensure(bed)
+        assert count_parts(bed) == PARTS, step
+
+
+def test_end_of_the_job_removes_gateway_address_subnet_and_table(bed: GangTestbed, gateway: str) -> None:
+    bed.sim.nat_seconds = 60.0
+    ensure(bed)
+    assert bed.gang().terminate_job() == []
+    assert set(count_parts(bed).values()) == {0}

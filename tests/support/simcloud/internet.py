@@ -1,0 +1,122 @@
+"""The way of an instance to the internet: a public address, or a NAT gateway that its route table leads to."""
+
+from typing import Any
+
+from moto.core.responses import ActionResult, EmptyResult
+from moto.core.utils import utcnow
+from support.simcloud import placement_groups
+from support.simcloud.cloud import AwsError, SimulatedAws
+
+ANY_IPV4 = "0.0.0.0/0"
+
+
+def has_internet(instance: Any) -> bool:
+    """Return whether an instance reaches the internet now."""
+    interface = instance.nics.get(0)
+    if interface is None:
+        return False
+    backend = instance.ec2_backend
+    for table in backend.route_tables.values():
+        if interface.subnet.id in [association.get("SubnetId") for association in table.associations]:
+            for route in table.routes:
+                if str(route.destination_cidr_block) == ANY_IPV4 and route.nat_gateway is not None:
+                    return bool(route.nat_gateway.state == "available")
+    return bool(interface.public_ip)
+
+
+def modify_network_interface_attribute(self: Any) -> ActionResult:
+    """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
+    wants_address = self._get_param("AssociatePublicIpAddress")
+    if wants_address is None:
+        return placement_groups.call_moto("modify_network_interface_attribute", self)
+    sim = SimulatedAws.current
+    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+    if sim.refuses_public_addresses:
+        message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
+        raise AwsError("UnsupportedOperation", message)
+    instance = interface.instance
+    if instance is None or instance.state not in ("pending", "running"):
+        raise AwsError("IncorrectState", f"Network interface '{interface.id}' is not attached to a running instance.")
+    if (interface.network_card_index, interface.device_index) != (0, 0):
+        raise AwsError("InvalidParameterValue", "Only the primary network interface can have a public address.")
+    if str(wants_address).lower() == "true" and not interface.public_ip:
+        interface.public_ip = interface.private_ip_address
+        sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
+    return EmptyResult()
+
+
+# --- NAT gateways ----------------------------------------------------------------------------------------------------
+
+
+def create_nat_gateway(self: Any) -> ActionResult:
+    """Create a NAT gateway, which is available after `nat_seconds`. The same client token gives the same gateway."""
+    sim = SimulatedAws.current
+    token = self._get_param("ClientToken")
+    for gateway in self.ec2_backend.nat_gateways.values():
+        if token and gateway.token == token:
+            return ActionResult({"NatGateway": gateway})
+    result = placement_groups.call_moto("create_nat_gateway", self)
+    gateway = list(self.ec2_backend.nat_gateways.values())[-1]
+    gateway.token = token
+    gateway.state = "pending"
+    gateway.change_time = sim.now()
+    sim.meter.start(gateway.id, "nat", sim.meter.NAT_DOLLARS_PER_HOUR, 3600.0)
+    return result
+
+
+def delete_nat_gateway(self: Any) -> ActionResult:
+    """Begin to delete a NAT gateway, which takes `nat_seconds`. Until then its address is in use."""
+    sim = SimulatedAws.current
+    id = self._get_param("NatGatewayId")
+    gateway = self.ec2_backend.nat_gateways.get(id)
+    if gateway is None or gateway.state == "deleted":
+        raise AwsError("NatGatewayNotFound", f"The Nat Gateway {id} was not found")
+    if gateway.state != "deleting":
+        gateway.state = "deleting"
+        gateway.change_time = sim.now()
+        sim.meter.stop(id)
+    return ActionResult({"NatGatewayId": id})
+
+
+def describe_nat_gateways(self: Any) -> ActionResult:
+    """Describe NAT gateways by state and tags. moto ignores tags."""
+    filters = self._filters_from_querystring()
+    tag_filters = {name.removeprefix("tag:"): values for name, values in filters.items() if name.startswith("tag:")}
+    states = filters.get("state")
+    matches = []
+    for gateway in self.ec2_backend.nat_gateways.values():
+        tags = self.ec2_backend.tags.get(gateway.id, {})
+        if all(tags.get(key) in values for key, values in tag_filters.items()) and (
+            not states or gateway.state in states
+        ):
+            matches.append(gateway)
+    return ActionResult({"NatGateways": matches})
+
+
+def tick(sim: SimulatedAws, now: float) -> None:
+    """Finish creations and deletions of NAT gateways."""
+    from moto.ec2.models import ec2_backends
+    from support.simcloud import addresses
+    from support.simcloud.cloud import ACCOUNT
+
+    for backend in list(ec2_backends[ACCOUNT].values()):
+        for gateway in backend.nat_gateways.values():
+            if gateway.state in ("available", "deleted") or now < gateway.change_time + sim.nat_seconds:
+                continue
+            if gateway.state == "pending":
+                gateway.state = "available"
+                continue
+            gateway.state = "deleted"
+            gateway.delete_time = utcnow()
+            for address in backend.addresses:
+                if address.eni is gateway._eni:
+                    addresses.disassociate(address)
+            backend.enis.pop(gateway._eni.id, None)
+
+
+ACTIONS = {
+    "create_nat_gateway": create_nat_gateway,
+    "delete_nat_gateway": delete_nat_gateway,
+    "describe_nat_gateways": describe_nat_gateways,
+    "modify_network_interface_attribute": modify_network_interface_attribute,
+}
