@@ -231,7 +231,6 @@ class JobInstances(InstanceHistory):
             public_key=public_key,
             file_system=self.stack.file_system,
             access_point=self.stack.access_point,
-            region=place.region,
             ssh_user=image.ssh_user,
             python=image.python,
         )
