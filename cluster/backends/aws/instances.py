@@ -276,6 +276,10 @@ class JobInstances(InstanceHistory):
         self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason))
         instances.terminate(self.account, ids)
 
+    def read_console(self, machine: Instance) -> str:
+        """Return what an instance printed while it booted. Raises `CloudError`."""
+        return instances.read_console(self.account, machine.id)
+
     # --- access -------------------------------------------------------------------------------------------------------
 
     def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:

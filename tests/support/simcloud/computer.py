@@ -106,6 +106,7 @@ class SimulatedMachine(TestMachine):
         self.notices: dict[str, str] = {}  # interruption notices in its metadata, by path
         self._sshd = None
         self.has_new_host_key = False
+        self.failure = ""  # why its set-up failed
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)
         self.env = {
@@ -145,6 +146,7 @@ class SimulatedMachine(TestMachine):
             return
         folder = self.home / ".imgnet"
         folder.mkdir(exist_ok=True)  # the first login may have created it
+        self.failure = failure
         if failure:
             write_atomic(folder / "failed", f"{failure}\n".encode(), durable=False)
             return
