@@ -1,5 +1,6 @@
 #!/bin/sh
-# build_image.sh FOLDER: make FOLDER/{disk.img,vmlinuz,initrd,cert.pem,key.pem}, a Debian set up as images of a cloud are.
+# build_image.sh FOLDER: make FOLDER/{disk.img,vmlinuz,initrd,cert.pem,key.pem}, a Debian set up as images of a cloud are,
+# and FOLDER/qemu, the QEMU of the same Debian: in that of Debian 12 (7.2) this kernel panics now and then.
 # Needs root, mmdebstrap, e2fsprogs and openssl; the packages come from this computer's Debian mirror. Takes two minutes.
 set -eu
 folder=$1
@@ -68,6 +69,8 @@ openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -subj /CN=amazon-efs-utils.
     -addext subjectAltName=DNS:amazon-efs-utils.aws.com -keyout "$work/key.pem" -out "$work/cert.pem" 2>/dev/null
 cat "$work/cert.pem" >>"$root/etc/ssl/certs/ca-certificates.crt"
 
+rm -rf "$folder/qemu"
+mmdebstrap --quiet --variant=extract --include=qemu-system-x86 "$suite" "$folder/qemu" "$mirror"
 rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 cp "$root"/boot/vmlinuz-* "$work/vmlinuz"
 cp "$root"/boot/initrd.img-* "$work/initrd"

@@ -1,10 +1,10 @@
 """A virtual machine in QEMU that boots with cloud-init from user data, as an EC2 instance with two fast disks does.
 
-Without KVM: QEMU translates the instructions, so a boot takes minutes. With several
-processors, or the newest of them, QEMU 7.2 lets the kernel panic. The machine reaches nothing but its internet.py.
+Without KVM: QEMU translates the instructions, so a boot takes minutes. The machine reaches nothing but its internet.py.
 """
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -62,7 +62,11 @@ class VirtualMachine:
         """Switch the machine on. QEMU ends when the machine powers off, and also when it reboots."""
         internet = f"guestfwd=tcp:10.0.2.100:443-cmd:{sys.executable} -I {INTERNET} {self.folder}"
         disks = [("disk.img", "virtio", "raw"), ("seed.iso", "virtio", "raw")]
-        argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "qemu64,-cx16", "-m", str(MEMORY_MB), "-smp", "1"]
+        root = self.image / "qemu/usr"
+        libraries = f"{root}/lib/x86_64-linux-gnu"
+        argv = [f"{root}/lib64/ld-linux-x86-64.so.2", "--library-path", f"{libraries}:{libraries}/pulseaudio"]
+        argv += [f"{root}/bin/qemu-system-x86_64", "-L", f"{root}/share/qemu", "-L", f"{root}/share/seabios"]
+        argv += ["-accel", "tcg", "-cpu", "qemu64", "-m", str(MEMORY_MB), "-smp", "1"]
         argv += ["-nodefaults", "-display", "none", "-no-reboot"]
         argv += ["-chardev", f"file,id=console,path={self.console_path},append=on", "-serial", "chardev:console"]
         argv += ["-kernel", f"{self.image}/vmlinuz", "-initrd", f"{self.image}/initrd"]
@@ -75,7 +79,9 @@ class VirtualMachine:
             argv += ["-device", f"nvme,drive=nvme{number},serial=FAST{number}"]
         argv += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22,{internet}"]
         argv += ["-device", "virtio-net-pci,netdev=net"]
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, env={"PATH": os.defpath, "QEMU_MODULE_DIR": f"{libraries}/qemu"}
+        )
 
     def is_off(self, timeout_seconds: float = 0.0) -> bool:
         """Return whether the machine is off, or has gone off within a time."""
