@@ -183,7 +183,7 @@ def main() -> int:
     checks: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="imgnet-boot-") as folder:
         good = BootTest(Path(folder), "machine", checks, has_internet=True)
-        cut_off = BootTest(Path(folder), "machine without internet", checks, has_internet=False)
+        cut_off = BootTest(Path(folder), "machine-without-internet", checks, has_internet=False)
         tests = {good: good.test_good_boot, cut_off: cut_off.test_boot_without_internet}
         threads = [threading.Thread(target=run_test, args=(test, function)) for test, function in tests.items()]
         try:
