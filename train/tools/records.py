@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from .filesystem import one_line_error, parse_json, read_file
 
 RecordT = TypeVar("RecordT")
+# What code that reads a record raises when its data has a form that this program never writes.
+MALFORMED_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 MAX_PROBLEM_CHARACTERS = 300  # of a message: it may quote a value
 
 
