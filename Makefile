@@ -2,6 +2,8 @@
 #   make demo      train on a built-in data set; a few minutes on two cores
 #   make test      ruff, mypy and all tests except the rehearsals
 #   make rehearse  whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines
+#   make boot-test the user data of a rented machine boots in QEMU; ten minutes, no KVM; not part of `make test`
+#   make release-check   what a release must pass beside `make test`: rehearse and boot-test
 # Each creates .venv and installs everything once, at the versions of constraints.txt. tmux and OpenSSH come from apt
 # where that is allowed; the tests also need a browser.
 
@@ -9,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test rehearse check format bench benchmarks peers experiments simcloud clean
+.PHONY: demo test rehearse boot-test release-check check format bench benchmarks peers experiments simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
@@ -19,6 +21,12 @@ test: check
 
 rehearse: check
 	$(BIN)/pytest -m rehearsal
+
+# Needs packages from apt and, for its disk image (once), root; it says which.
+boot-test: .venv/.installed-dev
+	PYTHONPATH=.:tests $(BIN)/python -m support.boot_test
+
+release-check: rehearse boot-test
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

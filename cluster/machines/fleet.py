@@ -166,6 +166,14 @@ class Fleet:
         """Return the names of the machines whose set-up has not failed."""
         return [name for name in self.hosts if name not in self.setup_progress.failure_reasons]
 
+    @property
+    def shortage_reason(self) -> str:
+        """Why the job cannot start, whatever becomes of the machines that are being set up; "" if it may."""
+        usable = len(self._usable_machines())
+        if self.setup_progress.record.is_ready or usable >= self.spec.machines:
+            return ""
+        return f"only {usable} of the {self.spec.machines} machines that the job needs can be used"
+
     def _require_enough_machines(self) -> None:
         if len(self._usable_machines()) < self.spec.machines:
             reasons = self.setup_progress.failure_reasons.items()

@@ -16,7 +16,7 @@ from support.sandbox import Sandbox
 from support.simcloud.fixture import IMAGE, simcloud
 
 from cluster.jobs.job import Job
-from infra.aws.journal_events import RequestRefused
+from infra.aws.journal_events import InstancesReleased, RequestRefused
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -270,4 +270,39 @@ def test_launch_without_quota_fails_soon_and_says_what_to_request(renter: Renter
     reason = renter.sandbox.job().status().reason
     assert "MaxSpotInstanceCountExceeded" in reason and "\n" not in reason, reason
     assert renter.all_instance_ids() == []
+    renter.assert_nothing_left()
+
+
+# --- boots that fail -------------------------------------------------------------------------------------------------
+
+SETUP_FAILURE = "boot failed: the file system was not mounted: simulated"
+
+
+def test_machine_whose_boot_fails_once_is_exchanged(renter: Renter) -> None:
+    renter.cloud.post("machines", failing_machines=[1])
+    job = renter.launch()
+    renter.wait_for(lambda: len(renter.all_instance_ids()) == 3)
+    renter.wait_for(lambda: job.status().state == "running", 90)
+    bad_id = next(
+        instance_id for instance_id in renter.all_instance_ids() if instance_id not in renter.live_instance_ids()
+    )
+    (released,) = renter.journal_events(job, InstancesReleased)
+    assert released.ids == (bad_id,) and released.reason.startswith(f"{SETUP_FAILURE}; its console ends with: ")
+    assert len(renter.live_instance_ids()) == 2
+    renter.run("down", job.name)
+    renter.assert_nothing_left()
+
+
+def test_boots_that_always_fail_end_the_job_with_the_reason(renter: Renter) -> None:
+    """Two machines are exchanged, not more; nobody waits until the boot's time is over."""
+    renter.cloud.post("machines", failing_machines=list(range(100)))
+    job = renter.launch(machines=1)
+    renter.wait_for(lambda: job.status().state == "failed", 90)
+    assert len(renter.all_instance_ids()) == 3, renter.describe()
+    result = renter.cli("status", job.name)
+    for text in (SETUP_FAILURE, "[ 9.1] cloud-init: modules:final | imgnet: boot failed", "2 machines were exchanged"):
+        assert text in result.out + result.err, result
+    assert len(list(job.path.glob("console-i-*.log"))) == 3
+    renter.wait_for(lambda: not renter.live_instance_ids())
+    renter.run("down", job.name)
     renter.assert_nothing_left()

@@ -116,7 +116,6 @@ class GangTestbed:
             public_key=public_key(),
             file_system="fs-1",
             access_point="fsap-1",
-            region=place.region,
             ssh_user="ubuntu",
             python=image.python,
         )

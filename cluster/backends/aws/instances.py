@@ -290,9 +290,9 @@ class JobInstances(InstanceHistory):
             public_key=public_key,
             file_system=self.stack.file_system,
             access_point=self.stack.access_point,
-            region=place.region,
             ssh_user=image.ssh_user,
             python=image.python,
+            needs_internet=self.internet is not Internet.NONE,
         )
         return InstanceRequest(
             job_uid=self.spec.uid,
@@ -354,6 +354,10 @@ class JobInstances(InstanceHistory):
         """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
         self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason))
         instances.terminate(self.account, ids)
+
+    def read_console(self, machine: Instance) -> str:
+        """Return what an instance printed while it booted. Raises `CloudError`."""
+        return instances.read_console(self.account, machine.id)
 
     # --- access -------------------------------------------------------------------------------------------------------
 

@@ -306,9 +306,9 @@ def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[st
         public_key="(its public half)",
         file_system=placeholder_stack.file_system,
         access_point=placeholder_stack.access_point,
-        region=place.region,
         ssh_user=image.ssh_user,
         python=image.python,
+        needs_internet=rental_spec.internet is not Internet.NONE,
     )
     instance_request = InstanceRequest(
         job_uid=spec.uid or "job-N-xxxxxxxx",

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic
 
-from cluster.connectors.ssh import SSHRefused
+from cluster.connectors import untrusted
+from cluster.connectors.ssh import SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.states import SetupStep
@@ -13,7 +14,12 @@ from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
 
 BOOT_TIMEOUT_SECONDS = 900.0
 BOOT_POLL_SECONDS = 1.0
-BOOT_STATE_SCRIPT = f"cd {REMOTE_FOLDER} && if [ -e failed ]; then cat failed; elif [ -e ready ]; then echo ready; fi"
+UNUSABLE_SECONDS = 60.0  # how long a machine may accept the login and nothing else
+REASON_BYTES = 2000
+
+
+class BootFailed(SetupFailed):
+    """A machine did not boot as it should. Another one may."""
 
 
 class BootWaiter(Generic[MachineT]):
@@ -26,22 +32,36 @@ class BootWaiter(Generic[MachineT]):
         """Wait until a machine has booted, then let it replace its host key.
 
         The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the
-        job's live machines by name. Raises `SetupFailed` when the machine is gone, its boot failed or took
-        too long, or the job is to stop; `ClusterError` when the new host key cannot be read.
+        job's live machines by name. Raises `BootFailed` when the boot failed, took too long, or left a machine that
+        accepts the login and nothing else; `SetupFailed` when the machine is gone, or the job is to stop or cannot
+        get enough machines any more; `ClusterError` when the new host key cannot be read.
         """
-        start = time.monotonic()
+        start = last_usable = time.monotonic()
         cloud_name = self.provider.cloud_name
         machine = list_machines().get(name)
         if machine is None:
             raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
         fleet.setup_progress.set_step(name, SetupStep.BOOTING)
-        while pending_reason := self._pending_reason(fleet, machine, list_machines()):
+        while True:
+            now = time.monotonic()
+            try:
+                pending_reason = self._pending_reason(fleet, machine, list_machines())
+                last_usable = now
+            except (SetupFailed, SSHRefused):
+                raise
+            except ClusterError as error:
+                pending_reason = str(error)
+                last_usable = now if isinstance(error, Unreachable) else last_usable
+            if not pending_reason:
+                break
             current = list_machines().get(name)
             if current is None or current.id != machine.id:
                 raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
-            if time.monotonic() - start > BOOT_TIMEOUT_SECONDS:
-                raise SetupFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
-            if stop_reason := self.provider.get_stop_reason():
+            if now - last_usable > UNUSABLE_SECONDS:
+                raise BootFailed(f"{pending_reason}, for {UNUSABLE_SECONDS:.0f} s")
+            if now - start > BOOT_TIMEOUT_SECONDS:
+                raise BootFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
+            if stop_reason := self.provider.get_stop_reason() or fleet.shortage_reason:
                 raise SetupFailed(stop_reason)
             time.sleep(BOOT_POLL_SECONDS)
         fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
@@ -52,19 +72,15 @@ class BootWaiter(Generic[MachineT]):
     def _pending_reason(self, fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]) -> str:
         """Return what a booting machine still waits for, "" when it is ready.
 
-        Raises `SetupFailed` when its boot failed, `SSHRefused` when it shows another host key than expected.
+        Raises `BootFailed` when its boot failed, `SSHRefused` when it shows another host key than expected, other
+        errors when it cannot be asked.
         """
         jump_host = find_jump_host(machines)
         if jump_host and not machine.public_ip and not self.provider.has_own_host_key(jump_host):
             # The jump host is about to replace its host key; a connection through it would break.
             return f"machine {jump_host.name}, the jump host, has not booted"
+        # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
         connector = fleet.connectors[machine.name]
-        try:
-            state = connector.run(["sh", "-c", BOOT_STATE_SCRIPT], check=False, timeout=20).out.decode().strip()
-        except SSHRefused:
-            raise
-        except ClusterError as error:
-            return str(error)
-        if state not in ("", "ready"):
-            raise SetupFailed(f"boot failed: {state}")
-        return "" if state else "it has not finished booting"
+        if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):
+            raise BootFailed(f"boot failed: {untrusted.one_line(failure)}")
+        return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"

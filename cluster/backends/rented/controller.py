@@ -30,7 +30,8 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import encode
 
 from . import final_checkpoint
-from .boot import BootWaiter
+from .boot import BootFailed, BootWaiter
+from .console import describe_console
 from .provider import CloudProvider, MachineT
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ HOSTS_FILE = "hosts.json"  # how to reach the machines, for other commands
 CLOUD_POLL_SECONDS = 10.0  # between two questions to the cloud; one covers all machines of the job
 SETUP_ATTEMPTS = 3
 LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are billed meanwhile
+MAX_BOOT_EXCHANGES = 2  # machines that are exchanged because their boot failed, in all launches of this process
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
@@ -84,10 +86,13 @@ class RentedJobController(Generic[MachineT]):
         self.poll_future: Future[dict[str, MachineT]] | None = None
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
+        self.rented_at: dict[str, float] = {}  # when a machine took the name of another one, in monotonic seconds
+        self.boot_exchange_count = 0
         self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
         self.hosts_lock = threading.Lock()
         self.hosts_version = 0  # counts the changes of `live_machines` and of host keys
         self.written_hosts_version = 0
+        self.machines_lock = threading.Lock()  # guards changes of `live_machines` and `rented_at` by several threads
         self.boot_waiter = BootWaiter(self.provider)
         ActivityHandler.install(run_folder)
 
@@ -202,9 +207,28 @@ class RentedJobController(Generic[MachineT]):
         write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
 
     def _wait_until_ready(self, name: str) -> None:
+        """Wait until a machine has booted. One whose boot fails is exchanged, `MAX_BOOT_EXCHANGES` at most."""
         assert self.fleet
-        self.boot_waiter.wait_until_ready(self.fleet, name, self._recent_machines)
-        self._update_hosts()
+        while True:
+            try:
+                self.boot_waiter.wait_until_ready(self.fleet, name, self._recent_machines)
+                return self._update_hosts()
+            except BootFailed as error:
+                if not (machine := self.live_machines.get(name)):
+                    raise
+                reason = f"{error}{describe_console(self.provider, machine, self.run_folder.path)}"
+                with self.hosts_lock:
+                    is_allowed = self.boot_exchange_count < MAX_BOOT_EXCHANGES
+                    self.boot_exchange_count += is_allowed
+                if not is_allowed:
+                    raise SetupFailed(f"{reason}; {MAX_BOOT_EXCHANGES} machines were exchanged before") from error
+                if self.get_stop_reason() or self.fleet.shortage_reason:
+                    raise SetupFailed(reason) from error
+            logger.warning("machine %s (%s): %s; it is exchanged", name, machine.id, reason)
+            try:
+                self._rent_in_place_of(name, machine, reason)
+            except CloudError as error:
+                raise SetupFailed(f"{reason}; no other machine could be rented: {error}") from error
 
     def _recent_machines(self) -> dict[str, MachineT]:
         """Return the live machines, at most `CLOUD_POLL_SECONDS` old. Used during set-up, when `poll` does not run."""
@@ -213,8 +237,9 @@ class RentedJobController(Generic[MachineT]):
             if is_stale:
                 self.last_poll_time = time.monotonic()
         if is_stale:
+            asked_at = time.monotonic()
             with contextlib.suppress(CloudError):
-                self._update_machines(self.provider.list_machines())
+                self._update_machines(self.provider.list_machines(), asked_at)
         return self.live_machines
 
     def _update_hosts(self) -> None:
@@ -244,7 +269,7 @@ class RentedJobController(Generic[MachineT]):
         if self.poll_future and self.poll_future.done():
             finished_poll, self.poll_future = self.poll_future, None
             try:
-                self._update_machines(finished_poll.result())
+                self._update_machines(finished_poll.result(), self.last_poll_time)
                 self.access_error = ""
             except CloudError as error:
                 if isinstance(error, NoCredentials):
@@ -269,16 +294,27 @@ class RentedJobController(Generic[MachineT]):
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": reason}))
         logger.info(reason)
 
-    def _update_machines(self, seen_machines: dict[str, MachineT]) -> None:
-        """Take over the cloud's list of live machines. Raises `CloudError`."""
-        for name in self.live_machines.keys() - seen_machines.keys():
-            logger.info(f"machine {name} ({self.live_machines[name].id}) is gone")
-        # The list may be older than a replacement that was just rented.
-        just_rented = {name: self.live_machines[name] for name in self.rental_futures if name in self.live_machines}
+    def _update_machines(self, seen_machines: dict[str, MachineT], asked_at: float) -> None:
+        """Take over the cloud's list of live machines, as it was at `asked_at` or later. Raises `CloudError`."""
         previous = self.live_machines
-        self.live_machines = self.provider.ensure_reachable({**seen_machines, **just_rented})
-        if any(previous.get(name) != machine for name, machine in self.live_machines.items()):
+        just_rented = self._rented_since(asked_at)
+        for name in previous.keys() - seen_machines.keys() - just_rented.keys():
+            logger.info(f"machine {name} ({previous[name].id}) is gone")
+        live_machines = self.provider.ensure_reachable({**seen_machines, **just_rented})
+        with self.machines_lock:
+            for name, machine in self._rented_since(asked_at).items():
+                if name not in live_machines or live_machines[name].id != machine.id:
+                    live_machines[name] = machine
+            self.live_machines = live_machines
+        if any(previous.get(name) != machine for name, machine in live_machines.items()):
             self._update_hosts()
+
+    def _rented_since(self, asked_at: float) -> dict[str, MachineT]:
+        """Return the replacements that a list of the cloud, asked for at `asked_at`, may not have yet."""
+        machines = self.live_machines
+        return {
+            name: machines[name] for name, moment in self.rented_at.items() if moment >= asked_at and name in machines
+        }
 
     def _describe_error(self, error: CloudError) -> str:
         """Return the message of a cloud's error; without credentials, also when the machines power themselves off."""
@@ -417,14 +453,22 @@ class RentedJobController(Generic[MachineT]):
     def _rent_replacement(self, name: str, old_machine: MachineT | None) -> None:
         """Rent another machine in place of a lost one and start its agent. Runs in a thread of the fleet's pool."""
         assert self.fleet
+        reason = ""
         if old_machine:  # it got a spot notice or a request to leave, and its name is needed for the next machine
             status = read_agent_status(self.run_folder, name)
             reason = status.reason if status else ""
             logger.info(f"machine {name} leaves: {reason}")
+        self._rent_in_place_of(name, old_machine, reason)
+        self.fleet.restart_agent(name)
+
+    def _rent_in_place_of(self, name: str, old_machine: MachineT | None, reason: str) -> None:
+        """Terminate a machine if it is still there, and rent another one under its name. Raises `CloudError`."""
+        if old_machine:
             self.provider.terminate([old_machine.id], reason)
         logger.info(f"renting a replacement for machine {name}")
         machine = self.provider.rent_replacement(name)
-        self.live_machines[name] = machine
+        with self.machines_lock:
+            self.rented_at[name] = time.monotonic()
+            self.live_machines[name] = machine
         logger.info(f"machine {name} is now {machine.id}")
         self._update_hosts()
-        self.fleet.restart_agent(name)

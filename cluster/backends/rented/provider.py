@@ -4,11 +4,11 @@ A provider keeps a journal in the run folder and writes to it before it sends a 
 request is repeated and nothing is rented twice. Each machine is tagged with its job from its creation: the tags say
 what exists. Messages for the user go to a logger below "infra" or "cluster.backends".
 
-The boot script of a machine powers the machine off at the end of its time, mounts the shared folder, and creates
-`ready` in REMOTE_FOLDER at its end, or `failed` with the reason. It installs two commands: `imgnet-limit SECONDS` sets
-the power-off anew, and `imgnet-hostkey` replaces the host key that the machine booted with and prints the new one. An
-agent is told of an interruption by the machine's metadata service at `JobSpec.metadata_address`
-(cluster/agent/watchdog.py), or by the file `notice` in its work folder.
+The boot script of a machine powers the machine off at the end of its time, mounts the shared folder, and writes a
+line to `ready` in REMOTE_FOLDER at its end, or the reason of a failure to `failed`. It installs two commands:
+`imgnet-limit SECONDS` sets the power-off anew, and `imgnet-hostkey` replaces the host key that the machine booted with
+and prints the new one. An agent is told of an interruption by the machine's metadata service at
+`JobSpec.metadata_address` (cluster/agent/watchdog.py), or by the file `notice` in its work folder.
 """
 
 import time
@@ -130,6 +130,10 @@ class CloudProvider(ABC, Generic[MachineT]):
     @abstractmethod
     def set_expiry(self, expiry_time: float) -> None:
         """Tag the machines with the time after which `gc` removes them, in seconds since 1970."""
+
+    def read_console(self, machine: MachineT) -> str:
+        """Return what a machine printed while it booted, "" if the cloud does not tell."""
+        return ""
 
     # --- access -------------------------------------------------------------------------------------------------------
 

@@ -197,6 +197,16 @@ def validation_error(found_instances: Sequence[Instance], request: LaunchRequest
     return ""
 
 
+def read_console(account: Account, instance_id: str) -> str:
+    """Return what a machine has printed on its console, at most 64 KB. Raises `CloudError`."""
+    action = "read the console of a machine (ec2:GetConsoleOutput)"
+    try:
+        response = call(action, account.ec2.get_console_output, InstanceId=instance_id, Latest=True)
+    except CloudError:  # types that are not built on Nitro, such as p3, tell an older state only
+        response = call(action, account.ec2.get_console_output, InstanceId=instance_id)
+    return str(response.get("Output", ""))
+
+
 # --- termination ----------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,9 @@
 
 The power-off timer is armed first, so that a machine whose setup hangs, or that nobody logs in to, ends by itself. All
 files of the project are in ~/.imgnet: the fast local disks are mounted there as one volume, the stack's file system
-below it at `shared`. The file `ready` is written last, or `failed` with the reason. The boot host key makes the first
-login safe. It is the only secret here, and is worthless once `imgnet-hostkey` has replaced it.
+below it at `shared`. The file `ready` is written last, or `failed` with the reason as soon as it is known; the console
+shows it too. The boot host key makes the first login safe. It is the only secret here, and is worthless once
+`imgnet-hostkey` has replaced it.
 
 Sources: cloud-init "cc_ssh", "cc_bootcmd"; AWS, "Mounting EFS file systems"; nfs(5) for mount options with which a new
 file is visible within a second. Not yet run on AWS itself.
@@ -11,20 +12,38 @@ file is visible within a second. Not yet run on AWS itself.
 
 import json
 
-LIMIT_SCRIPT = """#!/bin/sh
-# imgnet-limit SECONDS: power off that many seconds from now. The new timer is started before old ones are stopped.
+# The file holds the moment of the power-off in Unix seconds, and the seconds that were asked for. Without the second
+# number, a clock that jumps back would move the power-off by as much.
+LIMIT_FILE = "/var/lib/imgnet-limit"
+
+LIMIT_SCRIPT = f"""#!/bin/sh
+# imgnet-limit SECONDS: power off that many seconds from now, a whole number. The new timer is started before old ones
+# are stopped.
 set -e
 new=imgnet-limit-$$
 systemd-run --quiet --unit="$new" --on-active="$1" systemctl poweroff
 for timer in $(systemctl list-units --plain --no-legend 'imgnet-limit*.timer' | cut -d' ' -f1); do
     [ "$timer" = "$new.timer" ] || systemctl stop "$timer"
 done
+echo "$(($(date +%s) + $1)) $1" >{LIMIT_FILE}
 """
 
-# bootcmd runs in a unit that comes before sysinit.target (Ubuntu's cloud-init.service). Timers wait for that target by
-# default (systemd.timer, "Default Dependencies"), and systemd-run waits for its timer: without these options the boot
-# would hang.
-ARM_TIMER_COMMAND = ("systemd-run", "--no-block", "--timer-property=DefaultDependencies=no")
+# bootcmd runs at every boot: the first one arms the whole limit, later ones what is left of it. It runs in a unit that
+# comes before sysinit.target (Ubuntu's cloud-init.service). Timers wait for that target by default (systemd.timer,
+# "Default Dependencies"), and systemd-run waits for its timer: without these options the boot would hang.
+ARM_SCRIPT = f"""
+now=$(date +%s)
+if read -r end seconds 2>/dev/null <{LIMIT_FILE}; then
+    left=$((end - now))
+    [ "$left" -gt 0 ] || left=1
+    [ "$left" -le "$seconds" ] || left=$seconds
+else
+    left=$1
+    echo "$((now + left)) $left" >{LIMIT_FILE}
+fi
+exec systemd-run --no-block --timer-property=DefaultDependencies=no --unit=imgnet-limit --on-active="$left" \
+    systemctl poweroff
+"""
 
 HOST_KEY_SCRIPT = """#!/bin/sh
 # imgnet-hostkey: generate this machine's own host key and print it. The key in the user data is then worthless.
@@ -45,16 +64,33 @@ systemctl reload ssh || systemctl reload sshd
 cut -d' ' -f1,2 imgnet_host_key.pub
 """
 
+# AWS serves the newest version under this address and publishes no checksum, so none can be pinned here.
+EFS_UTILS_URL = "https://amazon-efs-utils.aws.com/efs-utils-installer.sh"
+
+# The user may log in while this runs, and must be able to write below ~/.imgnet and to read the reason of a failure.
+# $(uptime) is in seconds and, unlike the date, does not jump while a machine boots. A public address may arrive late.
 SETUP_SCRIPT = r"""
-efs=$1 access=$2 region=$3 user=$4 python=$5
+efs=$1 access=$2 user=$3 python=$4 check_url=$5
 home=$(getent passwd "$user" | cut -d: -f6)
 folder=$home/.imgnet
 mkdir -p "$folder"
+chown "$user" "$home" "$folder"
 fail() {
+    echo "imgnet: boot failed: $1"
     echo "$1" >"$folder/failed"
-    chown -R "$user" "$folder/failed"
+    chown "$user" "$folder" "$folder/failed"
     exit 1
 }
+uptime() { cut -d. -f1 /proc/uptime; }
+fetch() {
+    deadline=$(($(uptime) + 50))
+    until curl -sS --connect-timeout 5 --max-time 10 "$@"; do
+        [ "$(uptime)" -lt "$deadline" ] || return 1
+        sleep 2
+    done
+}
+command -v curl >/dev/null || fail "there is no curl"
+[ -z "$check_url" ] || fetch -o /dev/null "$check_url" || fail "no way to the internet: $check_url cannot be fetched"
 options=tls,iam,noresvport,lookupcache=positive,acregmin=1,acregmax=1,acdirmin=1,acdirmax=1
 if mountpoint -q /opt/dlami/nvme; then
     mkdir -p /opt/dlami/nvme/imgnet
@@ -71,9 +107,13 @@ else
         mkfs.ext4 -q -E nodiscard "$disks" && mount -o noatime "$disks" "$folder" || fail "the fast disk cannot be used"
     fi
 fi
+chown "$user" "$folder"
 mkdir -p "$folder/shared"
+[ ! -d /etc/apt/apt.conf.d ] || echo 'DPkg::Lock::Timeout "300";' >/etc/apt/apt.conf.d/99imgnet
 if ! command -v mount.efs >/dev/null; then
-    curl -fsS https://amazon-efs-utils.aws.com/efs-utils-installer.sh | sh -s -- --install >/dev/null ||
+    installer=$(mktemp)
+    fetch -f -o "$installer" EFS_UTILS_URL || fail "EFS_UTILS_URL cannot be fetched"
+    { sh "$installer" --install >/dev/null && command -v mount.efs >/dev/null; } ||
         fail "amazon-efs-utils cannot be installed; take an image that has it: --ami"
 fi
 tries=0
@@ -93,10 +133,11 @@ done
 if ! command -v tmux >/dev/null; then
     apt-get -q -y install tmux >/dev/null || fail "tmux cannot be installed"
 fi
-chown "$user" "$home" "$folder" "$folder/python"
-touch "$folder/ready"
-chown "$user" "$folder/ready"
-"""
+chown "$user" "$folder/python"
+echo ready >"$folder/.ready"
+chown "$user" "$folder/.ready"
+mv "$folder/.ready" "$folder/ready"
+""".replace("EFS_UTILS_URL", EFS_UTILS_URL)
 
 
 def build_user_data(
@@ -106,25 +147,25 @@ def build_user_data(
     public_key: str,
     file_system: str,
     access_point: str,
-    region: str,
     ssh_user: str,
     python: str,
+    needs_internet: bool = True,
 ) -> str:
     """Return the user data of a machine that powers off after `poweroff_seconds`.
 
-    `private_key` and `public_key` are the boot host key; `python` is a path, "" when it must be searched for.
+    `private_key` and `public_key` are the boot host key; `python` is a path, "" when it must be searched for. A machine
+    that needs the internet tries its way there before anything else, and fails when there is none for a minute.
     """
+    check_url = EFS_UTILS_URL if needs_internet else ""
     scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
     config = {
-        "bootcmd": [
-            [*ARM_TIMER_COMMAND, "--unit=imgnet-limit", f"--on-active={poweroff_seconds}", "systemctl", "poweroff"],
-        ],
+        "bootcmd": [["sh", "-c", ARM_SCRIPT, "sh", str(poweroff_seconds)]],
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private_key, "ed25519_public": public_key},
         "write_files": [
             {"path": f"/usr/local/sbin/{name}", "permissions": "0755", "content": script}
             for name, script in scripts.items()
         ],
-        "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", file_system, access_point, region, ssh_user, python]],
+        "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", file_system, access_point, ssh_user, python, check_url]],
     }
     return "#cloud-config\n" + json.dumps(config)

@@ -61,9 +61,12 @@ class UserData:
         boot_commands, run_commands = (
             [argv for argv in config.get(name, []) if isinstance(argv, list)] for name in ("bootcmd", "runcmd")
         )
-        limit_words = [word for argv in boot_commands if "--unit=imgnet-limit" in argv for word in argv]
-        limits = [float(word.partition("=")[2].rstrip("s")) for word in limit_words if word.startswith("--on-active=")]
-        if limits and not {"--no-block", "--timer-property=DefaultDependencies=no"} & {*limit_words}:
+        limit_commands = [
+            argv for argv in boot_commands if "systemd-run" in argv or "systemd-run" in "".join(argv[2:3])
+        ]
+        limits = [_read_limit(argv) for argv in limit_commands]
+        options = ("--no-block", "--timer-property=DefaultDependencies=no")
+        if not all(any(option in " ".join(argv) for option in options) for argv in limit_commands):
             # The boot hangs: systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd.
             return cls("", "", None, None)
         setup_scripts = [argv for argv in run_commands if argv[3:4] == ["sh"]]
@@ -104,6 +107,7 @@ class SimulatedMachine(TestMachine):
         self._sshd = None
         self.start_time = 0.0  # when its sshd started
         self.has_new_host_key = False
+        self.failure = ""  # why its set-up failed
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)
         self.env = {
@@ -143,6 +147,7 @@ class SimulatedMachine(TestMachine):
             return
         folder = self.home / ".imgnet"
         folder.mkdir(exist_ok=True)  # the first login may have created it
+        self.failure = failure
         if failure:
             write_atomic(folder / "failed", f"{failure}\n".encode(), durable=False)
             return
@@ -152,7 +157,7 @@ class SimulatedMachine(TestMachine):
             (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
         _write_script(folder / "python", _exec_script(python))
-        write_atomic(folder / "ready", b"", durable=False)
+        write_atomic(folder / "ready", b"ready\n", durable=False)
 
     # --- root commands -----------------------------------------------------------------------------------------------
 
@@ -178,6 +183,12 @@ class SimulatedMachine(TestMachine):
         """Delete the files of a machine that is off."""
         for folder in (self.folder, Path(self.env["TMUX_TMPDIR"])):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_limit(argv: list[str]) -> float:
+    """Return the seconds until the power-off: of systemd-run, or the argument of the script that calls it."""
+    options = [word.partition("=")[2].rstrip("s") for word in argv if word.startswith("--on-active=")]
+    return float(options[0] if options else argv[4])
 
 
 def _exec_script(*words: str) -> str:

@@ -1,5 +1,6 @@
 """The calls on existing instances: describe, terminate, stop, and tags."""
 
+import base64
 import copy
 import re
 from typing import Any
@@ -135,10 +136,20 @@ def create_tags(self: Any) -> ActionResult:
     return result
 
 
+def get_console_output(self: Any) -> ActionResult:
+    """Return what a machine has printed. Without a machine behind the instance, nothing."""
+    (instance,) = find_instances(self, [self._get_param("InstanceId")])
+    machines = [listener for listener in SimulatedAws.current.listeners if hasattr(listener, "console_of")]
+    text = "".join(listener.console_of(instance.id) for listener in machines)
+    output = base64.b64encode(text.encode()).decode()
+    return ActionResult({"InstanceId": instance.id, "Timestamp": SimulatedAws.current.now(), "Output": output})
+
+
 ACTIONS = {
     "create_tags": create_tags,
     "describe_instances": describe_instances,
     "describe_instance_status": describe_instance_status,
+    "get_console_output": get_console_output,
     "start_instances": start_instances,
     "stop_instances": stop_instances,
     "terminate_instances": terminate_instances,

@@ -175,6 +175,11 @@ class SimulatedMachines:
         }
         return {path: text for path, text in metadata.items() if text}
 
+    def console_of(self, id: str) -> str:
+        """Return what a machine has printed on its console."""
+        failure = self.machines[id].failure if id in self.machines else ""
+        return f"[   9.1] cloud-init: modules:final\r\n\x1b[0mimgnet: boot failed: {failure}\r\n" if failure else ""
+
     def run_root_command(self, id: str, words: list[str]) -> str:
         """Carry out a root command of a machine and return its output. Raises `RuntimeError` for an unknown one."""
         match words:

@@ -199,7 +199,7 @@ def test_bug_5_machine_that_powers_off_is_terminated(monkeypatch: pytest.MonkeyP
     spot = request.get("InstanceMarketOptions", {}).get("SpotOptions", {"InstanceInterruptionBehavior": "terminate"})
     assert spot["InstanceInterruptionBehavior"] == "terminate"
     boot = json.loads(request["UserData"].partition("\n")[2])["bootcmd"]
-    assert boot[0][0] == "systemd-run" and boot[0][-2:] == ["systemctl", "poweroff"]
+    assert "exec systemd-run" in boot[0][2] and boot[0][2].split()[-2:] == ["systemctl", "poweroff"]
 
     calls: list[list[str]] = []
     fake = {"run": lambda argv, **_: calls.append(argv), "DEVNULL": None}

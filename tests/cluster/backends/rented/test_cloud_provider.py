@@ -1,5 +1,6 @@
 """The controller of rented jobs with a cloud of which it knows nothing but the interface."""
 
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.rented import controller as rented_controller
+from cluster.backends.rented.boot import BootFailed
 from cluster.connectors.hosts_file import Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import NoCloudAccess, SetupFailed
@@ -53,6 +55,8 @@ class SilentFleet:
         self.restarted.append(name)
 
     def nothing(self) -> None: ...
+
+    shortage_reason = ""
 
     set_up_machines = push_stop_request = pull_files = write_ssh_config = close = nothing
 
@@ -172,3 +176,93 @@ def test_refused_credentials_are_an_access_error_until_they_are_accepted(
     monkeypatch.setattr(ToyCloud, "list_machines", raise_no_credentials)
     with pytest.raises(NoCloudAccess, match="no credentials"):
         backend.poll()
+
+
+# --- boots that fail -------------------------------------------------------------------------------------------------
+
+
+class Boots:
+    """Stands in for the waiter: the boots of some machines fail, by ID."""
+
+    def __init__(self, *failing_ids: str) -> None:
+        self.failing_ids = failing_ids
+        self.seen: list[str] = []
+
+    def wait_until_ready(self, fleet: Any, name: str, list_machines: Any) -> None:
+        """Fail, or return at once."""
+        machine = list_machines()[name]
+        self.seen.append(machine.id)
+        if machine.id in self.failing_ids:
+            raise BootFailed("boot failed: no way to the internet")
+
+
+def set_up_all(backend: ToyBackend, boots: Boots) -> None:
+    """Rent the machines and wait for the boot of each."""
+    assert backend.poll()
+    controller: Any = backend.controller
+    controller.boot_waiter = boots
+    for name in ("0", "1"):
+        controller._wait_until_ready(name)
+
+
+def test_machine_whose_boot_fails_is_exchanged(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    console = "Linux\r\n\x1b[32m[ 7.1] a\x07\r\nb\r\n\r\nimgnet: boot failed: no way to the internet\r\n"
+    monkeypatch.setattr(ToyCloud, "read_console", lambda self, machine: console)
+    boots = Boots("toy-2")
+    set_up_all(backend, boots)
+    path = backend.run.folder.path / "console-toy-2.log"
+    reason = (
+        "boot failed: no way to the internet; its console ends with: [ 7.1] a | b | "
+        f"imgnet: boot failed: no way to the internet; all of it: {path}"
+    )
+    assert boots.seen == ["toy-1", "toy-2", "toy-3"] and sorted(ToyCloud.rented) == ["toy-1", "toy-3"]
+    assert ToyCloud.released == [("toy-2", reason)]
+    assert f"machine 1 (toy-2): {reason}; it is exchanged" in caplog.text
+    assert path.read_text().splitlines()[:2] == ["Linux", "[ 7.1] a"]
+    fleet: Any = backend.controller.fleet
+    assert fleet.hosts["1"].address == "10.0.0.3"
+    poll_cloud(backend)
+    assert backend.dead_machines() == []
+
+
+def test_boots_that_always_fail_end_the_job_after_two_exchanges(backend: ToyBackend) -> None:
+    ToyCloud.free_machines = 10
+    boots = Boots("toy-1", "toy-3", "toy-4")
+    with pytest.raises(SetupFailed, match=r"^boot failed: no way to the internet; 2 machines were exchanged before$"):
+        set_up_all(backend, boots)
+    assert boots.seen == ["toy-1", "toy-3", "toy-4"] and sorted(ToyCloud.rented) == ["toy-2", "toy-4"]
+
+
+@pytest.mark.parametrize("obstacle", ["no machine", "a stop", "a shortage"])
+def test_failed_boot_is_final(backend: ToyBackend, obstacle: str) -> None:
+    """When no other machine can be had, and when the job ends anyway."""
+    assert backend.poll()
+    fleet: Any = backend.controller.fleet
+    if obstacle == "no machine":
+        ToyCloud.free_machines = 0
+    elif obstacle == "a stop":
+        (backend.run.folder.shared / "stop").write_text("{}")
+    else:
+        fleet.shortage_reason = "only 0 of the 2 machines that the job needs can be used"
+    controller: Any = backend.controller
+    controller.boot_waiter = Boots("toy-1")
+    with pytest.raises(SetupFailed, match=r"^boot failed: no way to the internet"):
+        controller._wait_until_ready("0")
+    assert len(ToyCloud.rented) == (1 if obstacle == "no machine" else 2)
+
+
+def test_list_of_machines_older_than_an_exchange_does_not_undo_it(backend: ToyBackend) -> None:
+    """The cloud was asked before the exchange, and its answer came after it."""
+    assert backend.poll()
+    controller: Any = backend.controller
+    asked_at = time.monotonic()
+    old_list = controller.provider.list_machines()
+    controller.boot_waiter = Boots("toy-1")
+    controller._wait_until_ready("0")
+    for stale_list in (old_list, {"1": old_list["1"]}):
+        controller._update_machines(dict(stale_list), asked_at)
+        assert controller.live_machines["0"].id == "toy-3"
+    controller._update_machines({"1": old_list["1"]}, time.monotonic())
+    assert sorted(controller.live_machines) == ["1"]

@@ -52,7 +52,6 @@ INSTANCE_REQUEST = InstanceRequest(
         public_key="ssh-ed25519 AAAA",
         file_system="fs-0d4",
         access_point="fsap-0e5",
-        region="us-east-1",
         ssh_user="ubuntu",
         python=IMAGE.python,
     ),

@@ -5,16 +5,24 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.aws_gang import public_key
 
-from infra.aws.instances.user_data import HOST_KEY_SCRIPT, LIMIT_SCRIPT, SETUP_SCRIPT, build_user_data
+from infra.aws.instances.user_data import (
+    ARM_SCRIPT,
+    EFS_UTILS_URL,
+    HOST_KEY_SCRIPT,
+    LIMIT_SCRIPT,
+    SETUP_SCRIPT,
+    build_user_data,
+)
 from infra.aws.stack import key_pairs
 
-SCRIPTS = {"limit": LIMIT_SCRIPT, "host key": HOST_KEY_SCRIPT, "set up": SETUP_SCRIPT}
+SCRIPTS = {"arm": ARM_SCRIPT, "limit": LIMIT_SCRIPT, "host key": HOST_KEY_SCRIPT, "set up": SETUP_SCRIPT}
 OLD_TIMERS = ("imgnet-limit.timer", "imgnet-limit-77.timer")
 
 
@@ -26,7 +34,6 @@ def build(**changes: Any) -> tuple[str, dict[str, Any]]:
         "public_key": public,
         "file_system": "fs-0d4",
         "access_point": "fsap-0e5",
-        "region": "us-east-1",
         "ssh_user": "ubuntu",
         "python": "/opt/pytorch/bin/python",
         **changes,
@@ -46,13 +53,7 @@ def test_build_user_data_is_json_and_small_enough_for_ec2() -> None:
 def test_build_user_data_arms_the_poweroff_first() -> None:
     _, config = build(poweroff_seconds=4321)
     assert next(iter(config)) == "bootcmd"
-    (argv,) = config["bootcmd"]
-    assert [argv[0], *argv[3:]] == [
-        *("systemd-run", "--unit=imgnet-limit", "--on-active=4321", "systemctl", "poweroff"),
-    ], "cloud-init runs bootcmd in its first stage"
-    assert set(argv[1:3]) == {"--no-block", "--timer-property=DefaultDependencies=no"}, (
-        "bootcmd must not wait for what comes after sysinit.target, such as timers: the boot would hang"
-    )
+    assert config["bootcmd"] == [["sh", "-c", ARM_SCRIPT, "sh", "4321"]], "cloud-init runs bootcmd in its first stage"
 
 
 def test_build_user_data_has_no_secret_but_the_boot_host_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +75,9 @@ def test_build_user_data_installs_the_root_programs() -> None:
     assert {file["permissions"] for file in files.values()} == {"0755"}
     assert all(file["content"].startswith("#!/bin/sh\n") for file in files.values())
     (run,) = config["runcmd"]
-    assert run == [
-        "sh",
-        "-c",
-        SETUP_SCRIPT,
-        "sh",
-        "fs-0d4",
-        "fsap-0e5",
-        "us-east-1",
-        "ubuntu",
-        "/opt/pytorch/bin/python",
-    ]
+    assert run[:4] == ["sh", "-c", SETUP_SCRIPT, "sh"]
+    assert run[4:] == ["fs-0d4", "fsap-0e5", "ubuntu", "/opt/pytorch/bin/python", EFS_UTILS_URL]
+    assert build(needs_internet=False)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -106,9 +99,14 @@ class Machine:
     def __init__(self, path: Path) -> None:
         self.path, self.log, self.bin = path, path / "log", path / "bin"
         self.bin.mkdir()
-        for folder in ("etc/ssh", "var/lib/cloud/instances/i-1", "opt", "home/me"):
+        for folder in ("etc/ssh", "etc/apt/apt.conf.d", "var/lib/cloud/instances/i-1", "opt", "home/me", "proc"):
             (path / folder).mkdir(parents=True)
         self.log.touch()
+        self.set_uptime(100)
+
+    def set_uptime(self, seconds: int) -> None:
+        """Set the time since the boot, which the fake `sleep` and `curl` move on."""
+        (self.path / "proc/uptime").write_text(f"{seconds}.00 0.00\n")
 
     def fake(self, name: str, script: str = "") -> None:
         """Install a program that logs its arguments and then runs `script`."""
@@ -116,9 +114,14 @@ class Machine:
         program.write_text(f'#!/bin/sh\necho "{name} $*" >>"{self.log}"\n{script}\n')
         program.chmod(0o755)
 
+    def pass_time(self, seconds: str) -> str:
+        """Return shell code that moves the time since the boot on."""
+        uptime = self.path / "proc/uptime"
+        return f'read -r now _ <"{uptime}"; echo "$((${{now%.*}} + {seconds})).00 0.00" >"{uptime}"'
+
     def run(self, script: str, *args: str) -> "subprocess.CompletedProcess[str]":
         """Run a script with this folder as its root."""
-        for folder in ("/etc/ssh", "/var/lib/cloud", "/opt/"):
+        for folder in ("/etc/ssh", "/etc/apt", "/var/lib/", "/opt/", "/proc/uptime"):
             script = script.replace(folder, f"{self.path}{folder}")
         env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.path)}
         return subprocess.run(["sh", "-c", script, "sh", *args], env=env, text=True, capture_output=True, timeout=30)
@@ -145,6 +148,8 @@ def test_limit_script_arms_before_it_stops_old_timers(machine: Machine) -> None:
     )
     assert new_timer and new_timer[1] + ".timer" not in OLD_TIMERS
     assert [call for call in other_calls if " stop " in call] == [f"systemctl stop {name}" for name in OLD_TIMERS]
+    end, seconds = (machine.path / "var/lib/imgnet-limit").read_text().split()
+    assert seconds == "3600" and abs(int(end) - time.time() - 3600) < 30
 
 
 def test_limit_script_does_not_stop_its_own_timer(machine: Machine) -> None:
@@ -162,6 +167,30 @@ def test_limit_script_keeps_old_timers_when_arming_fails(machine: Machine) -> No
     machine.fake("systemctl", f'[ "$1" != list-units ] || echo {OLD_TIMERS[0]}')
     assert machine.run(LIMIT_SCRIPT, "soon").returncode != 0
     assert not [call for call in machine.calls if " stop " in call]
+
+
+def arm(machine: Machine, seconds: int = 7200) -> int:
+    """Run what each boot runs first, and return the seconds until the power-off."""
+    machine.fake("systemd-run")
+    completed = machine.run(ARM_SCRIPT, str(seconds))
+    assert completed.returncode == 0, completed.stderr
+    command = r"systemd-run --no-block --timer-property=DefaultDependencies=no --unit=imgnet-limit --on-active=(\d+) "
+    match = re.fullmatch(command + "systemctl poweroff", machine.calls[-1])
+    assert match, "the boot would hang on what comes after sysinit.target"
+    return int(match[1])
+
+
+def test_arm_script_gives_a_rebooted_machine_what_is_left(machine: Machine) -> None:
+    assert arm(machine) == 7200
+    limit_path = machine.path / "var/lib/imgnet-limit"
+    limit_path.write_text(f"{int(time.time()) + 500} 7200\n")
+    assert 470 <= arm(machine) <= 500
+    limit_path.write_text(f"{int(time.time()) - 500} 7200\n")
+    assert arm(machine) == 1, "its time is over"
+    limit_path.write_text(f"{int(time.time()) + 10**9} 9000\n")
+    assert arm(machine) == 9000, "the clock jumped back; `imgnet-limit` had set 9000"
+    limit_path.write_text("")
+    assert arm(machine) == 7200, "the machine crashed before the file was on the disk"
 
 
 def boot(machine: Machine, *, reload: str = "") -> Path:
@@ -221,13 +250,18 @@ def test_host_key_script_keeps_the_old_key_when_sshd_refuses(machine: Machine) -
     assert (etc / "ssh_host_ed25519_key").exists() and not [call for call in machine.calls if "reload" in call]
 
 
-def run_setup(machine: Machine, python: str = "") -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+def run_setup(
+    machine: Machine, python: str = "", script: str = SETUP_SCRIPT
+) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
     """Run the setup script as root would. Return ~/.imgnet and the completed process."""
     home = machine.path / "home/me"
     machine.fake("getent", f'echo "me:x:1000:1000::{home}:/bin/sh"')
-    for name in ("chown", "mkfs.ext4", "mdadm", "mount.efs", "tmux", "sleep"):
+    for name in ("chown", "mkfs.ext4", "mdadm", "mount.efs", "tmux"):
         machine.fake(name)
-    completed = machine.run(SETUP_SCRIPT, "fs-1", "fsap-1", "us-east-1", "me", python)
+    for name, seconds in (("sleep", "$1"), ("curl", "5")):
+        if not (machine.bin / name).exists():
+            machine.fake(name, machine.pass_time(seconds))
+    completed = machine.run(script, "fs-1", "fsap-1", "me", python, "https://example.org/")
     return home / ".imgnet", completed
 
 
@@ -264,7 +298,8 @@ def test_setup_script_joins_fast_disks_and_mounts_efs_with_tls(
     assert len(mounts) == len(commands) + 1
     assert all(call.startswith(command) for call, command in zip(mounts, commands, strict=False))
     assert re.fullmatch(rf"mount -t efs -o tls,iam,\S*,accesspoint=fsap-1 fs-1:/ {folder}/shared", mounts[-1])
-    assert machine.calls[-1] == f"chown me {folder}/ready", "the marker is written last"
+    assert machine.calls[-1] == f"chown me {folder}/.ready", "the marker is written last, by a rename"
+    assert (machine.path / "etc/apt/apt.conf.d/99imgnet").read_text() == 'DPkg::Lock::Timeout "300";\n'
     output = subprocess.run([folder / "python", "-c", "echo $0 $1", "a", "b c"], text=True, capture_output=True)
     assert output.stdout == "a b c\n", "python is a script that runs the image's Python"
 
@@ -286,6 +321,55 @@ def test_setup_script_reports_a_failed_mount_after_a_minute(machine: Machine) ->
     assert completed.returncode == 1 and not (folder / "ready").exists()
     assert (folder / "failed").read_text().startswith("the file system fs-1 cannot be mounted")
     assert machine.calls.count("sleep 5") == 11
+
+
+@pytest.mark.parametrize("tries", [1, 5])
+def test_setup_script_waits_for_a_late_public_address(machine: Machine, tries: int) -> None:
+    for name in ("mountpoint", "mount"):
+        machine.fake(name)
+    machine.fake("curl", f'{machine.pass_time("5")}; [ "$(grep -c curl "{machine.log}")" -ge {tries} ]')
+    folder, completed = run_setup(machine, "/bin/sh")
+    assert (folder / "ready").exists(), completed.stderr
+    assert len([call for call in machine.calls if call.startswith("curl ")]) == tries
+
+
+def test_setup_script_without_internet_fails_within_a_minute_and_changes_nothing(machine: Machine) -> None:
+    for name in ("mountpoint", "mount"):
+        machine.fake(name)
+    machine.fake("curl", f"{machine.pass_time('5')}; exit 28")
+    folder, completed = run_setup(machine, "/bin/sh")
+    reason = "no way to the internet: https://example.org/ cannot be fetched\n"
+    assert (folder / "failed").read_text() == reason and completed.returncode == 1
+    assert f"imgnet: boot failed: {reason}" in completed.stdout, "the console shows it too"
+    seconds = float((machine.path / "proc/uptime").read_text().split()[0]) - 100
+    assert 45 <= seconds <= 65
+    assert {call.split()[0] for call in machine.calls} == {"getent", "chown", "curl", "sleep"}
+
+
+@pytest.mark.parametrize(
+    ("installer", "reason"),
+    [
+        (None, f"{EFS_UTILS_URL} cannot be fetched"),
+        ("exit 1", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
+        ("exit 0", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
+        ('[ "$1" = --install ] && mv "$PREPARED" "$TARGET"', ""),
+    ],
+    ids=["not fetched", "fails", "installs nothing", "installs"],
+)
+def test_setup_script_installs_efs_utils_from_a_file(machine: Machine, installer: str | None, reason: str) -> None:
+    """`curl | sh` ended with 0 when curl failed."""
+    for name in ("mountpoint", "mount"):
+        machine.fake(name)
+    fetched = f'cp "{machine.path}/installer" "$8"' if installer else "exit 22"
+    machine.fake("curl", f'{machine.pass_time("5")}; [ $# != 9 ] || [ "$6" != -f ] || {{ {fetched}; }}')
+    machine.fake("prepared")
+    script = SETUP_SCRIPT.replace("mount.efs", "mount.new")
+    prepared, target = machine.bin / "prepared", machine.bin / "mount.new"
+    text = (installer or "").replace("$PREPARED", str(prepared)).replace("$TARGET", str(target))
+    (machine.path / "installer").write_text(text)
+    folder, completed = run_setup(machine, "/bin/sh", script)
+    failed = folder / "failed"
+    assert (failed.read_text().strip() if failed.exists() else "") == reason, completed.stderr
 
 
 def test_setup_script_uses_the_first_existing_python(machine: Machine) -> None:
