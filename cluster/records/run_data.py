@@ -42,7 +42,7 @@ def collect_run_data(job: Job) -> JsonDict:
     assert result  # the job has ended
     for path in metrics_files(job.path):
         check_metrics_file(path)  # a record must not leave out what cannot be read
-    attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
+    attempts_by_number = {attempt.number: attempt for attempt in run_folder.attempts.all() if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
     epoch_metrics = effective_metrics(job, attempts_by_number, EpochRow)

@@ -11,8 +11,8 @@ from typing import TypeVar
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
-from train.tools.filesystem import read_json_lines, read_lines
-from train.tools.records import DamagedRecord, decode, decode_json
+from train.tools.filesystem import read_lines
+from train.tools.records import DamagedRecord, decode_json, decode_line
 
 from .time_table import TimeTable
 
@@ -75,17 +75,27 @@ class RowKind:
 
 
 ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", EpochRow: "epoch"}
+KIND_FIRST = b'{"kind": "'
 RowT = TypeVar("RowT", bound=MetricsRow)
 
 
 def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
     """Yield the rows of one type in a file of metrics. Damaged and incomplete lines are skipped."""
-    for line in read_json_lines(path, "kind"):
-        if line["kind"] == ROW_KINDS[row_type]:
-            try:
-                yield decode(row_type, line)
-            except DamagedRecord:
-                continue
+    for line in read_lines(path):
+        if row := parse_row(line, row_type):
+            yield row
+
+
+def parse_row(line: bytes, row_type: type[RowT]) -> RowT | None:
+    """Return the row in a line of the metrics, None for a damaged or incomplete line and for other types of rows."""
+    kind = ROW_KINDS[row_type]
+    try:
+        # The trainer writes the kind first, so most lines of other types are recognized without being parsed.
+        if line.startswith(KIND_FIRST):
+            return decode_line(row_type, line) if line.startswith(kind.encode(), len(KIND_FIRST)) else None
+        return decode_line(row_type, line) if decode_line(RowKind, line).kind == kind else None
+    except DamagedRecord:
+        return None
 
 
 def check_metrics_file(path: Path) -> None:
