@@ -100,7 +100,7 @@ def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
     attempt = read_record(path, Attempt)
     if attempt and not (attempt.members or attempt.end_state):
         raise DamagedRecord(f"{path}: it has neither members nor an end state")
-    return attempt and replace(attempt, number=number)
+    return replace(attempt, number=number) if attempt and attempt.number != number else attempt
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
@@ -162,8 +162,10 @@ class AttemptHistory:
         """Read the files that are new since the last call. Raises `DamagedRecord`."""
         if self._attempts and self._version_of_newest() != self._newest_version:
             self._attempts = []
-        while attempt := _read_intact_attempt(self.shared, len(self._attempts) + 1):
-            self._attempts.append(attempt)
+        try:
+            while attempt := _read_intact_attempt(self.shared, len(self._attempts) + 1):
+                self._attempts.append(attempt)
+        finally:
             self._newest_version = self._version_of_newest()
 
     def _version_of_newest(self) -> FileVersion | None:

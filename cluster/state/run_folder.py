@@ -153,7 +153,7 @@ class RunFolder:
     def state_log(self, machine: str) -> Sequence[StateChange]:
         """Return the changes of state of a machine's agents. Each line of their log is read once."""
         if machine not in self._state_logs:
-            self._state_logs[machine] = GrowingFile(agent_log_path(self.path, machine), parse_state_change)
+            self._state_logs[machine] = GrowingFile(agent_log_path(self.path, machine), b"time", parse_state_change)
         return self._state_logs[machine].rows()
 
     def status_path(self, machine: str = "0") -> Path:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from train.metrics.records import EpochRow, StepRow, parse_row, read_metrics_file
+from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
+from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
 from train.tools.agent_protocol import metrics_files
@@ -295,17 +296,21 @@ class EpochReader:
         rows_by_attempt = []
         for path in metrics_files(self.run_folder.path):
             if path not in self._files:
-                self._files[path] = GrowingFile(path, lambda line: parse_row(line, EpochRow))
+                self._files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], _parse_epoch)
             rows_by_attempt.append(self._files[path].rows())
         ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
         return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
 
 
+def _parse_epoch(line: bytes) -> EpochRow | None:
+    return parse_row(line, EpochRow)
+
+
 def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
     """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
     paths = metrics_files(run_folder.path)
-    first_rows = [next(read_metrics_file(path, StepRow), None) for path in paths]
-    ends = _effective_ends(row.images if row else None for row in first_rows)
+    step_ends = [first_and_last_step(path) for path in paths]
+    ends = _effective_ends(found.first.images if found else None for found in step_ends)
     for path, end in zip(paths, ends, strict=True):
         for row in read_metrics_file(path, StepRow):
             if row.images < end:

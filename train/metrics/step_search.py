@@ -28,9 +28,10 @@ SEARCH_BYTES = 2048  # a part of a file that is read line by line
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step of the run, and when it was logged as a Unix time."""
+    """A step of the run, the images seen until then, and when it was logged as a Unix time."""
 
     step: int
+    images: int
     time: float
 
 
@@ -107,4 +108,4 @@ def _steps_from(file: BinaryIO, offset: int) -> Iterator[tuple[int, StepTime]]:
 
 def _parse_step(line: bytes) -> StepTime | None:
     row = parse_row(line, StepRow)
-    return StepTime(row.step, row.time) if row else None
+    return StepTime(row.step, row.images, row.time) if row else None

@@ -24,6 +24,7 @@ MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of t
 # The errors of a path at which there is something else than a regular file of a size that can be read.
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
 BLOCK_BYTES = 4096  # that are read at a time where only some lines of a file are needed
+CHUNK_BYTES = 1 << 18  # that are read at a time of a file of lines that is read as a whole
 COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER_DIGITS = 20
 # JSON with such a number is parsed with checks, which take longer.
@@ -255,6 +256,39 @@ def lines_from_here(file: BinaryIO) -> Iterator[bytes]:
             yield line
 
 
+def line_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of an open file from its position on in large blocks, each with the offset of its end.
+
+    Lines of more than `MAX_LINE_BYTES` are left out. The last block may be an unfinished line.
+    """
+    rest = b""
+    is_too_long = False
+    while chunk := file.read(CHUNK_BYTES):
+        lines, newline, unfinished = chunk.rpartition(b"\n")
+        if newline:
+            block = rest + lines + newline
+            if is_too_long:
+                block = block.partition(b"\n")[2]
+            if block:
+                yield block, file.tell() - len(unfinished)
+            rest, is_too_long = b"", False
+        rest = b"" if is_too_long else rest + unfinished
+        if len(rest) >= MAX_LINE_BYTES:
+            rest, is_too_long = b"", True
+    if rest:
+        yield rest, file.tell()
+
+
+def lines_with(marker: bytes, block: bytes) -> Iterator[bytes]:
+    """Yield the lines of a block that contain a text. The others take almost no time."""
+    found = block.find(marker)
+    while found >= 0:
+        begin = block.rfind(b"\n", 0, found) + 1
+        end = block.find(b"\n", found) + 1 or len(block)
+        yield block[begin:end]
+        found = block.find(marker, end)
+
+
 def lines_backwards(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of an open file from its end, without their newlines. Reads no more blocks than are needed.
 
@@ -278,13 +312,15 @@ def lines_backwards(file: BinaryIO) -> Iterator[bytes]:
 
 
 class GrowingFile(Generic[RowT]):
-    """The rows of a file of lines that only grows, of which each line is read once, however often the rows are asked for.
+    """The rows of a file of lines that only grows. Each line is read once, however often the rows are asked for.
 
-    `parse_line` returns None for a line that is no row. A file that was replaced or truncated is read anew.
+    `parse_line` returns None for a line that is no row; all rows contain `marker`. A file that was replaced or
+    truncated is read anew.
     """
 
-    def __init__(self, path: Path, parse_line: Callable[[bytes], RowT | None]) -> None:
+    def __init__(self, path: Path, marker: bytes, parse_line: Callable[[bytes], RowT | None]) -> None:
         self.path = path
+        self.marker = marker
         self.parse_line = parse_line
         self._forget()
 
@@ -312,15 +348,14 @@ class GrowingFile(Generic[RowT]):
             self._forget()
             file.seek(0)
         self._unfinished_row = None
-        for line in lines_from_here(file):
-            row = self.parse_line(line)
-            if not line.endswith(b"\n"):
-                self._unfinished_row = row
-                break
-            self._read_bytes = file.tell()
-            self._last_bytes = line[-COMPARED_BYTES:]
-            if row is not None:
-                self._rows.append(row)
+        for block, end in line_blocks(file):
+            rows = [row for line in lines_with(self.marker, block) if (row := self.parse_line(line)) is not None]
+            if block.endswith(b"\n"):
+                self._rows += rows
+                self._read_bytes = end
+                self._last_bytes = block[-COMPARED_BYTES:]
+            else:
+                self._unfinished_row = next(iter(rows), None)
 
 
 def read_json(path: Path) -> Any | None:  # Any: JSON of any shape

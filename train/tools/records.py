@@ -7,7 +7,7 @@ Records are checked when they are read: a file may be torn, edited, or written b
 from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .filesystem import one_line_error, parse_json, read_file
 
@@ -69,7 +69,7 @@ def decode_line(record_type: type[RecordT], line: bytes) -> RecordT:
     Raises `DamagedRecord`.
     """
     try:
-        record: RecordT = _line_decoder(record_type).decode(line)
+        record: RecordT = _line_decoder(cast(Hashable, record_type)).decode(line)
     except (ValueError, RecursionError) as error:
         raise damaged(error) from error
     for value in vars(record).values():
