@@ -8,13 +8,16 @@ minutes a loss, after which some minutes of steps are repeated. Each command is 
 beyond its start is the difference to the same command on a run of two minutes; the two alternate.
 """
 
+import argparse
 import contextlib
 import fcntl
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
+from benchmarks.measure import describe_machine, goal_verdict, median_with_range, ratios, seconds_of, write_section
 from cluster.state.attempts import Attempt, attempt_path
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.recovery_options import RecoveryOptions
@@ -31,7 +35,7 @@ from cluster.state.run_folder import AGENT_LOCK, RunFolder, agent_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.engine.options import TrainOptions
-from train.metrics.records import ROW_KINDS, EpochRow, MetricsRow, StartRow
+from train.metrics.records import ROW_KINDS, EpochRow, MetricsRow, StartRow, StepRow, read_metrics_file
 from train.metrics.time_table import PartTime, TimePart, TimeTable
 from train.recipe import Data, Model, Phase, Recipe
 from train.tools.agent_protocol import metrics_file
@@ -124,7 +128,7 @@ class _MadeUpRun:
             for second in range(1, seconds + 1):
                 step = start_step + second * STEPS_PER_SECOND
                 epoch = step // STEPS_PER_EPOCH + 1
-                file.write(self._step_line(step, begin + second, epoch))
+                file.write(self.step_line(step, begin + second, epoch))
                 if epoch > (step - STEPS_PER_SECOND) // STEPS_PER_EPOCH + 1:
                     file.write(_line(_epoch_row(self.attempt, begin + second + 0.5, step, epoch - 1)))
                     self._note_state("validating", begin + second)
@@ -134,7 +138,7 @@ class _MadeUpRun:
         repeated_seconds = self.rng.randrange(min(seconds, MAX_REPEATED_SECONDS))
         self.step = start_step + (seconds - repeated_seconds) * STEPS_PER_SECOND
 
-    def _step_line(self, step: int, now: float, epoch: int) -> str:
+    def step_line(self, step: int, now: float, epoch: int) -> str:
         """Return a line of steps as the trainer's JSON has it; json.dumps would take minutes for all of them."""
         noise = self.rng.random()
         return (
@@ -236,9 +240,10 @@ def living_agents(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CommandCost:
-    """What a command took: seconds of the wall, and the largest memory in MB."""
+    """What a command took: seconds of the wall, seconds of processors, and the largest memory in MB."""
 
     seconds: float
+    cpu_seconds: float
     megabytes: float
 
 
@@ -254,4 +259,109 @@ def run_command(runs: Path, *arguments: str) -> CommandCost:
     process.returncode = os.waitstatus_to_exitcode(exit_status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, arguments)
-    return CommandCost(time.perf_counter() - start, usage.ru_maxrss / 1e3)
+    return CommandCost(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
+
+
+def write_scalar_events(folder: Path, rows: int) -> None:
+    """Write rows of scalars as event files of TensorBoard, one event per scalar as the trainer's writer does."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for row in range(rows):
+        for name in range(SCALARS_PER_ROW):
+            value = Summary.Value(tag=f"train/scalar{name}", simple_value=row + name)
+            writer.add_event(Event(wall_time=BEGIN + row, step=row, summary=Summary(value=[value])))
+    writer.close()
+
+
+def seconds_of_peer(folder: Path) -> float:
+    """Return the seconds that TensorBoard's reader takes for a folder of events, all of which it keeps."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    return seconds_of(accumulator.Reload)
+
+
+def measure_readers(folder: Path, rounds: int) -> Iterator[str]:
+    """Yield the rows of the table that compares our reader of metrics with TensorBoard's, on equally many scalars."""
+    path = folder / "peer" / "metrics.jsonl"
+    path.parent.mkdir()
+    run = _MadeUpRun(RunFolder(folder / "unused"))
+    path.write_text("".join(run.step_line(row, BEGIN + row, 1) for row in range(PEER_ROWS)))
+    write_scalar_events(folder / "peer" / "events", PEER_ROWS)
+    ours, peers = [], []
+    for _ in range(rounds):
+        ours.append(seconds_of(lambda: sum(1 for _ in read_metrics_file(path, StepRow))))
+        peers.append(seconds_of_peer(folder / "peer" / "events"))
+    yield f"| read {PEER_ROWS * SCALARS_PER_ROW:,} scalars | seconds |"
+    yield "|---|---|"
+    yield f"| lines of metrics, ours | {median_with_range(ours, 2)} |"
+    yield f"| event files, TensorBoard's EventAccumulator | {median_with_range(peers, 2)} |"
+    yield f"| TensorBoard / ours, by pairs | {median_with_range(ratios(peers, ours), 1)} |"
+
+
+def measure_commands(folder: Path, days: int, rounds: int) -> Iterator[str]:
+    """Yield the rows of the table of the commands, on the long run and, in turn, on one of two minutes."""
+    lines = write_long_run(folder / "long" / "job-1", days * 86_400)
+    write_long_run(folder / "short" / "job-1", 120)
+    attempts = len(list((folder / "long/job-1/metrics").iterdir()))
+    megabytes = sum(path.stat().st_size for path in (folder / "long/job-1/metrics").iterdir()) / 1e6
+    yield (
+        f"A run of {days} days: {lines:,} lines of steps ({megabytes:,.0f} MB) in {attempts:,} attempts. The goals are "
+        "for CPU seconds, user and system: other programs run beside these."
+    )
+    yield ""
+    yield "| command | CPU seconds | of two minutes' run | more, by pairs | wall seconds | MB | goal |"
+    yield "|---|---|---|---|---|---|---|"
+    with living_agents(folder / "long" / "job-1"), living_agents(folder / "short" / "job-1"):
+        for command, max_seconds, counts_start in (
+            ("ls", MAX_STATUS_SECONDS, False),
+            ("status", MAX_STATUS_SECONDS, False),
+            ("report", MAX_REPORT_SECONDS, True),
+        ):
+            costs = []
+            for _ in range(rounds):
+                costs.append([run_command(folder / run, command) for run in ("short", "long")])
+            more = [long.cpu_seconds - short.cpu_seconds for short, long in costs]
+            seconds = [long.cpu_seconds for _, long in costs]
+            verdict = goal_verdict(statistics.median(seconds if counts_start else more), max_seconds, at_most=True)
+            goal = f"{max_seconds:g} s{'' if counts_start else ' more'}: {verdict}"
+            megabytes = max(long.megabytes for _, long in costs)
+            if command == "report":
+                goal += f"; {MAX_REPORT_MB:.0f} MB: {goal_verdict(megabytes, MAX_REPORT_MB, at_most=True)}"
+            yield (
+                f"| `{command}` | {median_with_range(seconds, 2)} | "
+                f"{median_with_range([short.cpu_seconds for short, _ in costs], 2)} | {median_with_range(more, 2)} | "
+                f"{median_with_range([long.seconds for _, long in costs], 2)} | {megabytes:.0f} | {goal} |"
+            )
+
+
+def main() -> int:
+    """Measure, print, and write the section of RESULTS.md when the run has its full length."""
+    parser = argparse.ArgumentParser(description="Measure commands on a long run.")
+    parser.add_argument("--days", type=int, default=DAYS, metavar="N", help="length of the run (default: 30)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="rounds of each (default: 5)")
+    options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        tables = [*measure_commands(Path(folder), options.days, options.rounds)]
+        tables += ["", *measure_readers(Path(folder), options.rounds)]
+    lines = [
+        "## Commands on a run of 30 days, compared with TensorBoard's reader",
+        "",
+        # It imports torch: done last, because a process counts the memory of the process that started it.
+        f"{describe_machine()}. Median (min-max), n = {options.rounds}. Written by `benchmarks/long_run.py`.",
+        "",
+        *tables,
+    ]
+    lines += ["", f"Load {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."]
+    print("\n".join(lines))
+    if options.days == DAYS:
+        write_section("long_run.py", lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
