@@ -242,8 +242,15 @@ class JobReader:
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        number = attempt or self.status().attempt
+        number = attempt or self.last_attempt_number
         return rank_log_file(self.path, number, rank) if number else setup_log_path(self.path, machine)
+
+    @property
+    def last_attempt_number(self) -> int:
+        """The number of the last attempt that has members, 0 before the first. Costs less than the status."""
+        with self.report_damaged_files():
+            self.run_folder.attempts.check()
+            return self.run_folder.attempts.last_training_number()
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
