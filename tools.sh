@@ -1,17 +1,19 @@
 #!/bin/sh
 # tools.sh          create .venv; install tmux and OpenSSH through apt (as root, or with sudo that needs no password),
 #                   or say what to install
-# tools.sh torch    install PyTorch into .venv: the CPU wheel where there is no NVIDIA driver, because the default wheel
-#                   for Linux brings gigabytes of CUDA libraries
+# tools.sh torch [VENV]
+#                   install PyTorch into .venv or VENV: the CPU wheel where there is no NVIDIA driver, because the
+#                   default wheel for Linux brings gigabytes of CUDA libraries
 # tools.sh browser  install chromium for the tests of the report; these tests are skipped without a browser
 set -eu
 
 if [ "${1:-}" = torch ]; then
+    venv=${2:-.venv}
     pin=$(grep '^torch==' constraints.txt)
-    .venv/bin/pip show --quiet torch 2>/dev/null && exit 0
+    "$venv/bin/pip" show --quiet torch 2>/dev/null && exit 0
     # On macOS and Windows the default wheel is a CPU wheel.
     [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ] || exit 0
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --retries 0 --timeout 15 \
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --retries 0 --timeout 15 \
         --index-url https://download.pytorch.org/whl/cpu "$pin+cpu" 2>/dev/null && exit 0
     echo "no CPU wheel of PyTorch could be fetched; pip takes the default wheel" >&2
     exit 0

@@ -23,14 +23,28 @@ check='import cv2, numba, ffcv, torch, train; from ffcv.loader import Loader; fr
 
 here=$(cd "$(dirname "$0")" && pwd)
 venv="$here/.venv"
-wanted="$debian $builders $ffcv_imports $ffcv $tested $torchvision $(cksum <"$here/../pyproject.toml")"
+wanted="$debian $builders $ffcv_imports $ffcv $tested $torchvision $(cat "$here/../pyproject.toml" "$here/../constraints.txt" | cksum)"
 
 fail() {
     echo "error: $1" >&2
     exit 1
 }
 
+fetch_dawnbench() {
+    [ ! -e "$venv/dawnbench/test_submissions.py" ] || return 0
+    mkdir -p "$venv/dawnbench"
+    "$venv/bin/python" - "$dawnbench_url" "$venv/dawnbench/test_submissions.py" $dawnbench_sha256 2>/dev/null <<'END' ||
+import hashlib, pathlib, sys, urllib.request
+url, path, sha256 = sys.argv[1:]
+content = urllib.request.urlopen(url, timeout=15).read()
+assert hashlib.sha256(content).hexdigest() == sha256
+pathlib.Path(path).write_bytes(content)
+END
+        echo "DAWNBench's tests could not be fetched from GitHub, or have changed; the test that runs them is skipped" >&2
+}
+
 if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$check" 2>/dev/null; then
+    fetch_dawnbench
     echo "already installed: $venv"
     exit 0
 fi
@@ -64,23 +78,11 @@ pip() {
     "$venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$here/../constraints.txt" "$@" ||
         fail "pip install $* failed; its messages are above"
 }
-if [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ]; then # as in tools.sh: no CUDA without a GPU
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --retries 0 --timeout 15 \
-        --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' "$here/../constraints.txt")+cpu" \
-        2>/dev/null || true
-fi
+(cd "$here/.." && sh tools.sh torch benchmarks/.venv)
 pip --editable "$here/.."
 pip --no-deps "$torchvision"
 pip $tested
-mkdir -p "$venv/dawnbench"
-"$venv/bin/python" - "$dawnbench_url" "$venv/dawnbench/test_submissions.py" $dawnbench_sha256 2>/dev/null <<'END' ||
-import hashlib, pathlib, sys, urllib.request
-url, path, sha256 = sys.argv[1:]
-content = urllib.request.urlopen(url, timeout=15).read()
-assert hashlib.sha256(content).hexdigest() == sha256
-pathlib.Path(path).write_bytes(content)
-END
-    echo "DAWNBench's tests could not be fetched from GitHub; the test that runs them is skipped" >&2
+fetch_dawnbench
 
 install_debian
 pip $builders $ffcv_imports

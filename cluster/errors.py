@@ -27,7 +27,7 @@ class SetupFailed(ClusterError):
 
 
 class NoCloudAccess(ClusterError):
-    """A cloud cannot be used from here: there are no credentials, or no region is set."""
+    """This computer cannot use the cloud: it has no credentials that the cloud accepts, or no region is set."""
 
 
 class NoSuchJob(ClusterError):

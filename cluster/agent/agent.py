@@ -10,7 +10,6 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 """
 
 import contextlib
-import json
 import os
 import secrets
 import subprocess
@@ -29,6 +28,7 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE
+from train.tools.filesystem import read_file
 from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
@@ -52,11 +52,12 @@ class Agent:
     """One machine's part of a job."""
 
     def __init__(self, shared: Path, work: Path, machine: str, address: str, elapsed_seconds: float = 0.0) -> None:
+        spec_path = shared / "job.json"
         self.shared = shared
         self.work = work
         self.machine = machine
         self.address = address
-        self.spec = JobSpec.from_json(json.loads((shared / "job.json").read_text())).resolved_on_machine(shared)
+        self.spec = JobSpec.parse(read_file(spec_path), spec_path).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
         continue_clock(shared, machine)

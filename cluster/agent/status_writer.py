@@ -21,8 +21,6 @@ from .host_metrics import HostSampler
 
 # A change of one of these fields is written at once, all other changes with the next heartbeat.
 URGENT_FIELDS = ("phase", "state", "attempt", "leave_reason", "fault", "doing", "ended")
-
-
 JUMP_SECONDS = 2.0  # by which the wall clock must be set at once to count as a jump
 
 

@@ -63,18 +63,25 @@ class TmuxWindows:
                 return
 
     def _open_missing(self) -> None:
-        """Open the windows unless the trainers' one exists. Raises `ClusterError`, `OSError`."""
-        train_window = f"train{self.name_suffix}"
-        if tmux.find_session(self.session) is None:
+        """Open the windows that are not there, and the session, if there is none. Raises `ClusterError`, `OSError`."""
+        monitor_argv = ["sh", "-c", GPU_MONITOR_SCRIPT, "gpu", str(os.getpid())]
+        commands = {
+            f"train{self.name_suffix}": self._tail_argv(self.log_link),
+            f"gpu{self.name_suffix}": monitor_argv,
+        }
+        open_windows = tmux.window_names(self.session)
+        missing_windows = [window for window in commands if window not in open_windows]
+        if not missing_windows:
+            return
+        if not open_windows:
             argv = self._tail_argv(self.work / AGENT_OUTPUT)
             new_session = tmux.new_session_argv(self.session, f"agent{self.name_suffix}", argv, self.owner)
             subprocess.run(new_session, capture_output=True, timeout=tmux.SERVER_TIMEOUT_SECONDS)
         elif self.owner and not tmux.is_owned_by(self.session, Path(self.owner)):
             return  # another run folder's job of the same name
-        if train_window not in tmux.window_names(self.session):
-            monitor_argv = ["sh", "-c", GPU_MONITOR_SCRIPT, "gpu", str(os.getpid())]
-            tmux.add_window(self.session, train_window, self._tail_argv(self.log_link), in_front=self.is_shown_first)
-            tmux.add_window(self.session, f"gpu{self.name_suffix}", monitor_argv)
+        for window in missing_windows:
+            in_front = self.is_shown_first and window.startswith("train")
+            tmux.add_window(self.session, window, commands[window], in_front)
 
     def _tail_argv(self, path: Path) -> list[str]:
         return ["tail", "-n", "+1", "-F", f"--pid={os.getpid()}", str(path)]

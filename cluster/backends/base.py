@@ -17,7 +17,7 @@ from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 
 from .options import BackendOptions
-from .planner import ElsewherePlanner, MachinePlanner, MachineRequest
+from .planner import ElsewherePlanner, MachinePlanner
 from .rentals import CloudAdministration
 
 
@@ -33,17 +33,13 @@ class Backend(ABC):
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
     options: ClassVar[type[BackendOptions]] = BackendOptions
+    planner_class: ClassVar[type[MachinePlanner]] = ElsewherePlanner
     detach_keys: ClassVar[str] = "Ctrl-b d"  # end `attach_command` without ending the job: those of tmux
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     # --- before a run exists ------------------------------------------------------------------------------------------
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a launch's machines. Raises `ClusterError`."""
-        return ElsewherePlanner(request)
 
     @classmethod
     @abstractmethod

@@ -64,15 +64,7 @@ def load_class(name: str) -> type:
     class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    try:
-        found = _import(class_path)
-    except Exception as error:  # the code of another package: anything may happen
-        if name in BUILTIN_BACKENDS:
-            raise
-        raise BadInput(
-            f"the backend {name} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
-            "repair or uninstall the package that registers it"
-        ) from error
+    found = _import(class_path, f"the backend {name}")
     if not isinstance(found, type):
         raise BadInput(f"the backend {name} ({class_path}) is no class")
     return found
@@ -85,8 +77,9 @@ def open_object_store(url: str) -> "rentals.ObjectStore":
     path = path or _with_other_packages(BUILTIN_OBJECT_STORES, OBJECT_STORE_GROUP).get(scheme)
     if path is None:
         raise BadInput(f"{url}: not in an object store; a location looks like s3://my-bucket/data")
-    store_class = _import(path)
-    assert callable(store_class)
+    store_class = _import(path, f"the object store {scheme}://")
+    if not callable(store_class):
+        raise BadInput(f"the object store {scheme}:// ({path}) is no class")
     store: rentals.ObjectStore = store_class(url)
     return store
 
@@ -94,19 +87,33 @@ def open_object_store(url: str) -> "rentals.ObjectStore":
 @cache
 def load_machine_type_tables() -> tuple[object, ...]:
     """Return each cloud's function that finds a machine type by its name."""
-    return tuple(_import(path) for path in _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP).values())
+    paths = _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP)
+    return tuple(_import(path, f"the table of machine types {name}") for name, path in paths.items())
 
 
-def _import(class_path: str) -> object:
-    module_name, _, class_name = class_path.partition(":")
-    found: object = getattr(import_module(module_name), class_name)
+def _import(class_path: str, what: str) -> object:
+    """Return what "module:name" names. Raises `BadInput` when the code of another package cannot be imported."""
+    module_name, _, name = class_path.partition(":")
+    try:
+        found: object = getattr(import_module(module_name), name)
+    except Exception as error:  # the code of another package: anything may happen
+        if module_name.startswith("cluster."):
+            raise
+        raise BadInput(
+            f"{what} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
+            "repair or uninstall the package that registers it"
+        ) from error
     return found
 
 
 def options_class(name: str) -> type[BackendOptions]:
     """Return the class of the options that only this backend has. Raises `BadInput` as `load_class` does."""
     is_builtin = name in BUILTIN_OPTIONS
-    found = _import(BUILTIN_OPTIONS[name]) if is_builtin else getattr(load_class(name), "options", None)
+    found = (
+        _import(BUILTIN_OPTIONS[name], f"the backend {name}")
+        if is_builtin
+        else getattr(load_class(name), "options", None)
+    )
     if not (isinstance(found, type) and issubclass(found, BackendOptions)):
         raise BadInput(f"the options of the backend {name} are no subclass of cluster.backends.options.BackendOptions")
     return found

@@ -23,7 +23,7 @@ from train.tools.records import encode
 
 from .local_forecast import forecast_local
 from .options import LocalOptions
-from .planner import MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from .planner import MachinePlan, MachinePlanner, SourceAccess
 from .shared_folder import SharedFolderBackend
 
 # Size of one checkpoint in MB: weights and momentum, both float32.
@@ -59,7 +59,7 @@ class LocalPlanner(MachinePlanner):
         """Return the number of processes by which the machines share this computer's GPUs."""
         return max(1, visible_gpu_count() // (machines + self.request.spares))
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """This computer is the machine that fetches."""
         return SourceAccess.REQUIRED
 
@@ -79,12 +79,8 @@ class LocalBackend(SharedFolderBackend):
     name = "local"
     description = "this computer"
     options = LocalOptions
+    planner_class = LocalPlanner
     agents_open_session = True
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a job on this computer."""
-        return LocalPlanner(request)
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
@@ -113,12 +109,12 @@ class LocalBackend(SharedFolderBackend):
     def _start_agent(self, machine: str, elapsed_seconds: float = 0.0) -> None:
         """Start the agent of a machine in its own window; its time limit counts from `elapsed_seconds` ago."""
         spec, folder = self.run.spec, self.run.folder
-        argv = [str(folder.shared), str(folder.work_folder(machine)), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
+        work = folder.work_folder(machine)
+        argv = [str(folder.shared), str(work), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
         window = "agent" if len(spec.machine_names) == 1 else f"agent-{machine}"
         agent_argv = module_command("cluster.agent", *argv)
-        folder.work_folder(machine).mkdir(parents=True, exist_ok=True)
-        log = folder.work_folder(machine) / AGENT_OUTPUT
-        window_argv = tmux.followed_argv(agent_argv, log)
+        work.mkdir(parents=True, exist_ok=True)
+        window_argv = tmux.followed_argv(agent_argv, work / AGENT_OUTPUT)
         if tmux.is_owned_by(spec.name, folder.path):
             tmux.add_window(spec.name, window, window_argv)
         else:  # somebody killed the tmux server

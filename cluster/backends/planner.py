@@ -72,7 +72,7 @@ class MachinePlanner:
         """
         return path.expanduser().absolute()
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """Return whether this computer reads the source of a data set that the machines fetch."""
         return SourceAccess.NONE
 

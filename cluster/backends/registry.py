@@ -4,7 +4,7 @@ from cluster.errors import BadInput
 from cluster.state.run_folder import Run
 
 from .base import Backend, BilledBackend
-from .catalog import UNKNOWN_MACHINES, backend_names, load_class
+from .catalog import UNKNOWN_MACHINES, load_class
 from .planner import MachinePlanner, MachineRequest
 from .rentals import CloudAdministration
 
@@ -30,13 +30,13 @@ def open_backend(run: Run) -> Backend:
 
 def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
     """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
-    return MachinePlanner(request) if name == UNKNOWN_MACHINES else backend_class(name).open_planner(request)
+    planner_class = MachinePlanner if name == UNKNOWN_MACHINES else backend_class(name).planner_class
+    return planner_class(request)
 
 
-def open_cloud(name: str | None = None) -> CloudAdministration:
-    """Return the cloud of a backend; without a name, of the first backend that has one. Raises `BadInput`."""
-    for backend_name in [name] if name else backend_names():
-        backend = backend_class(backend_name)
-        if issubclass(backend, BilledBackend) and backend.administration:
-            return backend.administration()
-    raise BadInput(f"the backend {name} rents from no cloud" if name else "no backend rents from a cloud")
+def open_cloud(name: str) -> CloudAdministration:
+    """Return the cloud of a backend. Raises `BadInput`."""
+    backend = backend_class(name)
+    if issubclass(backend, BilledBackend) and backend.administration:
+        return backend.administration()
+    raise BadInput(f"the backend {name} rents from no cloud")

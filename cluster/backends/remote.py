@@ -22,6 +22,21 @@ class RemoteBackend(Backend):
     def open_fleet(self) -> Fleet:
         """Return connections to the machines, for one command. Raises `ClusterError` when there are no machines yet."""
 
+    @property
+    @abstractmethod
+    def supervised_fleet(self) -> Fleet | None:
+        """The supervisor's connections; None in other processes, and before they are open."""
+
+    def agents_alive(self) -> bool:
+        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
+        fleet = self.supervised_fleet
+        return fleet is not None and fleet.agents_alive()
+
+    def explain_end(self) -> str:
+        """Return why nothing is known about the job when its machines broke the rules, else ""."""
+        fleet = self.supervised_fleet
+        return fleet.explain_end() if fleet else ""
+
     def launch(self) -> None:
         """Start the supervisor in a tmux session that has the job's name. The supervisor does all the rest."""
         if not self.is_supervised():  # `start_session` first ends a leftover session of a supervisor that died

@@ -1,7 +1,6 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
 import logging
-import shutil
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +8,14 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import BadInput, ClusterError
+from cluster.connectors.ssh_config import require_openssh
+from cluster.errors import BadInput
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 
 from .options import SshOptions
-from .planner import ElsewherePlanner, MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from .planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SshPlanner(ElsewherePlanner):
             )
         return path
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """A failure is no error: the machines may have access that this computer does not have."""
         return SourceAccess.OPTIONAL
 
@@ -67,16 +67,17 @@ class SshBackend(RemoteBackend):
     name = "ssh"
     description = "your own machines over ssh"
     options = SshOptions
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a job on the machines of a hosts file. Raises `BadInput`."""
-        return SshPlanner(request)
+    planner_class = SshPlanner
 
     @cached_property
     def fleet(self) -> Fleet:
         """This process's connections to the machines. They are opened once and reused."""
         return Fleet(self.run.spec, self.run.folder)
+
+    @property
+    def supervised_fleet(self) -> Fleet | None:
+        """The supervisor's connections; None in other processes, and before they are open."""
+        return vars(self).get("fleet")
 
     def open_fleet(self) -> Fleet:
         """Return this process's connections to the machines."""
@@ -86,8 +87,7 @@ class SshBackend(RemoteBackend):
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
         """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
         tmux.require_tmux()
-        if not shutil.which("ssh"):
-            raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
+        require_openssh("ssh")
         host_count = len((spec.hosts or {}).get("machines", []))
         needed = len(spec.machine_names)
         if host_count < needed:
@@ -109,14 +109,6 @@ class SshBackend(RemoteBackend):
         except Unreachable as error:
             logger.warning("%s", error)
         return True
-
-    def agents_alive(self) -> bool:
-        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
-        return "fleet" in vars(self) and self.fleet.agents_alive()
-
-    def explain_end(self) -> str:
-        """Return why nothing is known about the job when its machines broke the rules, else ""."""
-        return self.fleet.explain_end() if "fleet" in vars(self) else ""
 
     def dead_machines(self) -> list[str]:
         """Return the machines that answered that no agent is running there."""

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cluster.jobs.evaluation import RectGain
-    from train.evaluation.protocol import Accuracy, EvaluationBegin, EvaluationExamples, EvaluationRow, RatioBucket
+    from train.evaluation.protocol import (
+        AccuracyPercents,
+        EvaluationBegin,
+        EvaluationExamples,
+        EvaluationRow,
+        RatioBucket,
+    )
 
 PLOTTED_IMAGES = 6  # images that --plot shows
 
@@ -122,8 +128,9 @@ def evaluate(
             examples = message
     gains = evaluation.rect_gains(rows, run_info["buckets"])
     if output == "json":
-        result = {**run_info, "rows": [_without_kind(row) for row in rows], "gains": gains}
-        print_json({**_without_kind(result), "plot": str(plot) if plot else None})
+        rows_json = [_without_kind(row) for row in rows]
+        plot_json = str(plot) if plot else None
+        print_json({**_without_kind(run_info), "rows": rows_json, "gains": gains, "plot": plot_json})
     else:
         _print_results(run_info, rows, gains)
     if plot:  # after the numbers: they took longer, and must not be lost when the picture cannot be written
@@ -211,7 +218,7 @@ def _format_ratio_range(bucket: "RatioBucket") -> str:
     return "-".join(dict.fromkeys((f"{bucket['from']:.2f}", f"{bucket['to']:.2f}")))
 
 
-def _format_gain(gain: "Accuracy") -> tuple[str, str]:
+def _format_gain(gain: "AccuracyPercents") -> tuple[str, str]:
     """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
     return f"{round(gain['top1'], 1) + 0.0:+5.1f}", f"{round(gain['top5'], 1) + 0.0:+5.1f}"
 

@@ -207,6 +207,7 @@ class LogPrinter:
         self.printed_bytes += len(data)
         if sys.stdout.isatty():  # a terminal would obey control characters; a file gets the log as it is
             sys.stdout.write(self.decoder.decode(text))
+            sys.stdout.flush()
         else:
             sys.stdout.buffer.write(text)
 

@@ -8,6 +8,7 @@ import click
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, NoCloudAccess
 
 from .options import (
+    DEFAULT_BACKEND,
     FiniteFloatRange,
     GroupedCommand,
     GroupedOption,
@@ -24,8 +25,6 @@ from .plan import make_plan, select_recipes
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
-
-DEFAULT_BACKEND = "aws"
 
 detach_option = grouped_option(
     "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."

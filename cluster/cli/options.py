@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 
+DEFAULT_BACKEND = "aws"
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
 
@@ -269,7 +270,7 @@ only_option = grouped_option(
 
 
 cloud_option = grouped_option(
-    "Machines", "--backend", metavar="NAME", help="Backend that rents from the cloud.  [default: aws]"
+    "Machines", "--backend", metavar="NAME", help=f"Backend that rents from the cloud.  [default: {DEFAULT_BACKEND}]"
 )
 
 
@@ -279,4 +280,4 @@ def open_cloud(backend: str | None) -> "CloudAdministration":
     from train.tools import process_log
 
     process_log.log_to_user()
-    return registry.open_cloud(backend)
+    return registry.open_cloud(backend or DEFAULT_BACKEND)

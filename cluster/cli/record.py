@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.errors import BadInput, ClusterError
+from train.tools.records import MALFORMED_DATA_ERRORS
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
@@ -91,7 +92,7 @@ def _damage_as_cluster_error(description: str) -> Iterator[None]:
     """Turn the errors that data of an unexpected form causes into a one-line `ClusterError`."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except MALFORMED_DATA_ERRORS as error:
         raise ClusterError(f"{description} ({type(error).__name__}: {error})") from error
 
 
@@ -194,10 +195,10 @@ def _read_text(path: Path) -> str:
 
 def _parse_entry(text: str, path: Path) -> "JsonMapping":
     """Return the JSON object of a record. Raises `ClusterError`."""
-    from cluster.records.check import parse_json
+    from train.tools.filesystem import parse_json
 
     try:
-        entry = parse_json(text)
+        entry = parse_json(text.encode())
     except ValueError as error:
         raise ClusterError(f"{path.with_suffix('.json')}: is no JSON: {error}") from None
     if not isinstance(entry, dict):

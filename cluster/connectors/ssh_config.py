@@ -6,6 +6,7 @@ Also writes the job's own ssh_config, with which `ssh -F FILE machine-2` on a te
 import os
 import pwd
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ class Route:
     def known_hosts_name(self) -> str:
         """The machine's name in known_hosts: [host]:port unless the port is 22."""
         return self.host_key_alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
+
+
+def require_openssh(*programs: str) -> None:
+    """Raise `ClusterError` when one of these programs of OpenSSH is not installed."""
+    for program in programs:
+        if not shutil.which(program):
+            raise ClusterError(
+                f"{program} is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)"
+            )
 
 
 def resolve_route(host: Host, jump_depth: int = 0) -> Route:
@@ -108,10 +118,8 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
     argv = ["ssh", "-G", *_user_config_argv()]
     argv += ["-p", str(host.port)] if host.port else []
     argv += ["-l", host.user] if host.user else []
-    try:
-        completed = subprocess.run([*argv, "--", host.host], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)") from None
+    require_openssh("ssh")
+    completed = subprocess.run([*argv, "--", host.host], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if completed.returncode:
         first_line = (completed.stderr.strip().splitlines() or [f"code {completed.returncode}"])[0]
         raise ClusterError(

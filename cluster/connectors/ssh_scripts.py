@@ -209,6 +209,10 @@ find {names} -maxdepth {depth} -type f ! -name '.*' ! -path '*
         o=0 c=$s;;
       attempts/[0-9][0-9][0-9][0-9][0-9][0-9].json)
         [ "$s" -le {record_bytes} ] && [ "$s" != "$o" ] || continue
+        if [ "$o" -lt 0 ]; then
+          [ "$k" -gt 0 ] || continue
+          k=$((k - 1))
+        fi
         o=0 c=$s
         [ "$c" -le "$r" ] || { r=0; break; }
         r=$((r - c - {path_bytes}));;

@@ -97,20 +97,12 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
     server = _server()
     global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
     options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
-    new_session = [
-        "new-session",
-        "-d",
-        "-s",
-        name,
-        "-n",
-        window,
-        *DETACHED_SIZE,
-        "-e",
-        f"{OWNER_VARIABLE}={run_folder}",
-    ]
     folder = str(Path.cwd()).replace("#", "##")
     completed = server.cmd(
-        "start-server", ";", *_set_options(options), *_escape_semicolons([*new_session, "-c", folder, *argv])
+        "start-server",
+        ";",
+        *_set_options(options),
+        *_escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv]),
     )
     if completed.stderr:
         raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
@@ -122,6 +114,11 @@ def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = Fal
     completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
     if completed.stderr:
         raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+
+
+def _new_session(name: str, window: str, owner: str) -> list[str]:
+    owner_option = ["-e", f"{OWNER_VARIABLE}={owner}"] if owner else []
+    return ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE, *owner_option]
 
 
 def _set_options(options: dict[str, str]) -> list[str]:
@@ -143,10 +140,8 @@ def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
 
 def new_session_argv(name: str, window: str, argv: Sequence[str], owner: str = "") -> list[str]:
     """Return the command that starts a session with one window, for a run folder or on another machine."""
-    owner_option = ["-e", f"{OWNER_VARIABLE}={owner}"] if owner else []
-    new_session = ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE, *owner_option]
-    set_options = _set_options(SESSION_OPTIONS)
-    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *set_options, *_escape_semicolons([*new_session, *argv])]
+    new_session = _escape_semicolons([*_new_session(name, window, owner), *argv])
+    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *_set_options(SESSION_OPTIONS), *new_session]
 
 
 def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:

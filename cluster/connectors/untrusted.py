@@ -25,7 +25,7 @@ MAX_PATH_BYTES = 200  # of a mirrored file, relative to the job's folder
 MAX_PATH_DEPTH = 3  # of a mirrored file below its folder
 MAX_RECORD_BYTES = 1 << 16  # of a status or attempt file; the largest known ones have 4 KB
 MAX_FILE_BYTES = 1 << 32  # of a file that grows; a week of metrics, one line a second, has 0.3 GB
-MAX_FILE_COUNT = 50_000  # of a job's files that grow: 100 attempts of 500 processes
+MAX_FILE_COUNT = 50_000  # of a job's logs and attempt files: 100 attempts of 500 processes
 MAX_OUTPUT_BYTES = 1 << 24  # of one command
 MAX_LISTING_BYTES = 1 << 22
 MAX_CHECKPOINT_BYTES = 1 << 36  # the weights and momenta of ten billion parameters have 80 GB
@@ -47,8 +47,8 @@ class BadAnswer(ClusterError):
     def __init__(self, rule: str, machine_name: str = "") -> None:
         self.rule = rule
         text = (
-            f"its answer was dropped: it {rule}; somebody else may control it: look at it, or stop the job: "
-            "imgnet-cluster stop"
+            f"its answer was dropped: it {rule}; the machine is broken, or somebody else controls it: look at the "
+            "machine, or stop the job: imgnet-cluster stop"
         )
         super().__init__(f"{machine_name}: {text}" if machine_name else text)
 
@@ -180,7 +180,8 @@ def parse_new_bytes(
         contents[path] = content
     if trailer not in (b"end\n", b"more\n"):
         raise BadAnswer("ends in another form than agreed")
-    if len(contents.keys() | known_sizes.keys()) > max(MAX_FILE_COUNT, len(known_sizes)):
+    kept_paths = {path for path in contents if not path.startswith("status/")} | known_sizes.keys()
+    if len(kept_paths) > max(MAX_FILE_COUNT, len(known_sizes)):
         raise BadAnswer(f"has more than {MAX_FILE_COUNT} files")
     return NewBytes(contents=contents, is_complete=trailer == b"end\n")
 

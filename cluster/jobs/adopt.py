@@ -1,6 +1,5 @@
 """Adoption: supervise a job that another computer launched. All that is known about it is on its machines."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.supervisor_records import SetupRecord
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
-from train.tools.records import encode
+from train.tools.records import DamagedRecord, encode
 
 from . import store
 from .job import Job
@@ -70,9 +69,9 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
             f"{uid}: no such job in {hosts.shared}; names look like job-3-9073e811; to see them: ls {hosts.shared}"
         )
     try:
-        spec = JobSpec.from_json(json.loads(spec_json))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
+        spec = JobSpec.parse(spec_json, "")
+    except DamagedRecord as error:
+        raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({error})") from None
     if spec.uid != uid:
         raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged (it describes another job)")
     if spec.backend != "ssh" or spec.cloud:

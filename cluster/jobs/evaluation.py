@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines.checkpoint_files import DownloadProgress
-from train.evaluation.protocol import Accuracy, EvaluationMessage, EvaluationRow, RatioBucket
+from train.evaluation.protocol import AccuracyPercents, EvaluationMessage, EvaluationRow, RatioBucket
 from train.tools.process import die_with_parent, kill_process_groups
 
 from . import checkpoints
@@ -63,11 +63,11 @@ def run_evaluation(argv: Sequence[str]) -> Iterator[EvaluationMessage]:
         process.stdout.close()
 
 
-class BucketGain(RatioBucket, Accuracy):
+class BucketGain(RatioBucket, AccuracyPercents):
     """By how many points an accuracy is better in a bucket of aspect ratios."""
 
 
-class RectGain(Accuracy):
+class RectGain(AccuracyPercents):
     """By how many points rectangular crops are better than square center crops at one size, also by aspect ratio."""
 
     size: int
@@ -75,7 +75,7 @@ class RectGain(Accuracy):
 
 
 def rect_gains(rows: Sequence[EvaluationRow], buckets: Sequence[RatioBucket]) -> list[RectGain]:
-    """Return the gain of rectangular crops for each size that has both rectangular and center crops."""
+    """Return how much rectangular crops raise the accuracy, for each size that was evaluated with both crops."""
     gains: list[RectGain] = []
     for rect_row in rows:
         center_row = next((row for row in rows if (row["crop"], row["size"]) == ("center", rect_row["size"])), None)
@@ -91,5 +91,5 @@ def rect_gains(rows: Sequence[EvaluationRow], buckets: Sequence[RatioBucket]) ->
     return gains
 
 
-def _accuracy_difference(row: Accuracy, reference_row: Accuracy) -> Accuracy:
+def _accuracy_difference(row: AccuracyPercents, reference_row: AccuracyPercents) -> AccuracyPercents:
     return {"top1": row["top1"] - reference_row["top1"], "top5": row["top5"] - reference_row["top5"]}

@@ -29,7 +29,7 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import NO_FILE_ERRORS, locked, to_json_bytes, write_atomic
 from train.tools.process import command_line
-from train.tools.records import DamagedRecord, damaged, read_record
+from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
 
 from . import queue_state
 
@@ -41,7 +41,7 @@ STOP_POLL_SECONDS = 0.1
 START_POLL_SECONDS = 0.05
 SUPERVISOR_END_SECONDS = 5.0  # after each signal
 ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
-SUPERVISOR_START_MARKER = ".supervised"  # in the run folder: a command started the supervisor at its time of change
+SUPERVISOR_START_MARKER = ".supervised"  # in the run folder; changed whenever a command starts a supervisor
 
 
 class JobBusy(ClusterError):
@@ -52,8 +52,17 @@ class DamagedJob(ClusterError):
     """A file of the run folder is damaged."""
 
 
+def _is_recent(start: float) -> bool:
+    """Whether a process that was started at `start` may not have taken its lock, or written its status, yet."""
+    return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
+
+
+def _last_change(*paths: Path) -> float:
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+
 class JobReader:
-    """What the files of a job's run folder say. Cheap to create: every property reads the files again.
+    """Reads the state of a job from the files of its run folder. Every property reads the files anew.
 
     Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
     that it copies into the run folder.
@@ -65,7 +74,6 @@ class JobReader:
         self.run_folder = RunFolder(path)
         self.is_supervisor = is_supervisor
         self.access_error = ""  # why this process must not start the supervisor that the job needs, "" if it may
-        self.next_access_check = 0.0  # monotonic seconds
 
     @cached_property
     def run(self) -> Run:
@@ -171,7 +179,7 @@ class JobReader:
             error, lacks_access = f"no supervisor is at work: {self.access_error}", True
         elif trouble:
             error, lacks_access = f"no supervisor is at work: {trouble.error}", trouble.lacks_access
-        elif self._was_supervisor_just_started():
+        elif _is_recent(_last_change(self.path / SUPERVISOR_START_MARKER, self.run_folder.launch_path)):
             return ""
         else:
             error, lacks_access = "no supervisor is at work", False
@@ -179,12 +187,6 @@ class JobReader:
         if lacks_access:
             remedy += ", in a shell with credentials for the job's machines"
         return f"{error}; lost machines are not replaced until you type: {remedy}"
-
-    def _was_supervisor_just_started(self) -> bool:
-        """Whether a supervisor was started so recently that it may not have taken its lock yet."""
-        markers = (self.path / SUPERVISOR_START_MARKER, self.run_folder.launch_path)
-        start = max((marker.stat().st_mtime for marker in markers if marker.exists()), default=0.0)
-        return 0 <= time.time() - start < AGENT_START_SECONDS
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
@@ -200,7 +202,7 @@ class JobReader:
             if error.errno in NO_FILE_ERRORS:
                 raise self._damage(damaged(error)) from error
             raise
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except MALFORMED_DATA_ERRORS as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
             raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
@@ -213,8 +215,7 @@ class JobReader:
     @property
     def is_booting(self) -> bool:
         """Whether the agents of the last launch were started so recently that their first status may still come."""
-        start = state_status.agents_start_time(self.run)
-        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
+        return _is_recent(state_status.agents_start_time(self.run))
 
     def epochs(self) -> list[EpochRow]:
         """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
@@ -284,6 +285,8 @@ class JobReader:
 class Job(JobReader):
     """A job in its run folder, with the commands that change it."""
 
+    next_access_check = 0.0  # monotonic seconds
+
     def refresh(self) -> None:
         """Copy new files into the run folder; if the agents are gone, write the result.
 
@@ -324,11 +327,7 @@ class Job(JobReader):
         with contextlib.suppress(JobBusy), self.locked():
             trouble = supervisor_records.read_trouble(self.path)
             lacked_access = trouble is not None and trouble.lacks_access
-            # A supervisor that was started a moment ago may not have taken its lock yet.
-            was_just_started = (
-                start_marker.exists() and 0 <= time.time() - start_marker.stat().st_mtime < AGENT_START_SECONDS
-            )
-            if not lacked_access and (self.is_alive or was_just_started):
+            if not lacked_access and (self.is_alive or _is_recent(_last_change(start_marker))):
                 self.access_error = ""
                 return
             if time.monotonic() < self.next_access_check:

@@ -21,6 +21,7 @@ from cluster.backends import registry
 from cluster.connectors.local import visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
+from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error
 
@@ -43,8 +44,8 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
     if parallel is None:
         listed_count = len((largest_spec.hosts or {}).get("machines", []))
         return max(1, min(len(plans), listed_count // len(largest_spec.machine_names)))
-    if parallel < 1:
-        raise BadInput(f"--parallel: must be at least 1, not {parallel}")
+    if not 1 <= parallel <= MAX_MACHINES:
+        raise BadInput(f"--parallel: must be from 1 to {MAX_MACHINES}, not {parallel}")
     queue_state.check_enough_machines(largest_spec, parallel)
     # The trainers of every local job start at the first GPU.
     gpus = visible_gpu_count() if largest_spec.is_one_computer and parallel > 1 else 0
@@ -133,9 +134,9 @@ def _log_errors(job: Job) -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, str(error))
+        process_log.append_message(job.run_folder.supervisor_log_path, __name__, str(error))
     except Exception:  # a bug, here or in a library
-        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, traceback.format_exc())
+        process_log.append_message(job.run_folder.supervisor_log_path, __name__, traceback.format_exc())
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.tools.filesystem import locked, read_json
+from train.tools.records import DamagedRecord
 
 QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock
 MAX_JOBS_LISTED = 3
@@ -90,8 +91,8 @@ def running_specs(runs_folder: Path, queue_id: str) -> list[JobSpec]:
     specs = []
     for run_folder in queue_run_folders(runs_folder, queue_id):
         if run_folder.launch_path.exists() and not run_folder.result_path.exists():
-            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                specs.append(JobSpec.from_json(read_json(run_folder.spec_path) or {}))
+            with contextlib.suppress(OSError, DamagedRecord):
+                specs.append(Run.read(run_folder.path).spec)
     return specs
 
 

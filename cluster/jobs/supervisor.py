@@ -20,7 +20,7 @@ from types import FrameType
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
 from cluster.state import status, supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK
+from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import process_log
@@ -30,7 +30,9 @@ from train.tools.records import DamagedRecord
 
 from .job import Job
 
-logger = logging.getLogger("cluster.jobs.supervisor")  # `__name__` is "__main__", of which the log file has nothing
+logger = logging.getLogger(
+    "cluster.jobs.supervisor"
+)  # not `__name__`, "__main__" here: the log file takes only the project's loggers
 
 SUPERVISOR_POLL_SECONDS = 1.0
 SUPERVISOR_RETRY_SECONDS = 5.0
@@ -41,6 +43,8 @@ REPEATED_ERROR_LOG_SECONDS = 60.0  # an error that repeats is logged once in thi
 # From the loss of a machine to its replacement. Doubled with each loss of the same machine, up to the maximum.
 FIRST_REPLACEMENT_DELAY_SECONDS = 1.0
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
+
+unlogged_hangups: list[int] = []  # changed by a signal handler, which must take no lock
 
 
 class MachineReplacer:
@@ -103,7 +107,7 @@ class MachineReplacer:
 def main() -> int:
     """Follow the job of the run folder in argv to its end. Returns 0, or 1 when the folder cannot be written."""
     path = Path(sys.argv[1])
-    process_log.log_to_file(path / process_log.SUPERVISOR_LOG)
+    process_log.log_to_file(RunFolder(path).supervisor_log_path)
     for signal_number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(signal_number, log_signal)
     try:
@@ -124,11 +128,12 @@ def main() -> int:
 def log_signal(signal_number: int, _: FrameType | None) -> None:
     """Log a signal, of which nothing else keeps a trace. SIGTERM ends the process as if there were no handler.
 
-    After SIGHUP the supervisor goes on: its tmux session may end before the result is written.
+    After SIGHUP the supervisor goes on: its tmux session may end before the result is written. `supervise` logs it when
+    the job goes on too.
     """
-    name = signal.Signals(signal_number).name
     if signal_number == signal.SIGHUP:
-        return logger.info("%s: the supervisor's session was closed; the supervisor goes on", name)
+        return unlogged_hangups.append(signal_number)
+    name = signal.Signals(signal_number).name
     logger.warning("%s: the supervisor was ended by another process or a shutdown of this computer", name)
     signal.signal(signal_number, signal.SIG_DFL)
     os.kill(os.getpid(), signal_number)
@@ -183,11 +188,13 @@ def supervise(job: Job) -> int:
             logger.exception("an unexpected error; the supervisor tries again")
             trouble = SupervisorTrouble(error=f"{type(error).__name__}: {error}")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
-        if trouble != known_trouble:
-            supervisor_records.write_trouble(job.path, trouble)
+        if trouble != known_trouble and supervisor_records.write_trouble(job.path, trouble):
             known_trouble = trouble
         if job.has_ended:
             return 0
+        if unlogged_hangups:
+            unlogged_hangups.clear()
+            logger.info("SIGHUP: the supervisor's session was closed; the supervisor goes on")
         if not job.run_folder.spec_path.exists():  # the user deleted the run folder; the machines obey their limits
             return 1
         time.sleep(SUPERVISOR_POLL_SECONDS)

@@ -1,6 +1,7 @@
 """Finds a job's newest checkpoint on one machine and copies it to the run folder."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +45,7 @@ def download_checkpoint(
             if size > MAX_CHECKPOINT_BYTES:
                 raise BadAnswer(f"has a checkpoint {name} of {size / 1e9:.0f} GB", machine.name)
             arrivals.require_space(size)
-            arrivals.create(path, lambda file: _download(machine, source, size, file, progress))  # noqa: B023
+            arrivals.create(path, partial(_download, machine, source, size, progress))
         try:
             verify_checksum(target)
             return target
@@ -53,7 +54,7 @@ def download_checkpoint(
     return None
 
 
-def _download(machine: Connector, source: str, size: int, file: BinaryIO, progress: DownloadProgress) -> None:
+def _download(machine: Connector, source: str, size: int, progress: DownloadProgress, file: BinaryIO) -> None:
     """Write the first `size` bytes of a machine's file into a local one, fewer if the machine has fewer."""
     done = 0
     while done < size and (part := machine.read_from(source, done)):

@@ -41,8 +41,12 @@ STOP_GRACE_SECONDS = 30.0
 STOP_MACHINES = 3  # to which a stop request is sent at once
 STOP_PUSH_SECONDS = 2.0  # for one of them to take it, before more are asked
 STOPPED_PATIENCE_SECONDS = 10.0  # for the last files of a job that was to stop; its user waits
+# Whether a process holds the lock file $1.
+HAS_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true'
 # Sends the signal $2 to the process that holds the lock file $1, if any.
-SIGNAL_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true && kill -"$2" "$(cat "$1")"'
+SIGNAL_AGENT_SCRIPT = f'{HAS_AGENT_SCRIPT} && kill -"$2" "$(cat "$1")"'
+# The same, and then runs the command that follows.
+END_JOB_SCRIPT = f'{SIGNAL_AGENT_SCRIPT}; shift 2; exec "$@"'
 
 
 class Fleet:
@@ -298,9 +302,11 @@ class Fleet:
 
     def _has_agent(self, name: str) -> bool:
         """Ask a machine whether an agent holds the lock of its work folder. Raises `ClusterError`, `Unreachable`."""
-        lock = f"{self.setup_progress.rows[name].work}/{AGENT_LOCK}"
-        argv = ["sh", "-c", 'test -e "$1" && ! flock -n -s "$1" true', "sh", lock]
+        argv = ["sh", "-c", HAS_AGENT_SCRIPT, "sh", self._lock_path(name)]
         return self.connectors[name].run(argv, check=False, timeout=10).code == 0
+
+    def _lock_path(self, name: str) -> str:
+        return f"{self.setup_progress.rows[name].work}/{AGENT_LOCK}"
 
     def restart_agent(self, name: str) -> None:
         """Set a machine up again and start its agent, in the background. Does nothing if that is under way."""
@@ -326,7 +332,7 @@ class Fleet:
             notice = json.dumps({"reason": "a rehearsal took it away", "seconds": notice_seconds})
             connector.write(f"{row.work}/notice", notice.encode())
             return
-        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", f"{row.work}/{AGENT_LOCK}", "KILL"])
+        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", self._lock_path(name), "KILL"])
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -337,13 +343,9 @@ class Fleet:
         """
 
         def end_job(name: str) -> None:
-            row = self.setup_progress.rows.get(name)
-            if row:
-                lock = f"{row.work}/{AGENT_LOCK}"
-                self.connectors[name].run(
-                    ["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", lock, "TERM"], check=False, timeout=10
-                )
             argv = ["tmux", "-L", tmux.SOCKET_NAME, "kill-session", "-t", f"={self.spec.tmux_session}"]
+            if name in self.setup_progress.rows:
+                argv = ["sh", "-c", END_JOB_SCRIPT, "sh", self._lock_path(name), "TERM", *argv]
             self.connectors[name].run(argv, check=False, timeout=10)
 
         futures = {name: self.pool.submit(end_job, name) for name in self.hosts}

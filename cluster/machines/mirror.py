@@ -5,7 +5,6 @@ byte once. A machine is passed over when it is silent, not when its answer takes
 the link brings in about a second.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +19,6 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.states import MachineState
 from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked
-
-logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 2.0  # of a machine, before the next one is asked
 ANSWER_POLL_SECONDS = 0.05

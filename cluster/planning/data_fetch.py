@@ -22,25 +22,24 @@ from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, Manifest
 from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
 from train.tools.filesystem import read_json
 
-S3_SCHEME = "s3://"
 MANIFEST_TIMEOUT_SECONDS = 10.0  # while a job is planned
 
 
-def is_s3(location: str) -> bool:
-    """Whether a location is in S3."""
-    return location.startswith(S3_SCHEME)
+def is_in_object_store(location: str) -> bool:
+    """Whether a location is in an object store, such as S3, and no folder."""
+    return "://" in location
 
 
 def open_source(location: str) -> Source:
-    """Open a folder or an S3 location as the source of a fetch. Raises `ClusterError`."""
-    if is_s3(location):
+    """Open a folder or a location in an object store as the source of a fetch. Raises `ClusterError`."""
+    if is_in_object_store(location):
         return catalog.open_object_store(location)
     return FolderSource(Path(location).expanduser().absolute())
 
 
 def copies_location(data_location: str, copies_root: str, short_side: int) -> str:
     """Return the location of the copies that are resized to a short side in pixels. `copies_root` may be ""."""
-    if not copies_root and not is_s3(data_location):
+    if not copies_root and not is_in_object_store(data_location):
         data_location = str(Path(data_location).expanduser().absolute())
     root = copies_root.rstrip("/") if copies_root else data_location.rstrip("/") + "-sz"
     return f"{root}/{short_side}"
@@ -88,7 +87,7 @@ def list_parts(
 class RemoteDataset:
     """The data set that each machine of a job fetches to its own disk."""
 
-    source: str  # a folder on the machines, or an S3 location
+    source: str  # a folder on the machines, or a location in an object store
     copies_source: str  # root of the resized copies; "": beside `source`
     target: Path  # folder on each machine
     # By short side (None: full size) and split, as far as this computer can read the source.
@@ -100,10 +99,10 @@ class RemoteDataset:
 
         Raises `ClusterError` when a target is missing (`BadInput`) or the source is not a packed set.
         """
-        if copies and planner.is_this_computer and not is_s3(copies):
+        if copies and planner.is_this_computer and not is_in_object_store(copies):
             copies = str(Path(copies).expanduser().absolute())
         dataset = cls(source, copies, fetch_target(source, fetch_folder, planner), {})
-        access = planner.source_access(is_s3(source))
+        access = planner.source_access(is_in_object_store(source))
         if access is SourceAccess.NONE:
             return dataset
         try:
@@ -173,7 +172,7 @@ def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Pat
         raise BadInput(
             f"--fetch {folder}: is a folder on the machines; give an absolute path, such as {RENTED_DATA_FOLDER}"
         )
-    source_name = source.removeprefix(S3_SCHEME).rstrip("/").rpartition("/")[2]
+    source_name = (source.partition("://")[2] or source).rstrip("/").rpartition("/")[2]
     return folder / (source_name or "data")
 
 

@@ -64,21 +64,21 @@ def plan(
     except ValueError as error:
         raise BadInput(str(error)) from error
     requested_root = Path(recipe.data.root if data is None or is_synthetic else data)
-    is_s3_data = not is_synthetic and data_fetch.is_s3(recipe.data.root)
+    is_stored_data = not is_synthetic and data_fetch.is_in_object_store(recipe.data.root)
 
-    root = requested_root if is_s3_data else planner.data_root(requested_root, is_synthetic)
-    if options.train.copies and not is_s3_data:
+    root = requested_root if is_stored_data else planner.data_root(requested_root, is_synthetic)
+    if options.train.copies and not is_stored_data:
         copies_root = Path(options.train.copies).expanduser().absolute()
     else:
         copies_root = root.parent / f"{root.name}-sz"  # not `with_name`: the root of all folders has no name
 
     remote_dataset = None
-    if is_s3_data or options.fetch:
+    if is_stored_data or options.fetch:
         if is_synthetic:
             raise BadInput(
                 "--fetch does not work with the built-in data set (sample), which is generated where it is read"
             )
-        source = recipe.data.root if is_s3_data else str(root)
+        source = recipe.data.root if is_stored_data else str(root)
         remote_dataset = data_fetch.RemoteDataset.resolve(
             source, recipe, options.train.copies, options.fetch or "", planner
         )

@@ -4,14 +4,12 @@ A TSV and an MLPerf log are checked by themselves, all formats against each othe
 against itself. `check_entry.py` checks DAWNBench's JSON by itself.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
-from train.tools.filesystem import json_roundtrip
+from train.tools.filesystem import json_roundtrip, parse_json
 
 from . import writers
 from .check_entry import CLOCK_TOLERANCE_SECONDS, INVALID_ACCURACIES, check_entry
@@ -38,24 +36,6 @@ class BadForm(Exception):
     """A TSV or a log is damaged. The text is one line that names the place."""
 
 
-def parse_json(text: str) -> Any:  # Any: JSON of any shape
-    """Return the value of a JSON text.
-
-    Raises `ValueError` when it is not JSON, is nested too deep, or contains a number that is not finite.
-    """
-    try:
-        return json.loads(text, parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-def _parse_finite_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
-
-
 def find_problems(
     table: str | None = None,
     entry: JsonMapping | None = None,
@@ -67,6 +47,7 @@ def find_problems(
     Raises `ArithmeticError`, `AttributeError`, `LookupError`, `RecursionError`, `TypeError` or `ValueError` when a JSON
     or a log has a form that this program never writes.
     """
+    prefix = ""  # of the text of a damage
     try:
         if run_data is not None:
             yield from check_metrics_against_result(run_data)
@@ -77,11 +58,11 @@ def find_problems(
             yield from _check_rows(table_rows, _validated_rows(reference), "; the run says")
         if log is not None:
             prefix = "" if table is None and entry is None else "the log, "
-            events = _parse_log(log, prefix)
+            events = _parse_log(log)
             for problem in _check_log(log, events, table_rows, entry, run_data):
                 yield f"{prefix}{problem}"
     except BadForm as damage:
-        yield str(damage)
+        yield f"{prefix}{damage}"
         return
     if run_data is not None:
         if entry is not None:
@@ -146,8 +127,8 @@ def _parse_tsv(table: str, possible_columns: Sequence[Sequence[str]]) -> list[Ro
 # --- the log --------------------------------------------------------------------------------------------------------
 
 
-def _parse_log(log: str, prefix: str) -> list[Row]:
-    """Return the events of a log. Raises `BadForm` for the first line that cannot be right, after `prefix`.
+def _parse_log(log: str) -> list[Row]:
+    """Return the events of a log. Raises `BadForm` for the first line that cannot be right.
 
     The times must be in order, each interval needs a begin and an end, and accuracies are fractions.
     """
@@ -156,28 +137,28 @@ def _parse_log(log: str, prefix: str) -> list[Row]:
     open_intervals: list[str] = []
     for number, line in enumerate(log.splitlines(), 1):
         try:
-            event = parse_json(line.removeprefix(MLLOG_PREFIX)) if line.startswith(MLLOG_PREFIX) else None
+            event = parse_json(line.removeprefix(MLLOG_PREFIX).encode()) if line.startswith(MLLOG_PREFIX) else None
         except ValueError:
             event = None
         if not isinstance(event, Mapping) or not event.keys() >= MLLOG_KEYS:
             form = f"{MLLOG_PREFIX}and a JSON object with time, type, key, value and metadata"
-            raise BadForm(f"{prefix}line {number}: is not {form}")
+            raise BadForm(f"line {number}: is not {form}")
         where = f"line {number} ({event['key']}): "
         if event["time_ms"] < last_time_ms:
-            raise BadForm(f"{prefix}{where}is earlier than the line above it")
+            raise BadForm(f"{where}is earlier than the line above it")
         last_time_ms = event["time_ms"]
         interval = f"{event['key'].rpartition('_')[0]} {event['metadata'].get('epoch_num', '')}".strip()
         if event["event_type"] == writers.INTERVAL_START:
             open_intervals.append(interval)
         elif event["event_type"] == writers.INTERVAL_END:
             if interval not in open_intervals:
-                raise BadForm(f"{prefix}{where}ends an interval that has no beginning")
+                raise BadForm(f"{where}ends an interval that has no beginning")
             open_intervals.remove(interval)
         if event["key"] == "eval_accuracy" and not 0 <= event["value"] <= event["metadata"].get("top5", 1) <= 1:
-            raise BadForm(f"{prefix}{where}{event['value']} is not between 0 and 1, or above its top-5")
+            raise BadForm(f"{where}{event['value']} is not between 0 and 1, or above its top-5")
         events.append((where, event))
     if open_intervals:
-        raise BadForm(f"{prefix}line {len(events)}: {open_intervals[0]} has a beginning and no end")
+        raise BadForm(f"line {len(events)}: {open_intervals[0]} has a beginning and no end")
     return events
 
 

@@ -206,8 +206,8 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
         try:
             complete = replace(attempt, number=number, resume=_link_checkpoints(shared, number, attempt.resume_before))
             if attempt.resume_before is not None:
-                start = f"the one of step {complete.first_step}" if complete.resume else "none: from the beginning"
-                complete = replace(complete, reason=f"{attempt.reason}; instead: {start}")
+                start = f"from step {complete.first_step}" if complete.resume else "from the beginning"
+                complete = replace(complete, reason=f"{attempt.reason}; training goes on {start}")
             if create_once(attempt_path(shared, number), to_json_bytes(encode(complete))):
                 _delete_checkpoints_before(shared, number - 1)
         except FileNotFoundError:  # the checkpoint was pruned after it had been chosen: choose again

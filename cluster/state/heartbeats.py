@@ -119,13 +119,13 @@ def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | No
     """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
 
     Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
-    by machine. Those of an older attempt are left out: their ranks no longer wait for the others.
+    by machine. Those of an older attempt and of machines that do not train are left out: their ranks wait for nobody.
     """
     newest_attempt = max((status.attempt for status in statuses.values()), default=0)
     ranks = sorted(
         (share, name, local_rank, len(status.busy))
         for name, status in statuses.items()
-        if status.attempt == newest_attempt and status.busy
+        if status.attempt == newest_attempt and status.phase == AgentPhase.RUNNING and status.busy
         for local_rank, share in enumerate(status.busy)
         if share is not None
     )

@@ -11,7 +11,7 @@ from cluster.connectors.mounts import mount_of
 from train.engine.options import TrainOptions
 from train.recipe.schema import Recipe
 from train.tools.filesystem import parse_json
-from train.tools.records import DamagedRecord, damaged, decode
+from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode
 
 from .membership import MembershipRules
 from .recovery_options import RecoveryOptions
@@ -177,7 +177,7 @@ class JobSpec:
             return cls(**known, recipe=recipe)
         except KeyError as error:
             raise DamagedRecord(f"it has no {error}") from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except MALFORMED_DATA_ERRORS as error:
             raise damaged(error) from error
 
     @classmethod

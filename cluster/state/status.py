@@ -192,12 +192,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         return _ended_job_status(status, result)
     if agent_status:
         status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
-        training = {
-            name: machine_status
-            for name, machine_status in machine_statuses(run).items()
-            if machine_status.phase == AgentPhase.RUNNING
-        }
-        slowest = find_slowest_rank(training)
+        slowest = find_slowest_rank(machine_statuses(run))
         status = replace(status, slowest=str(slowest) if slowest else None)
     else:
         status = _starting_job_status(run, status)

@@ -72,14 +72,17 @@ class SupervisorTrouble:
     lacks_access: bool = False
 
 
-def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> None:
-    """Write the present trouble, None for none. A full disk must not end the supervisor, so errors are ignored."""
+def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> bool:
+    """Write the present trouble, None for none. Returns whether that worked: a full disk must not end the job."""
     path = run_path / TROUBLE_FILE
-    with contextlib.suppress(OSError):
+    try:
         if trouble is None:
             path.unlink(missing_ok=True)
         else:
             write_atomic(path, to_json_bytes(encode(trouble)), durable=False)
+    except OSError:
+        return False
+    return True
 
 
 def read_trouble(run_path: Path) -> SupervisorTrouble | None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pty
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -172,3 +173,17 @@ def run_in_processes() -> Callable[..., list[Any]]:
         return [result for _, result in outcomes]
 
     return call
+
+
+@pytest.fixture
+def hang_alarm() -> Iterator[None]:
+    """Fail a test that hangs for five seconds."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    previous_handler = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(5)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous_handler)

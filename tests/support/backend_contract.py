@@ -90,7 +90,7 @@ def test_plan_survives_its_file(backend: Backend) -> None:
     options = type(backend).options()
     request = MachineRequest(recipe=RECIPE, options=options, is_offline=True)
     try:
-        planner = type(backend).open_planner(request)
+        planner = type(backend).planner_class(request)
     except ClusterError as error:  # such as: the hosts file is missing
         assert "\n" not in str(error)
         return

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from cluster.backends.local import LocalBackend, LocalPlanner
 from cluster.backends.options import BackendOptions
-from cluster.backends.planner import MachinePlan, MachinePlanner, MachineRequest
+from cluster.backends.planner import MachinePlan
 from cluster.backends.shared_folder import SharedFolderBackend
 from cluster.connectors import tmux
 from cluster.connectors.local import module_command
@@ -51,11 +51,7 @@ class ProcessBackend(SharedFolderBackend):
     name = "process"
     description = "background processes on this computer"
     options = ProcessOptions
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a job in processes."""
-        return ProcessPlanner(request)
+    planner_class = ProcessPlanner
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:

@@ -225,9 +225,7 @@ class Sandbox:
     def close(self) -> list[str]:
         """Kill the tmux server, the agents and the started commands.
 
-        Returns the command lines of processes that outlive these.
-
-        These processes are killed as well.
+        Then kill what outlives these, and return its command lines.
         """
         for process in self.started:
             if process.poll() is None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.backends.rented.backend import RentedBackend
 from cluster.backends.rented.provider import JOURNAL_FILE, REMOTE_FOLDER, CloudProvider
 from cluster.connectors.hosts_file import Host
@@ -108,8 +107,3 @@ class ToyBackend(RentedBackend[RentedMachine]):
     name = "toy"
     description = "machines rented from a toy cloud"
     provider_class = ToyCloud
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a rental."""
-        return MachinePlanner(request)

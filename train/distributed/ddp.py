@@ -96,9 +96,9 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
 
 
 def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
-    """Call back when a backward pass has computed a network's gradients, before they are summed over all processes.
+    """Call a function at the end of each backward pass: the gradients are computed, and not yet summed over processes.
 
-    The backward pass ends with the parameter that the forward pass uses first, which is the first one of the network.
+    The backward pass ends with the parameter that the forward pass uses first; in most networks that is the first one.
     Returns a function that takes the callback away.
     """
 

@@ -177,7 +177,7 @@ def connect_all_ranks(deadline: Deadline, rank: int, world_size: int) -> TCPStor
     end_time = time.monotonic() + wait.total_seconds()
     if rank:
         _wait_for_port(address, port, end_time)
-    store = open_tcp_store(rank, world_size, wait)
+    store = open_tcp_store(address, port, rank, world_size, wait)
     store.set(f"came/{rank}", "1")
     deadline.current_step = "waiting for all ranks"
     missing_ranks = [other_rank for other_rank in range(world_size) if other_rank != rank]

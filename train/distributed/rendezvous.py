@@ -28,16 +28,15 @@ def open_store(rank: int, world_size: int, timeout: datetime.timedelta) -> Store
     token = os.environ.get(TOKEN_VARIABLE)
     if not token:
         return None
-    return PrefixStore(token, open_tcp_store(rank, world_size, timeout))
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
+    return PrefixStore(token, open_tcp_store(address, port, rank, world_size, timeout))
 
 
-def open_tcp_store(rank: int, world_size: int, timeout: datetime.timedelta) -> TCPStore:
-    """Return the TCP store at MASTER_ADDR and MASTER_PORT, which rank 0 holds. Does not wait for other ranks.
+def open_tcp_store(address: str, port: int, rank: int, world_size: int, timeout: datetime.timedelta) -> TCPStore:
+    """Return the TCP store at an address, which rank 0 holds. Does not wait for other ranks.
 
     Raises `DistNetworkError`.
     """
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    port = int(os.environ.get("MASTER_PORT", 0))
     return TCPStore(
         address,
         port,
@@ -53,15 +52,18 @@ def _listen(address: str, port: int) -> socket.socket:
     """Listen on one address of this machine.
 
     A host's name may stand for 127.0.1.1 on the host itself (Debian), and an address behind NAT is not the machine's
-    own. In both cases the socket listens on all interfaces.
+    own. In both cases the socket listens on all interfaces. Raises `DistNetworkError`.
     """
-    with contextlib.suppress(ValueError):  # a name
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-        try:
-            return socket.create_server((address, port), family=family)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise DistNetworkError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from error
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+    try:
+        with contextlib.suppress(ValueError):  # a name
+            family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+            try:
+                return socket.create_server((address, port), family=family)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise DistNetworkError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from error

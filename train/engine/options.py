@@ -160,7 +160,7 @@ def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
         return RunOptions(**given)
     try:
         job_options = read_record(path, TrainOptions)
-    except (DamagedRecord, OSError) as error:
+    except DamagedRecord as error:
         parser.error(f"--options: {error}")
     if job_options is None:
         parser.error(f"--options {path}: there is no such file")

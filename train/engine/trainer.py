@@ -3,7 +3,8 @@
     train                     the rest of the schedule, from the trainer's position
       wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
       run_epoch               all steps of an epoch; validation, checkpoint
-        run_step              learning rate, forward and backward for each chunk, one all-reduce, one update
+        run_step              learning rate, forward and backward for each chunk, sums of gradients and
+                              batch-norm statistics over all ranks, one update
         sync_metrics          about once a second: sums over all ranks; the only time the host waits for the device
         validate              accuracy over all validation images
 

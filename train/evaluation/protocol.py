@@ -47,7 +47,7 @@ class EvalOptions:
 RatioBucket = TypedDict("RatioBucket", {"ratio": float, "from": float, "to": float, "images": int})
 
 
-class Accuracy(TypedDict):
+class AccuracyPercents(TypedDict):
     """Accuracies in percent."""
 
     top1: float
@@ -55,7 +55,10 @@ class Accuracy(TypedDict):
 
 
 class EvaluationBegin(TypedDict):
-    """The first message: what is evaluated, on which images and where. Images are grouped by aspect ratio."""
+    """The first message: what is evaluated, on which images and where.
+
+    `buckets` are the groups of images of similar aspect ratio.
+    """
 
     kind: Literal["begin"]
     checkpoint: str
@@ -72,7 +75,7 @@ class EvaluationBegin(TypedDict):
     buckets: list[RatioBucket]
 
 
-class EvaluationRow(Accuracy):
+class EvaluationRow(AccuracyPercents):
     """The accuracy by one crop at one size, of all images and of each bucket. `copy` is the copy that was read."""
 
     kind: Literal["row"]
@@ -83,7 +86,7 @@ class EvaluationRow(Accuracy):
     loss: float
     images: int
     seconds: float
-    buckets: list[Accuracy]
+    buckets: list[AccuracyPercents]
 
 
 # What the network answers for an image under a crop: the predicted class and its probability. `boxes` is what it sees.

@@ -104,7 +104,7 @@ def parse_row(line: bytes, row_type: type[RowT]) -> RowT | None:
 
 
 def check_metrics_file(path: Path) -> None:
-    """Raise `DamagedRecord` for the first complete line of a file of metrics that is no row. Readers leave it out."""
+    """Raise `DamagedRecord` for the first complete line that is damaged. `read_metrics_file` skips such lines."""
     types = {kind: row_type for row_type, kind in ROW_KINDS.items()}
     for number, line in enumerate(read_lines(path), 1):
         if line.endswith(b"\n"):
@@ -137,12 +137,12 @@ class RunClock:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What the trainers of a run measured: their result.json, or what is known of a run that has none. None: not known.
+    """What is known of a trained run; None for what is not.
 
-    The file exists only when the schedule is done or the target is reached. The accuracies are those of the last epoch
-    in percent; `images_per_second` is that of the training of all epochs. `seconds` has the seconds of "attempt",
-    "training", "validation", "waiting for images", and "first step to last". `procs` is the number of processes on all
-    machines.
+    The trainers write it as their result.json when the schedule is done or the target is reached. The accuracies are
+    those of the last epoch in percent; `images_per_second` is that of the training of all epochs. `seconds` has the
+    seconds of "attempt", "training", "validation", "waiting for images", and "first step to last". `procs` is the
+    number of processes on all machines.
     """
 
     recipe: str = ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from train.data.index.base import Index
 from train.tools.agent_protocol import LOGS_FOLDER, attempt_name
 from train.tools.filesystem import write_atomic
-from train.tools.records import encode, read_record
+from train.tools.records import DamagedRecord, encode, read_record
 
 THUMBNAIL_COUNT = 6
 CANDIDATE_COUNT = 60  # images of which the thumbnails are chosen by their shape
@@ -53,7 +53,7 @@ def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
     Files that cannot be read are skipped. The list is empty when there are none.
     """
     for path in sorted((log_dir / LOGS_FOLDER).glob("val-*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(DamagedRecord):
             return read_record(path, list[Thumbnail]) or []
     return []
 

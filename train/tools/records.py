@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RecordT = TypeVar("RecordT")
 MAX_INTEGER = 2**63 - 1  # in a line of a long file
+# What code that reads a record raises when its data has a form that this program never writes.
+MALFORMED_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 MAX_PROBLEM_CHARACTERS = 300  # of a message: it may quote a value
 
 

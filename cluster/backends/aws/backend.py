@@ -1,6 +1,5 @@
 """Backend `aws`: EC2 instances, spot or on demand, that are terminated when the job ends."""
 
-from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.backends.rented.backend import RentedBackend
 from infra.aws.instances.instances import Instance
 
@@ -18,8 +17,4 @@ class AwsBackend(RentedBackend[Instance]):
     options = AwsOptions
     administration = AwsAdministration
     provider_class = JobInstances
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a rental. Asks AWS which instance types it has. Raises `ClusterError`."""
-        return AwsPlanner(request)
+    planner_class = AwsPlanner

@@ -126,7 +126,7 @@ class JobInstances(InstanceHistory):
     # --- renting ------------------------------------------------------------------------------------------------------
 
     def finish_open_requests(self) -> None:
-        """Repeat the requests that a crash left unanswered, so that instances are never rented twice."""
+        """Send requests again whose answer a crash lost. EC2 knows them, so no instance is rented twice."""
         self.check_account()
         if self.gang.open_requests():
             self._ensure_stack(self.account)

@@ -320,9 +320,9 @@ class AwsPlanner(ElsewherePlanner):
         """Return where images are on the machines. A relative path is in the shared file system."""
         return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """What is in S3 can be read from here too, unless AWS is not to be asked."""
-        return SourceAccess.REQUIRED if is_s3 and not self.request.is_offline else SourceAccess.NONE
+        return SourceAccess.REQUIRED if is_in_object_store and not self.request.is_offline else SourceAccess.NONE
 
     def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
         """Plan the rental. The machines' addresses are filled in once they are rented. Raises `ClusterError`."""

@@ -1,7 +1,6 @@
 """The part of a backend that is the same for all clouds: machines that are rented for one job and end with it."""
 
 import json
-import shutil
 from dataclasses import replace as replace_fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from cluster.backends.base import BilledBackend
 from cluster.backends.remote import RemoteBackend
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
+from cluster.connectors.ssh_config import require_openssh
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
@@ -32,9 +32,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
         """Check that all programs are installed here (`ClusterError`). The cloud was asked when the job was planned."""
         tmux.require_tmux()
-        for program in ("ssh", "ssh-keygen"):
-            if not shutil.which(program):
-                raise ClusterError(f"{program} is missing; install it: sudo apt-get install openssh-client")
+        require_openssh("ssh", "ssh-keygen")
         if not spec.cloud:
             raise BadInput("the job has no rental specification; start it with: imgnet-cluster launch")
 
@@ -43,6 +41,11 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         """The controller of the job's machines, of which a supervisor has one. Raises `ClusterError`."""
         with cloud_errors_as_cluster_errors():
             return RentedJobController(self.run.spec, self.run.folder, self.provider_class)
+
+    @property
+    def supervised_fleet(self) -> Fleet | None:
+        """The supervisor's connections; None in other processes, and before they are open."""
+        return self.controller.fleet if "controller" in vars(self) else None
 
     def _open_provider(self) -> CloudProvider[MachineT]:
         """Return the job's provider for one command. Raises `CloudError`."""
@@ -68,11 +71,6 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         """Rent missing machines, set them up and copy new files to the run folder."""
         return self.controller.poll()
 
-    def agents_alive(self) -> bool:
-        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
-        fleet = self.controller.fleet if "controller" in vars(self) else None
-        return fleet is not None and fleet.agents_alive()
-
     def dead_machines(self) -> list[str]:
         """Return the machines that certainly have no agent: the cloud says that they are gone, or they say so."""
         return self.controller.dead_machines()
@@ -89,7 +87,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
                 machines = provider.list_machines()
                 if machine not in machines:
                     raise CloudError(
-                        f"machine {machine} has no instance; see: imgnet-cluster status {self.run.spec.name}"
+                        f"machine {machine} is not rented at present; see: imgnet-cluster status {self.run.spec.name}"
                     )
                 provider.terminate([machines[machine].id], "lost in a rehearsal")
         else:

@@ -184,7 +184,7 @@ class RentedJobController(Generic[MachineT]):
             write_atomic(self.run_folder.launch_path, launch_id.encode())
 
     def _apply_cost_limit(self) -> None:
-        """Convert the price limit into a time limit, now that the price is known. The agents enforce the time limit."""
+        """Set the time limit at which the job reaches its price limit. The agents enforce only the time limit."""
         max_hours, grace_seconds = self.provider.compute_limits(self.provider.dollars_per_hour)
         if (max_hours, grace_seconds) == (self.spec.max_hours, self.spec.poweroff_grace):
             return

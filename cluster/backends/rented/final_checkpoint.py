@@ -26,7 +26,7 @@ def download_final_checkpoint(
     """Download the newest checkpoint through one machine, preferably one with a public address.
 
     All other machines are terminated first, since they would only be billed. Errors are logged and not raised: the
-    checkpoint also stays on the stack's shared file system, and a retry would keep the machine billed.
+    checkpoint also stays in the machines' shared folder, and a retry would keep the machine billed.
     """
     if not machines:
         return
@@ -46,4 +46,4 @@ def download_final_checkpoint(
             fleet.connectors[name], fleet.provisioner.job_folder(name), provider.run_folder.shared, report_progress
         )
     except (ClusterError, CloudError, OSError, KeyError) as error:
-        logger.info(f"the network stays on the stack's shared file system: {error}")
+        logger.info(f"the network stays in the machines' shared folder: {error}")

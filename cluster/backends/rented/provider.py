@@ -95,7 +95,7 @@ class CloudProvider(ABC, Generic[MachineT]):
 
     @abstractmethod
     def finish_open_requests(self) -> None:
-        """Repeat the requests that a crash left unanswered, so that machines are never rented twice."""
+        """Send requests again whose answer a crash lost. The cloud knows them, so no machine is rented twice."""
 
     @abstractmethod
     def list_machines(self) -> dict[str, MachineT]:

@@ -60,7 +60,7 @@ class SlurmPlanner(MachinePlanner):
         """Return a process for each GPU of a node, else the recipe's number."""
         return self.options.gpus_per_node or self.request.recipe.gpus
 
-    def source_access(self, is_s3: bool) -> SourceAccess:
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """A failure is no error: the nodes may have access that this computer does not have."""
         return SourceAccess.OPTIONAL
 
@@ -104,6 +104,7 @@ class SlurmBackend(SharedFolderBackend):
     name = "slurm"
     description = "nodes of a Slurm cluster, which share the run folder"
     options = SlurmOptions
+    planner_class = SlurmPlanner
     detach_keys = "Ctrl-C"  # ends `tail`
 
     def __init__(self, run: Run) -> None:
@@ -112,11 +113,6 @@ class SlurmBackend(SharedFolderBackend):
         self._cache_time = -math.inf
         self._replacement_times: dict[str, float] = {}
         self._last_limit_poll = time.monotonic()
-
-    @classmethod
-    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
-        """Return the planner of a job on nodes of the cluster."""
-        return SlurmPlanner(request)
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:

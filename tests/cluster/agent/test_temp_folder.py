@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def abandoned_folder(parent: Path, name: str = "dead") -> Path:
-    """Make what a killed agent leaves behind."""
+    """Make the files that a killed agent leaves behind."""
     folder = parent / f"{temp_folder.PREFIX}{name}"
     folder.mkdir()
     (folder / temp_folder.LOCK_FILE).touch()

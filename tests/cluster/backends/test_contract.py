@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 from support.backend_contract import *  # noqa: F403
 
-from cluster.backends import base, catalog, registry
+from cluster.backends import base, catalog, machine_types, registry
 from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
 from cluster.errors import BadInput
+from cluster.planning import data_fetch
 from cluster.planning.launch_options import choose_backend, make_launch_options
 from cluster.state.run_folder import Run
 
@@ -77,6 +78,11 @@ class ClashingBackend(LocalBackend):
     description = "another"
     options = ClashingOptions
 
+class Bucket:
+    "An object store: what is in it does not matter here."
+    def __init__(self, url):
+        self.name = url
+
 not_a_class = 3
 """
 
@@ -88,9 +94,9 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "broken_package.py").write_text("import a_library_that_is_missing")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def add(name: str, value: str) -> None:
-        entries = [EntryPoint(name, value, catalog.ENTRY_POINT_GROUP)]
-        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if "backends" in group else [])
+    def add(name: str, value: str, group: str = catalog.ENTRY_POINT_GROUP) -> None:
+        entry = EntryPoint(name, value, group)
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == entry.group else [])
         clear_caches()
 
     yield add
@@ -101,6 +107,7 @@ def clear_caches() -> None:
     """Let the catalog look for backends again."""
     catalog._class_paths.cache_clear()
     catalog._sort_backends.cache_clear()
+    catalog.load_machine_type_tables.cache_clear()
 
 
 def test_registered_backend_is_found_and_opened(register: Any, hand_made: Fixture) -> None:
@@ -152,6 +159,23 @@ def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reaso
     register("other", value)
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
     assert printed.exit_code == 2 and reason in printed.output.splitlines()[-1]
+
+
+def test_registered_object_store_is_opened_by_the_scheme_of_its_urls(register: Any) -> None:
+    register("gs", "plug_in_package:Bucket", catalog.OBJECT_STORE_GROUP)
+    assert data_fetch.open_source("gs://bucket/set").name == "gs://bucket/set"
+    assert data_fetch.copies_location("gs://bucket/set/", "", 128) == "gs://bucket/set-sz/128"
+    with pytest.raises(BadInput, match=r"^az://bucket: not in an object store; a location looks like s3://my-bucket"):
+        data_fetch.open_source("az://bucket")
+
+
+def test_unusable_object_store_or_table_of_machine_types_is_one_line(register: Any) -> None:
+    register("gs", "broken_package:Bucket", catalog.OBJECT_STORE_GROUP)
+    with pytest.raises(BadInput, match=r"^the object store gs:// \(broken_package:Bucket\) cannot be .* or uninstall"):
+        data_fetch.open_source("gs://bucket")
+    register("podman", "broken_package:find", catalog.MACHINE_TYPE_GROUP)
+    with pytest.raises(BadInput, match=r"^the table of machine types podman \(broken_package:find\) cannot be import"):
+        machine_types.find_machine_type("podman.large")
 
 
 def test_python_and_command_line_choose_a_registered_backend_alike(register: Any) -> None:

@@ -4,8 +4,18 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cluster.backends import catalog
+from cluster.backends.aws.backend import AwsBackend
 from cluster.cli import cloud, evaluate, launch, plan
-from cluster.cli.options import OPTION_GROUPS, CommandGroup, FiniteFloatRange, GroupedCommand, GroupedOption
+from cluster.cli.options import (
+    OPTION_GROUPS,
+    CommandGroup,
+    FiniteFloatRange,
+    GroupedCommand,
+    GroupedOption,
+    open_cloud,
+)
+from cluster.errors import BadInput
 from train.tools.records import DamagedRecord
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, cloud.check]
@@ -85,3 +95,12 @@ def test_damaged_record_that_no_command_expects_is_one_line() -> None:
     result = CliRunner().invoke(group, ["look"])
     assert result.exit_code == 1 and result.stderr.startswith("error: runs/job-1/cloud.jsonl, line 2: no id; restore")
     assert result.stderr.count("\n") == 1
+
+
+def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends rented machines works where a library of another backend is broken."""
+    with pytest.raises(BadInput, match=r"^the backend local rents from no cloud$"):
+        open_cloud("local")
+    for name in catalog.BUILTIN_BACKENDS.keys() - {"aws"}:
+        monkeypatch.setitem(catalog.BUILTIN_BACKENDS, name, "cluster.no_such_module:Backend")
+    assert type(open_cloud(None)) is AwsBackend.administration

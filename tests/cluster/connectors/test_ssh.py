@@ -20,10 +20,11 @@ from support.waiting import wait_for
 
 from cluster.connectors import ssh as ssh
 from cluster.connectors import ssh_scripts as sh
+from cluster.connectors import untrusted
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.local import CommandFailed, Connector
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
-from cluster.connectors.ssh_config import openssh_argv, write_ssh_config
+from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
 
@@ -531,6 +532,20 @@ def test_read_new_bytes_is_limited_and_continues(machine: SSHConnector, tmp_path
     assert calls == 3
 
 
+def test_read_new_bytes_of_a_job_with_the_most_files_leaves_out_new_ones(
+    machine: SSHConnector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also new attempt files; a status is read in any case, because its copy is overwritten."""
+    monkeypatch.setattr(untrusted, "MAX_FILE_COUNT", 2)
+    for name in ("logs/a", "logs/b", "attempts/000001.json", "status/0.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    known_sizes = {"logs/a": 1, "logs/b": 1}
+    new = machine.read_new_bytes(str(tmp_path), ["0"], known_sizes)
+    assert new.contents == {"status/0.json": b"{}", "logs/a": b"}", "logs/b": b"}"}
+    assert "attempts/000001.json" in machine.read_new_bytes(str(tmp_path), ["0"], {"logs/a": 2}).contents
+
+
 # --- login and host keys ------------------------------------------------------------------------------------------
 
 
@@ -546,6 +561,12 @@ def refusal_line(host: Host, kind: type[ClusterError] = SSHRefused, reconnect_se
 def can_connect(host: Host) -> bool:
     with SSHConnector(host, reconnect_seconds=5) as connector:
         return connector.run(["echo", "in"]).out == b"in\n"
+
+
+def test_missing_openssh_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterError, match=r"^ssh is missing; install it: sudo apt-get install openssh-client \(Deb"):
+        resolve_route(Host(host="127.0.0.1"))
 
 
 def test_connect_unknown_host_key_is_refused_with_remedy(shared_bed: Testbed, home: Path) -> None:

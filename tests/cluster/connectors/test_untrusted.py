@@ -103,6 +103,8 @@ def test_parse_new_bytes_bounds_the_number_of_files(monkeypatch: pytest.MonkeyPa
     stdout = answer_of(("logs/b", b""), ("logs/c", b""))
     with pytest.raises(BadAnswer, match="has more than 2 files"):
         untrusted.parse_new_bytes(stdout, MARK, {"logs/a": 0}, MACHINES)
+    stdout = answer_of(("status/0.json", b"{}"), ("logs/b", b"1"))
+    assert len(untrusted.parse_new_bytes(stdout, MARK, {"logs/a": 0, "logs/b": 0}, MACHINES).contents) == 2
 
 
 @given(NOISE)

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.cli.inspect import LogPrinter
 from cluster.display import tables, terminal
 
 Fixture = Any
@@ -66,6 +68,16 @@ def test_table_on_narrow_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tables.print_table(["job", "text"], [["job-1", "word " * 30]])
     assert "…" not in capsys.readouterr().out
+
+
+def test_log_shows_an_unfinished_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.BytesIO()
+    stream = io.TextIOWrapper(screen, encoding="utf-8")
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", stream)
+    (tmp_path / "rank-0.log").write_text("reading: 10 %")
+    LogPrinter(tmp_path / "rank-0.log").print_new_lines(is_complete=False)
+    assert screen.getvalue() == b"reading: 10 %"
 
 
 def test_output_after_the_reader_has_gone_is_discarded() -> None:

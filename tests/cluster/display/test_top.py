@@ -28,7 +28,7 @@ from cluster.display.top import (
     show_top,
 )
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
-from cluster.state.states import JobState, MachineState, SetupStep
+from cluster.state.states import AgentPhase, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow
 
 LOAD = MachineLoad(
@@ -63,6 +63,7 @@ def machine(**more: Any) -> MachineRow:
     """A machine with a status as its agent writes it; without `more`, one without a status."""
     values: dict[str, Any] = {
         "state": MachineState.TRAINING,
+        "phase": AgentPhase.RUNNING,
         "attempt": 2,
         "step": 120,
         "steps": 4500,
@@ -151,6 +152,7 @@ def test_slowest_is_the_busiest_rank_clearly_above_the_median() -> None:
         ),
     ) == {"gpu8": "slowest: GPU 1"}
     assert slowest(**others, gpu8=machine(busy=(0.95,))) == {"gpu8": "slowest"}
+    assert slowest(**others, gpu8=machine(busy=(0.95,), phase=AgentPhase.SPARE)) == {}, "it does not train"
     assert (
         slowest(
             **others,

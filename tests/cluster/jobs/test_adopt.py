@@ -102,6 +102,21 @@ def test_description_of_another_job_is_refused(change: Change) -> None:
         adopt.adopt("hosts.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "it is nested too deep"),
+        ("[]", "it describes no job"),
+        ("{}", "it has no 'recipe'"),
+        ("{", "Expecting property name.*"),
+    ],
+)
+def test_damaged_description_is_refused_in_one_line(shared: Path, text: str, problem: str) -> None:
+    (shared / UID / "job.json").write_text(text)
+    with pytest.raises(ClusterError, match=rf"^{shared}/{UID}/job.json is damaged \({problem}\)$"):
+        adopt.adopt("hosts.toml")
+
+
 @pytest.mark.parametrize("uid", ["../secrets", "job-3", "job-3-9073e811/..", "-rf-12345678x", "job 3-9073e811"])
 def test_uid_that_is_no_job_name_is_refused(shared: Path, uid: str) -> None:
     with pytest.raises(BadInput, match="is not the name of a job"):

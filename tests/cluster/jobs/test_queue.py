@@ -392,6 +392,8 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
 def test_resolve_parallel_local_refuses_to_share_gpus(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     assert queue.resolve_parallel(plans) == 1 and queue.resolve_parallel(plans, 2) == 2
+    with pytest.raises(BadInput, match=r"^--parallel: must be from 1 to 10000, not 20000$"):
+        queue.enqueue(plans, 20_000)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(BadInput, match=r"--parallel 2: the jobs would share this computer's GPUs \(2\)"):
         queue.resolve_parallel(plans, 2)

@@ -114,7 +114,9 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
 
-@pytest.mark.parametrize("url, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
+@pytest.mark.parametrize(
+    "url, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b"), ("gs://b", "b")]
+)
 def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
     one_phase = recipe(None)
     planner = ElsewherePlanner(MachineRequest(recipe=one_phase, options=BackendOptions()))

@@ -542,7 +542,7 @@ def test_check_log_settings_other_day_is_found(facts: Any) -> None:
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 100_000])
 def test_parse_json_refuses_numbers_that_are_not_finite(facts: Any, text: str) -> None:
     with pytest.raises(ValueError):
-        check.parse_json(f'{{"misc": {{"hours": {text}}}}}')
+        filesystem.parse_json(b'{"misc": {"hours": %s}}' % text.encode())
     log = writers.render_mlperf_log(facts).splitlines()
     log[1] = f':::MLLOG {{"time_ms": {text}, "event_type": "POINT_IN_TIME", "key": "x", "value": 1, "metadata": {{}}}}'
     assert problems(log="\n".join(log))[0].startswith("line 2: is not :::MLLOG and a JSON object")
@@ -741,7 +741,7 @@ def test_record_command_changed_files_are_one_line_errors(hand_made: Fixture, sa
         (text.replace(f'"train": {IMAGES}', '"train": Infinity'), "mine.json: is no JSON: Infinity is not a finite"),
         (
             text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'),
-            "is not a record that this program wrote, or damaged (Overflow",
+            "mine.json: is no JSON: 1000",
         ),
         (too_deep, "mine.json: is no JSON: it is nested too deep"),
     ):

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +83,8 @@ def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, han
     check()
 
 
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """Fail a test that hangs."""
-    import signal
-
-    def stop(*_: object) -> None:
-        raise AssertionError("it hangs")
-
-    previous_handler = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(10)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous_handler)
-
-
 @pytest.mark.parametrize("number", [None, 0, 7, -1])
-def test_attempt_has_the_number_of_its_file(number: int | None, hand_made: Fixture, alarm: None) -> None:
+def test_attempt_has_the_number_of_its_file(number: int | None, hand_made: Fixture, hang_alarm: None) -> None:
     run = hand_made()
     run.write_shared(
         "attempts/000001.json", json.dumps({"members": ["0.a"], **({} if number is None else {"number": number})})
@@ -121,7 +106,7 @@ def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Fixt
 
 
 @pytest.mark.parametrize("name", ["job.json", "result.json", "machine/shared/status/0.json", "machine/shared/launch"])
-def test_fifo_in_place_of_a_file_is_one_line(name: str, hand_made: Fixture, alarm: None) -> None:
+def test_fifo_in_place_of_a_file_is_one_line(name: str, hand_made: Fixture, hang_alarm: None) -> None:
     run = hand_made()
     run.write_status("training")
     path = run.run_folder.path / name
@@ -172,7 +157,7 @@ def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made:
         {"parallel": 0},
     ],
 )
-def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture, alarm: None) -> None:
+def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture, hang_alarm: None) -> None:
     run = hand_made()
     run.run_folder.spec_path.write_text(json.dumps({**run.spec.to_json(), **change}))
     with pytest.raises(ClusterError, match=f"damaged.*job.json: .*{next(iter(change))}"):

@@ -65,8 +65,11 @@ def test_keys_are_hidden_from_a_client_without_the_token(port: int, monkeypatch:
     assert guesser and not guesser.check(["address"])
 
 
-def test_port_in_use_is_an_error(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(dist.DistNetworkError, match="in use"):
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_port_in_use_is_an_error(port: int, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `DistNetworkError`, after which the agents try another port: an `OSError` would end the job."""
+    monkeypatch.setenv("MASTER_ADDR", address)
+    with socket.create_server(("", port)), pytest.raises(dist.DistNetworkError, match="in use"):
         rendezvous.open_store(0, 2, TIMEOUT)
 
 

@@ -56,8 +56,7 @@ class DistributedBatchSampler:
 
     def chunk_count(self, epoch: Epoch, step: int) -> int:
         """Return the number of this rank's chunks in a step, at least 1: without a chunk it repeats the first."""
-        step_chunks = split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch)
-        return max(1, len(step_chunks[self.rank :: self.world_size]))
+        return max(1, len(range(self.rank, self.global_chunk_count(epoch, step), self.world_size)))
 
     def train_requests(self, epoch: Epoch, first_step: int = 0) -> Iterator[BatchRequest]:
         """Yield this rank's training batches of an epoch, from a step on."""

@@ -40,6 +40,9 @@ class SilentFleet:
     def agents_alive(self) -> bool:
         return self.is_training
 
+    def explain_end(self) -> str:
+        return "machine 0: its answer was dropped"
+
     def dead_machines(self) -> list[str]:
         return []
 
@@ -88,6 +91,12 @@ def test_lost_machine_is_replaced_and_nothing_stays_rented(backend: ToyBackend) 
 
     assert backend.terminate() == [] and ToyCloud.rented == {}
     assert backend.terminate() == []
+
+
+def test_supervisor_knows_why_the_machines_tell_nothing(backend: ToyBackend) -> None:
+    assert backend.explain_end() == "" and not backend.agents_alive(), "another process has no connections"
+    assert backend.poll()
+    assert backend.explain_end() == "machine 0: its answer was dropped" and backend.agents_alive()
 
 
 def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend) -> None:

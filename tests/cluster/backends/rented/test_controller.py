@@ -92,7 +92,7 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
     with log_lines("cluster.backends") as lines:
         assert controller.poll() is False
     assert controller.events == [(["i-0"], "the job is done")]
-    assert lines == ["the network stays on the stack's shared file system: '1'"]
+    assert lines == ["the network stays in the machines' shared folder: '1'"]
 
 
 def test_poll_after_a_stop_connects_to_machines_that_are_still_there(supervised: Fixture) -> None:
