@@ -1,7 +1,7 @@
 """Writes this machine's status file (the heartbeat) and its state-change log.
 
 SHARED/status/<machine>.json        `MachineStatus` of cluster/state/heartbeats.py
-SHARED/logs/agent-<machine>.jsonl   `StateChange` of cluster/state/timeline.py, without empty fields
+SHARED/logs/agent-<machine>.jsonl   `StateChange` of cluster/state/heartbeats.py, without empty fields
 """
 
 import contextlib
@@ -10,10 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.state.heartbeats import MachineStatus, read_status
+from cluster.state.heartbeats import MachineStatus, StateChange, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
-from cluster.state.timeline import StateChange
 from train.tools import host
 from train.tools.filesystem import overwrite_in_place, to_json_bytes
 from train.tools.records import DamagedRecord, encode

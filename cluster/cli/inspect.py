@@ -232,7 +232,7 @@ def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | Non
     if kind:
         name = job.rank0_machine if machine is None else str(machine)
         return agent_log_path(job.path, name) if kind == "agent" else setup_log_path(job.path, name)
-    number = job.status().attempt
+    number = job.last_attempt_number
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
     attempt = attempts.read_attempt(job.run_folder.shared, number)

@@ -7,7 +7,6 @@ from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus
-from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.target import describe_outcome
 
@@ -46,7 +45,7 @@ def follow(job: Job) -> int:
             job.refresh()
             has_ended = job.has_ended
             status = job.status()
-            epoch_rows = job.metric_rows(EpochRow)
+            epoch_rows = job.epochs()
             if not has_shown_machines and status.doing == MachineState.TRAINING and len(job.spec.machine_names) > 1:
                 has_shown_machines = True
                 show_machines(job.machine_details())

@@ -10,7 +10,6 @@ from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
 from infra.costs import JobCost
-from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
@@ -79,12 +78,12 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return _job_cost(job, moment).dollars
 
-    epochs = job.metric_rows(EpochRow)
-    steps = job.metric_rows(StepRow)
+    epochs = job.epochs()
+    first_step = next(job.steps(), None)
     target_time = None
     if target_top5 is not None:
         target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
-    begin, end = (steps[0].time, epochs[-1].time) if steps and epochs else (0.0, 0.0)
+    begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.run_folder)
     return CostReport(
@@ -94,7 +93,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
         cost=_job_cost(job),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
-        wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if steps else None,
+        wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
         wasted_seconds=sum(end - start for start, end in losses),
     )
 

@@ -13,9 +13,9 @@ from uuid import uuid4
 from cluster.backends import registry
 from cluster.backends.base import Backend
 from cluster.errors import BadInput, ClusterError
-from cluster.state import attempts, supervisor_records
 from cluster.state import result as state_result
 from cluster.state import status as state_status
+from cluster.state import supervisor_records
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
 from cluster.state.run_folder import SUPERVISOR_LOCK, Run, RunFolder, lock_holder, setup_log_path
@@ -24,7 +24,7 @@ from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
-from train.metrics.records import EpochRow, RowT, StepRow, val_scalars
+from train.metrics.records import EpochRow, StepRow, val_scalars
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import NO_FILE_ERRORS, locked, to_json_bytes, write_atomic
@@ -79,7 +79,7 @@ class JobReader:
     def run(self) -> Run:
         """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
         try:
-            return Run.read(self.path)
+            return replace(Run.read(self.path), folder=self.run_folder)
         except DamagedRecord as error:
             raise self._damage(error) from error
         except OSError as error:
@@ -149,7 +149,7 @@ class JobReader:
             return self._read_status()
 
     def _read_status(self) -> JobStatus:
-        attempts.check_attempts(self.run_folder.shared)
+        self.run_folder.attempts.check()
         job_status = state_status.job_status(self.run, self.result)
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run)
@@ -217,17 +217,25 @@ class JobReader:
         """Whether the agents of the last launch were started so recently that their first status may still come."""
         return _is_recent(state_status.agents_start_time(self.run))
 
-    def metric_rows(self, row_type: type[RowT]) -> list[RowT]:
-        """Return the metrics of one type, such as `EpochRow`. Steps repeated by a later attempt appear once."""
-        return state_status.read_metrics(self.run_folder, row_type)
+    def epochs(self) -> list[EpochRow]:
+        """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
+        return self._epoch_reader.epochs()
+
+    @cached_property
+    def _epoch_reader(self) -> state_status.EpochReader:
+        return state_status.EpochReader(self.run_folder)
+
+    def steps(self) -> Iterator[StepRow]:
+        """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""
+        return state_status.iterate_steps(self.run_folder)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
         values: list[tuple[int, float | None]]
         if name.startswith("val/"):
-            values = [(row.images, val_scalars(row).get(name)) for row in self.metric_rows(EpochRow)]
+            values = [(row.images, val_scalars(row).get(name)) for row in self.epochs()]
         else:
-            values = [(row.images, row.scalars.get(name)) for row in self.metric_rows(StepRow)]
+            values = [(row.images, row.scalars.get(name)) for row in self.steps()]
         return [(images, value) for images, value in values if value is not None]
 
     def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
@@ -235,8 +243,15 @@ class JobReader:
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        number = attempt or self.status().attempt
+        number = attempt or self.last_attempt_number
         return rank_log_file(self.path, number, rank) if number else setup_log_path(self.path, machine)
+
+    @property
+    def last_attempt_number(self) -> int:
+        """The number of the last attempt that has members, 0 before the first. Costs less than the status."""
+        with self.report_damaged_files():
+            self.run_folder.attempts.check()
+            return self.run_folder.attempts.last_training_number()
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
@@ -254,7 +269,7 @@ class JobReader:
     @property
     def rank0_machine(self) -> str:
         """The name of the machine of rank 0."""
-        newest = attempts.newest_attempt(self.run_folder.shared)
+        newest = self.run_folder.attempts.newest()
         return newest.machine_names[0] if newest and newest.members else "0"
 
     def resolve_machine(self, machine: int | None) -> str:

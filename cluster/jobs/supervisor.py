@@ -19,7 +19,7 @@ from types import FrameType
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
-from cluster.state import attempts, status, supervisor_records
+from cluster.state import status, supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
@@ -81,7 +81,7 @@ class MachineReplacer:
         if len(spec.machine_names) == 1 or (run_folder.shared / "stop").exists():
             return []
         statuses = status.machine_statuses(self.job.run)
-        has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
+        has_job_ended = run_folder.attempts.is_finished(run_folder.launch_id) or any(
             machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
             for machine_status in statuses.values()
         )

@@ -21,7 +21,6 @@ from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts
 from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
@@ -271,9 +270,9 @@ class Fleet:
         That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
         requested, or that a machine began when its time limit had passed.
         """
-        shared, stop_path = self.folders.shared, self.folders.shared / "stop"
+        stop_path = self.folders.shared / "stop"
         was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS
-        return attempts.is_finished(shared, self.folders.launch_id) or was_stopped or self._has_stopped_by_itself()
+        return self.folders.attempts.is_finished(self.folders.launch_id) or was_stopped or self._has_stopped_by_itself()
 
     def _has_stopped_by_itself(self) -> bool:
         """Whether an agent of this launch ended as STOPPED more than `STOP_GRACE_SECONDS` ago."""

@@ -265,8 +265,11 @@ def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
     bottoms = [0.0] * len(rows)
     for part in parts:
         heights = [max(0.0, seconds.get(part, 0.0)) for _, seconds in rows]
-        axes.bar(epoch_numbers, heights, bottom=bottoms, color=_part_color(part), width=0.8)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        tops = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        boxes = zip(epoch_numbers, bottoms, tops, strict=True)
+        figures.draw_boxes(axes, [(x - 0.4, x + 0.4, bottom, top) for x, bottom, top in boxes], _part_color(part))
+        bottoms = tops
+    axes.set_ylim(bottom=0)
     axes.set(xlabel="epoch", ylabel="seconds")
     axes.grid(visible=False, axis="x")
     axes.locator_params(axis="x", integer=True)

@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ from .palette import BACKGROUND_COLOR, GRID_COLOR, MUTED_COLOR, TEXT_COLOR
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Box = tuple[float, float, float, float]  # left, right, bottom, top
+Point = tuple[float, float]
+Line = tuple[Point, Point]
 
 PIXELS_PER_INCH = 128  # of PNG images; a power of two, so that a size in pixels stays exact
 
@@ -74,6 +79,30 @@ def make_axes(width: float = WIDTH_INCHES, height: float = HEIGHT_INCHES, rows: 
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
     return figure, [row[0] for row in grid]
+
+
+def draw_boxes(axes: "Axes", boxes: Sequence[Box], color: str) -> None:
+    """Draw boxes of one color as a single path: a long job has thousands of them."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if boxes:
+        corners = [
+            corner
+            for left, right, bottom, top in boxes
+            for corner in ((left, bottom), (right, bottom), (right, top), (left, top), (left, bottom))
+        ]
+        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+        axes.add_patch(PathPatch(Path(corners, codes), facecolor=color, linewidth=0))
+    axes.autoscale_view()
+
+
+def draw_lines(axes: "Axes", lines: Sequence[Line], **style: Any) -> None:  # Any: as matplotlib has it
+    """Draw separate straight lines of one style as a single path."""
+    if lines:
+        xs = [x for line in lines for x in (line[0][0], line[1][0], math.nan)]
+        ys = [y for line in lines for y in (line[0][1], line[1][1], math.nan)]
+        axes.plot(xs, ys, **style)
 
 
 def make_pixel_figure(width: int, height: int) -> "Figure":

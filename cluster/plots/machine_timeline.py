@@ -59,22 +59,21 @@ def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure"
         for kind, begin, end in merge_adjacent_spans(facts.activity[name]):
             bars_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
     for kind, color in ACTIVITY_COLORS.items():
-        _draw_bars(axes, bars_by_kind[kind], color)
-    for machine_row, begin, end in bars_by_kind[Activity.LOST]:
+        boxes = [(begin, end, row - 0.32, row + 0.32) for row, begin, end in bars_by_kind[kind]]
+        figures.draw_boxes(axes, boxes, color)
+    lost_lines = [((begin, row), (end, row)) for row, begin, end in bars_by_kind[Activity.LOST]]
+    figures.draw_lines(axes, lost_lines, color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
+    losses = [(moment / seconds_per_unit, names.index(name)) for name, moment in facts.losses if name in names]
+    if losses:
         axes.plot(
-            [begin, end], [machine_row, machine_row], color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6
+            *zip(*losses, strict=True),
+            linestyle="",
+            marker="X",
+            color=LOST_COLOR,
+            markeredgecolor=PAGE_BACKGROUND_COLOR,
+            markersize=10,
+            zorder=5,
         )
-    for name, moment in facts.losses:
-        if name in names:
-            axes.plot(
-                [moment / seconds_per_unit],
-                [names.index(name)],
-                marker="X",
-                color=LOST_COLOR,
-                markeredgecolor=PAGE_BACKGROUND_COLOR,
-                markersize=10,
-                zorder=5,
-            )
     axes.set(xlabel=unit, ylabel="machine", ylim=(len(names) - 0.4, -0.95))
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
@@ -84,29 +83,20 @@ def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure"
     return figure
 
 
-def _draw_bars(axes: "Axes", bars: Sequence[Bar], fill_color: str) -> None:
-    """Draw all bars of one color as a single path: a job with many machines has thousands of bars."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    if bars:
-        corners = [
-            corner
-            for row, begin, end in bars
-            for corner in ((begin, row - 0.32), (end, row - 0.32), (end, row + 0.32), (begin, row + 0.32), (begin, row))
-        ]
-        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(bars)
-        axes.add_patch(PathPatch(Path(corners, codes), facecolor=fill_color, linewidth=0))
-    axes.autoscale_view()
-
-
 def _draw_attempt_starts(axes: "Axes", starts: Points, is_narrow: bool) -> None:
     """Draw a line where each attempt started, with its number above unless it would overlap the number before."""
     left, right = axes.get_xlim()
     min_distance = (right - left) * (0.07 if is_narrow else 0.015)
     last_labelled = -1e9
+    figures.draw_lines(
+        axes,
+        [((moment, 0.0), (moment, 1.0)) for _, moment in starts],
+        transform=axes.get_xaxis_transform(),
+        color=MUTED_COLOR,
+        linestyle=LINE_STYLES["dashed"],
+        linewidth=1.0,
+    )
     for number, moment in starts:
-        axes.axvline(moment, color=MUTED_COLOR, linestyle=LINE_STYLES["dashed"], linewidth=1.0)
         if moment - last_labelled >= min_distance:
             axes.text(moment, -0.62, f" {number:.0f}", color=MUTED_COLOR, va="center", fontsize=9.5)
             last_labelled = moment

@@ -140,8 +140,7 @@ def collect_run_data(job: Job) -> RunData:
     assert result  # the job has ended
     for path in metrics_files(job.path):
         check_metrics_file(path)  # a record must not leave out what cannot be read
-    history = attempts.history(job.run_folder.shared)
-    attempts_by_number = {attempt.number: attempt for attempt in history if attempt.members}
+    attempts_by_number = {attempt.number: attempt for attempt in job.run_folder.attempts.all() if attempt.members}
     start_rows = effective_metrics(job, attempts_by_number, StartRow)
     training_rows = effective_metrics(job, attempts_by_number, StepRow)
     epochs = epoch_rows(effective_metrics(job, attempts_by_number, EpochRow), training_rows, result.epochs)

@@ -87,18 +87,18 @@ def machine_losses(timeline: Sequence[AttemptRow], spans_by_machine: SpansByMach
 
     The moment is when the machine was last alive.
     """
+    ends_by_machine = {
+        name: sorted(end for kind, _, end in spans if kind != Activity.LOST) for name, spans in spans_by_machine.items()
+    }
     losses = []
     for attempt, next_attempt in pairwise(timeline):
         if not next_attempt.machines:  # the row of the job's end
             continue
         for name in attempt.machines:
             if name not in next_attempt.machines:
-                last_seen = [
-                    end
-                    for kind, _, end in spans_by_machine.get(name, ())
-                    if kind != Activity.LOST and end <= next_attempt.at + 1
-                ]
-                losses.append((name, max(last_seen, default=next_attempt.at)))
+                ends = ends_by_machine.get(name, [])
+                count = bisect_right(ends, next_attempt.at + 1)  # of the times at which it was seen before
+                losses.append((name, ends[count - 1] if count else next_attempt.at))
     return losses
 
 

@@ -1,24 +1,21 @@
 """Collects what a report shows of a job, from the run folder. No machine is asked."""
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Sequence
 
 from cluster.backends.base import BilledBackend
 from cluster.jobs.job import Job
-from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, StepPoint, TimelineRow
+from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, TimelineRow
 from cluster.state.job_result import JobResult
 from train.metrics import text
-from train.metrics.records import EpochRow, StepRow
+from train.metrics.records import EpochRow
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow, Schedule, scaled_image_count
 
 from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
+from .step_curve import StepColumns
 
-MAX_CURVE_POINTS = 400  # points of a curve: more cannot be told apart in a chart of this size
 COST_CURVE_POINTS = 80  # points of the curve of dollars
 
 
@@ -37,8 +34,8 @@ def _collect_facts(job: Job) -> JobFacts:
     status = job.status()
     timeline = job.timeline()
     activity = extend_losses_to_job_end(machine_activity(job.run), timeline)
-    training_rows = job.metric_rows(StepRow)
-    clock = WorkClock(activity, training_rows[0].time if training_rows else spec.created)
+    steps = StepColumns(job.steps())
+    clock = WorkClock(activity, steps.times[0] if steps.times else spec.created)
     schedule = (result and result.schedule) or _planned_schedule(job)
     return JobFacts(
         job=job.name,
@@ -50,8 +47,8 @@ def _collect_facts(job: Job) -> JobFacts:
         backend=job.backend.description,
         machines=spec.machines,
         processes=spec.machines * spec.procs,
-        epochs=epochs_over_time(job.metric_rows(EpochRow), result.epochs if result else (), clock),
-        steps=downsample([_step_point(row, clock) for row in training_rows]),
+        epochs=epochs_over_time(job.epochs(), result.epochs if result else (), clock),
+        steps=steps.points(clock),
         schedule=schedule,
         timeline=[TimelineRow(**vars(row), seconds=clock.seconds_at(row.at)) for row in timeline],
         activity={
@@ -82,43 +79,6 @@ def epochs_over_time(
         images += row.train_images
         points.append(EpochPoint(seconds=seconds, images=images, result=row))
     return points
-
-
-def _step_point(row: StepRow, clock: WorkClock) -> StepPoint:
-    return StepPoint(
-        seconds=clock.seconds_at(row.time),
-        images=row.images,
-        attempt=row.attempt,
-        loss=row.scalars.get("train/loss"),
-        lr=row.scalars.get("sizes/lr"),
-        image_size=row.scalars.get("sizes/image"),
-        global_batch=row.scalars.get("sizes/batch_total"),
-        images_per_second=row.scalars.get("times/images_per_second"),
-    )
-
-
-def downsample(points: Sequence[StepPoint], max_points: int = MAX_CURVE_POINTS) -> list[StepPoint]:
-    """Return at most `max_points` points.
-
-    Several points become one, with their mean loss and median speed; its other values are those of the last of them.
-    """
-    if len(points) <= max_points:
-        return list(points)
-    edges = [len(points) * index // max_points for index in range(max_points + 1)]
-    groups = [points[begin:end] for begin, end in pairwise(edges)]
-    return [
-        replace(
-            group[-1],
-            loss=_aggregate(statistics.fmean, [point.loss for point in group]),
-            images_per_second=_aggregate(statistics.median, [point.images_per_second for point in group]),
-        )
-        for group in groups
-    ]
-
-
-def _aggregate(function: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    return function(known_values) if known_values else None
 
 
 def _planned_schedule(job: Job) -> list[PhaseRow]:

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import shutil
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from train.tools.agent_protocol import (
     checkpoint_folders,
     checkpoint_step,
 )
-from train.tools.filesystem import create_once, is_intact, to_json_bytes
+from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, to_json_bytes
 from train.tools.records import DamagedRecord, encode, read_record
 
 from .states import MachineState
@@ -99,13 +100,7 @@ def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
     attempt = read_record(path, Attempt)
     if attempt and not (attempt.members or attempt.end_state):
         raise DamagedRecord(f"{path}: it has neither members nor an end state")
-    return attempt and replace(attempt, number=number)
-
-
-def check_attempts(shared: Path) -> None:
-    """Raise `DamagedRecord` when the file of an attempt is damaged. Other functions take it for a missing one."""
-    newest = newest_attempt(shared)
-    _read_intact_attempt(shared, newest.number + 1 if newest else 1)
+    return replace(attempt, number=number) if attempt and attempt.number != number else attempt
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
@@ -118,35 +113,68 @@ def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attemp
     return known_attempt
 
 
+class AttemptHistory:
+    """All attempts of a job. Attempt files never change, so each of them is read once.
+
+    When the newest file that was read is not the same file any more, the folder was replaced, and all are read again.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        self.shared = shared
+        self._lock = threading.Lock()
+        self._attempts: list[Attempt] = []
+        self._newest_version: FileVersion | None = None
+
+    def all(self) -> list[Attempt]:
+        """Return the attempts in order. A damaged file is taken for a missing one."""
+        with self._lock, contextlib.suppress(DamagedRecord):
+            self._read_new()
+        return list(self._attempts)
+
+    def check(self) -> None:
+        """Raise `DamagedRecord` when the file of an attempt is damaged."""
+        with self._lock:
+            self._read_new()
+
+    def newest(self) -> Attempt | None:
+        """Return the newest attempt, None before the first."""
+        return next(reversed(self.all()), None)
+
+    def last_training_number(self) -> int:
+        """Return the number of the last attempt that has members, 0 when there is none."""
+        return next((attempt.number for attempt in reversed(self.all()) if attempt.members), 0)
+
+    def agreed_end(self, launch_id: str) -> Attempt | None:
+        """Return the attempt by which the agents of a launch agreed that the job has ended, None while they have not.
+
+        When all agents have left their rented machines, the job has not ended: new machines take their place.
+        """
+        newest = self.newest()
+        if newest and newest.launch_id == launch_id and not newest.members and newest.end_state != MachineState.LEFT:
+            return newest
+        return None
+
+    def is_finished(self, launch_id: str) -> bool:
+        """Return whether the job has its result, or the agents of a launch agreed on its end."""
+        return (self.shared / RESULT_FILE).exists() or self.agreed_end(launch_id) is not None
+
+    def _read_new(self) -> None:
+        """Read the files that are new since the last call. Raises `DamagedRecord`."""
+        if self._attempts and self._version_of_newest() != self._newest_version:
+            self._attempts = []
+        try:
+            while attempt := _read_intact_attempt(self.shared, len(self._attempts) + 1):
+                self._attempts.append(attempt)
+        finally:
+            self._newest_version = self._version_of_newest()
+
+    def _version_of_newest(self) -> FileVersion | None:
+        return file_version(attempt_path(self.shared, len(self._attempts)))
+
+
 def history(shared: Path) -> list[Attempt]:
     """Return all attempts in order."""
-    past_attempts: list[Attempt] = []
-    while attempt := read_attempt(shared, len(past_attempts) + 1):
-        past_attempts.append(attempt)
-    return past_attempts
-
-
-def agreed_end(shared: Path, launch_id: str) -> Attempt | None:
-    """Return the attempt by which the agents of a launch agreed that the job has ended, None while they have not.
-
-    When all agents have left their rented machines, the job has not ended: new machines take their place.
-    """
-    newest = newest_attempt(shared)
-    if newest and newest.launch_id == launch_id and not newest.members and newest.end_state != MachineState.LEFT:
-        return newest
-    return None
-
-
-def is_finished(shared: Path, launch_id: str) -> bool:
-    """Return whether a job has its result, or the agents of a launch agreed on its end."""
-    return (shared / RESULT_FILE).exists() or agreed_end(shared, launch_id) is not None
-
-
-def last_training_attempt_number(shared: Path, last_attempt: Attempt | None) -> int:
-    """Return the number of the last attempt that has members, up to `last_attempt`; 0 when there is none."""
-    while last_attempt and not last_attempt.members:
-        last_attempt = read_attempt(shared, last_attempt.number - 1)
-    return last_attempt.number if last_attempt else 0
+    return AttemptHistory(shared).all()
 
 
 def has_newer_launch(shared: Path, launch_id: str) -> bool:

@@ -14,7 +14,7 @@ from statistics import median_high
 from typing import Self
 
 from train.tools.filesystem import parse_json, read_file
-from train.tools.records import DamagedRecord, damaged, decode, decode_json
+from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line
 from train.tools.trainer_reports import Fault, TrainingNumbers
 
 from .states import AgentPhase, MachineState
@@ -138,6 +138,25 @@ def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | No
     return SlowestRank(
         machine=machine, local_rank=local_rank, ranks_here=ranks_here, busy=busy, busy_others=busy_others
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """A line of an agent's state log: the state that began at `time` (seconds since 1970), and its reason."""
+
+    time: float
+    attempt: int = 0
+    state: MachineState
+    reason: str = ""
+    step: int | None = None
+
+
+def parse_state_change(line: bytes) -> StateChange | None:
+    """Return the change of state in a line of a state log, None for a damaged line."""
+    try:
+        return decode_line(StateChange, line)
+    except DamagedRecord:
+        return None
 
 
 def parse_status(text: bytes) -> MachineStatus | None:

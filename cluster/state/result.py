@@ -6,23 +6,23 @@ from typing import Protocol
 
 from train.data.order import usage_log
 from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
-from train.metrics.records import EpochRow, TrainResult
+from train.metrics.records import TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, decode, encode, read_record
 
-from . import attempts, timeline
+from . import timeline
 from .job_result import JobResult
 from .run_folder import Run, RunFolder
 from .states import JobState
 from .status import (
+    EpochReader,
     add_job_times,
     best_informed_status,
     infer_end_state,
     machine_rows,
-    read_metrics,
     reported_time_table,
     seconds_by_state,
 )
@@ -90,7 +90,6 @@ def write_result(
         procs=run.spec.procs,
         git_commit=run.spec.git_commit,
     )
-    newest = attempts.newest_attempt(run.folder.shared)
     result = JobResult(
         **vars(measured),
         job=run.spec.name,
@@ -98,7 +97,7 @@ def write_result(
         reason=reason,
         machines=run.spec.machines,
         setup={name: row.seconds for name, row in machine_rows(run).items()},
-        attempts=attempts.last_training_attempt_number(run.folder.shared, newest),
+        attempts=run.folder.attempts.last_training_number(),
         timeline=timeline.attempt_rows(run.folder),
         dollars=cost.cost_dollars(),
         backend=run.spec.backend,
@@ -110,7 +109,7 @@ def write_result(
 
 def _measurements_so_far(run: Run) -> TrainResult:
     """Return what is known of a run whose trainers have not written their result."""
-    epochs = read_metrics(run.folder, EpochRow)
+    epochs = EpochReader(run.folder).epochs()
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     return TrainResult(
         epochs=tuple(epochs),
@@ -148,7 +147,7 @@ def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> 
 
 def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> list[str]:
     """Return the errors in the log of used images, [] when each image was used exactly once in every epoch."""
-    training_attempts = [attempt for attempt in attempts.history(run_folder.shared) if attempt.members]
+    training_attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
     steps = {epoch.epoch - 1: epoch.steps for epoch in epochs}
     images = {epoch.epoch - 1: epoch.train_images for epoch in epochs}

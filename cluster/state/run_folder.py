@@ -3,16 +3,19 @@
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from train.tools.agent_protocol import LOGS_FOLDER
-from train.tools.filesystem import open_regular, read_file, read_json, to_json_bytes, write_atomic
+from train.tools.filesystem import GrowingFile, open_regular, read_file, read_json, to_json_bytes, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import damaged
 
+from .attempts import AttemptHistory
+from .heartbeats import StateChange, parse_state_change
 from .spec import JobSpec
 
 # The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
@@ -137,6 +140,21 @@ class RunFolder:
             return ""
         except OSError as error:
             raise damaged(error, path) from error
+
+    @cached_property
+    def attempts(self) -> AttemptHistory:
+        """The attempts of the job."""
+        return AttemptHistory(self.shared)
+
+    @cached_property
+    def _state_logs(self) -> dict[str, GrowingFile[StateChange]]:
+        return {}
+
+    def state_log(self, machine: str) -> Sequence[StateChange]:
+        """Return the changes of state of a machine's agents. Each line of their log is read once."""
+        if machine not in self._state_logs:
+            self._state_logs[machine] = GrowingFile(agent_log_path(self.path, machine), b"time", parse_state_change)
+        return self._state_logs[machine].rows()
 
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""

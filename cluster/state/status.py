@@ -1,18 +1,24 @@
 """Derives the state of a job from its files. Only reads; result.py writes the result when the job has ended."""
 
+import math
 import shutil
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
-from train.metrics.records import RowT, read_metrics_file
+from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
+from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
 from train.tools.agent_protocol import metrics_files
+from train.tools.filesystem import GrowingFile
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
-from . import attempts, supervisor_records, timeline
+from . import supervisor_records, timeline
+from .attempts import Attempt
 from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
 from .run_folder import Run, RunFolder, stop_reason
@@ -156,9 +162,8 @@ def best_informed_status(run: Run) -> MachineStatus | None:
 def job_status(run: Run, result: JobResult | None) -> JobStatus:
     """Return the job's state and numbers. `result` is its result, None while it has not ended."""
     agent_status = best_informed_status(run)
-    newest = attempts.newest_attempt(run.folder.shared)
     numbers: TrainingNumbers = agent_status or TrainingNumbers()
-    where = reported_time_table(agent_status)
+    where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
         recipe=run.spec.recipe.name,
@@ -169,7 +174,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         state=JobState.BOOTING,
         doing=(agent_status.doing or agent_status.state) if agent_status else "",
         reason=agent_status.reason if agent_status else "",
-        attempt=attempts.last_training_attempt_number(run.folder.shared, newest),
+        attempt=run.folder.attempts.last_training_number(),
         progress=agent_status.progress if agent_status else "",
         step=numbers.step,
         steps=numbers.steps,
@@ -186,7 +191,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     if result is not None:
         return _ended_job_status(status, result)
     if agent_status:
-        status = _running_job_status(run.folder, status, agent_status, newest)
+        status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
         slowest = find_slowest_rank(machine_statuses(run))
         status = replace(status, slowest=str(slowest) if slowest else None)
     else:
@@ -230,7 +235,7 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
 
 
 def _running_job_status(
-    run_folder: RunFolder, status: JobStatus, agent_status: MachineStatus, newest: attempts.Attempt | None
+    run_folder: RunFolder, status: JobStatus, agent_status: MachineStatus, newest: Attempt | None
 ) -> JobStatus:
     """Return the status of a job whose agents have written statuses, with its state and reason."""
     state = JOB_STATE_OF_INACTIVE.get(agent_status.state, JobState.RUNNING)
@@ -252,7 +257,7 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
     """
     statuses = machine_statuses(run)
     setup_rows = read_setup_record(run.folder).machines
-    newest = attempts.newest_attempt(run.folder.shared)
+    newest = run.folder.attempts.newest()
     rows = {}
     for name in run.spec.machine_names:
         setup_row = setup_rows.get(name, MachineSetup())
@@ -274,14 +279,50 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
     return rows
 
 
-def read_metrics(run_folder: RunFolder, row_type: type[RowT]) -> list[RowT]:
-    """Return the metrics rows of one type in order. Rows of a later attempt replace those of steps it did again."""
-    rows: list[RowT] = []
-    for path in metrics_files(run_folder.path):
-        attempt_rows = list(read_metrics_file(path, row_type))
-        if attempt_rows:
-            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
-    return rows
+class EpochReader:
+    """Reads the epochs of a job, each line of its metrics once. For whoever asks again and again while the job runs."""
+
+    def __init__(self, run_folder: RunFolder) -> None:
+        self.run_folder = run_folder
+        self._files: dict[Path, GrowingFile[EpochRow]] = {}
+
+    def epochs(self) -> list[EpochRow]:
+        """Return the epochs in order. Those of a later attempt replace those that it did again."""
+        rows_by_attempt = []
+        for path in metrics_files(self.run_folder.path):
+            if path not in self._files:
+                self._files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], _parse_epoch)
+            rows_by_attempt.append(self._files[path].rows())
+        ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
+        return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
+
+
+def _parse_epoch(line: bytes) -> EpochRow | None:
+    return parse_row(line, EpochRow)
+
+
+def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
+    """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
+    paths = metrics_files(run_folder.path)
+    step_ends = [first_and_last_step(path) for path in paths]
+    ends = _effective_ends(found.first.images if found else None for found in step_ends)
+    for path, end in zip(paths, ends, strict=True):
+        for row in read_metrics_file(path, StepRow):
+            if row.images < end:
+                yield row
+
+
+def _effective_ends(first_images: Iterable[int | None]) -> list[float]:
+    """Return for each attempt the number of images from which on its rows do not count: later attempts did them again.
+
+    `first_images` has the images of the first row of each attempt, None for one without a row.
+    """
+    ends: list[float] = []
+    end = math.inf
+    for images in reversed(list(first_images)):
+        ends.append(end)
+        end = end if images is None else min(end, images)
+    return ends[::-1]
 
 
 def seconds_by_state(run: Run) -> dict[str, float]:
@@ -302,10 +343,14 @@ def seconds_by_state(run: Run) -> dict[str, float]:
 
     seconds: dict[str, float] = {}
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
+    starting = sorted(spans, key=lambda span: span[0], reverse=True)
+    active: list[tuple[float, float, MachineState]] = []
     for begin, end in pairwise(edges):
-        states = [state for span_begin, span_end, state in spans if span_begin <= begin and span_end >= end]
-        if states:
-            state = max(states, key=progress)
+        while starting and starting[-1][0] <= begin:
+            active.append(starting.pop())
+        active = [span for span in active if span[1] >= end]
+        if active:
+            state = max((state for _, _, state in active), key=progress)
             part = "validation" if state == MachineState.VALIDATING else str(state)
             seconds[part] = seconds.get(part, 0.0) + end - begin
     return {"total": sum(seconds.values()), **seconds}
@@ -337,7 +382,7 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
 
 def infer_end_state(run: Run) -> tuple[JobState, str]:
     """Return state and reason of a job that has neither a result nor a living agent."""
-    agreed = attempts.agreed_end(run.folder.shared, run.folder.launch_id)
+    agreed = run.folder.attempts.agreed_end(run.folder.launch_id)
     if agreed and agreed.end_state:
         return JobState(agreed.end_state), agreed.reason
     statuses = list(machine_statuses(run).values())

@@ -1,18 +1,15 @@
 """History of a job: its attempts, their members, times, reasons, and what each change of attempt cost. Only reads."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from train.metrics.records import StepRow, read_metrics_file
+from train.metrics.step_search import StepEnds, first_and_last_step, last_step_until
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
-from train.tools.records import DamagedRecord, decode
 
-from . import attempts
-from .heartbeats import read_status
-from .run_folder import RunFolder, agent_log_path
+from .heartbeats import StateChange, read_status
+from .run_folder import RunFolder
 from .states import AttemptReason, MachineState, SetupStep
 
 # An agent in one of these states has ended.
@@ -26,17 +23,6 @@ STARTUP_STEP_BY_STATE = {  # what status and report call the seconds that an age
     MachineState.WARMING: SetupStep.FIRST_STEP,
     MachineState.WAITING: SetupStep.OTHERS,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateChange:
-    """A line of an agent's state log: the state that began at `time` (seconds since 1970), and its reason."""
-
-    time: float
-    attempt: int = 0
-    state: MachineState
-    reason: str = ""
-    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +53,27 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     last_trained_launch = ""
     last_step_time: float | None = None  # of the last step so far, made in that launch
     position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
-    for attempt in attempts.history(run_folder.shared):
-        step_times = _read_step_times(run_folder, attempt.number)
+    for attempt in run_folder.attempts.all():
+        ends = first_and_last_step(metrics_file(run_folder.path, attempt.number))
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
             machines=attempt.machine_names,
             reason=attempt.reason,
             first_step=attempt.first_step,
-            last_step=step_times[-1][0] if step_times else None,
+            last_step=ends.last.step if ends else None,
         )
         if last_step_time is not None and attempt.members:
             row = replace(row, steps_lost=max(0, position - attempt.first_step))
-            if step_times and attempt.launch_id in (last_trained_launch, *moved_launches):
-                pause = step_times[0][1] - last_step_time
+            if ends and attempt.launch_id in (last_trained_launch, *moved_launches):
+                pause = ends.first.time - last_step_time
                 row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
         if attempt.members:
             position = attempt.first_step
-        if step_times:
-            position, last_step_time = step_times[-1]
+        if ends:
+            position, last_step_time = ends.last.step, ends.last.time
             last_trained_launch = attempt.launch_id
         previous_launch = attempt.launch_id
         rows.append(row)
@@ -111,20 +97,21 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     know these times: their own clock goes on from the checkpoint that they were given.
     """
     intervals: list[tuple[float, float]] = []
-    previous_steps: list[tuple[int, float]] = []
+    previous: StepEnds | None = None
+    previous_path = Path()
     last_trained_launch = ""
     moved_launches = moved_launch_ids(run_folder)
-    for attempt in attempts.history(run_folder.shared):
-        step_times = _read_step_times(run_folder, attempt.number) if attempt.members else []
-        if previous_steps and step_times:
-            times_before_save = [time for step, time in previous_steps if step <= attempt.first_step]
-            begin = max(times_before_save, default=previous_steps[0][1])
+    for attempt in run_folder.attempts.all():
+        path = metrics_file(run_folder.path, attempt.number)
+        ends = first_and_last_step(path) if attempt.members else None
+        if previous and ends:
+            last_kept = last_step_until(previous_path, attempt.first_step) or previous.first
             is_same_launch = attempt.launch_id in (last_trained_launch, *moved_launches)
-            end = step_times[0][1] if is_same_launch else previous_steps[-1][1]
-            if end >= begin:  # the clocks of two machines may differ
-                intervals.append((begin, end))
-        if step_times:
-            previous_steps = step_times
+            end = ends.first.time if is_same_launch else previous.last.time
+            if end >= last_kept.time:  # the clocks of two machines may differ
+                intervals.append((last_kept.time, end))
+        if ends:
+            previous, previous_path = ends, path
             last_trained_launch = attempt.launch_id
     return intervals
 
@@ -134,25 +121,13 @@ def lost_seconds(run_folder: RunFolder) -> float:
     return sum(end - begin for begin, end in lost_intervals(run_folder))
 
 
-def _read_step_times(run_folder: RunFolder, attempt: int) -> list[tuple[int, float]]:
-    """Return (step, time) as rank 0 of an attempt logged them: its first step, then about one step per second."""
-    return [(row.step, row.time) for row in read_metrics_file(metrics_file(run_folder.path, attempt), StepRow)]
-
-
-def _read_state_log(run_folder: RunFolder, machine: str) -> Iterator[StateChange]:
-    """Yield the lines of the state log of a machine's agents, without damaged ones."""
-    for line in read_json_lines(agent_log_path(run_folder.path, machine)):
-        with contextlib.suppress(DamagedRecord):
-            yield decode(StateChange, line)
-
-
 def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
     When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
     yet replaced, or it lives and its last heartbeat is recent.
     """
-    changes = [(change.state, change.time) for change in _read_state_log(run_folder, machine)]
+    changes = [(change.state, change.time) for change in run_folder.state_log(machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
         status = read_status(run_folder.status_path(machine))
         changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
@@ -167,7 +142,7 @@ def startup_seconds(run_folder: RunFolder, machine: str) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
-    for change in _read_state_log(run_folder, machine):
+    for change in run_folder.state_log(machine):
         if previous:
             are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
             if previous.state == MachineState.WARMING and not are_trainers_started:

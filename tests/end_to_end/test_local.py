@@ -14,7 +14,6 @@ from support.sandbox import FinishedSandbox, Sandbox
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.heartbeats import MachineStatus
-from train.metrics.records import EpochRow, StepRow
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -110,7 +109,7 @@ def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
     assert launch.wait(10) == 130
     assert "detached; job-1 keeps running" in sandbox.output() and "Traceback" not in sandbox.output()
     sandbox.wait_for(lambda: job.has_ended)  # its supervisor has written the result: nobody else looks at the job
-    assert job.state == "done" and len(job.metric_rows(EpochRow)) == 30
+    assert job.state == "done" and len(job.epochs()) == 30
 
 
 def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> None:
@@ -224,7 +223,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
     assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 60
     assert job.state == "done"
-    images = [row.images for row in job.metric_rows(StepRow)]
+    images = [row.images for row in job.steps()]
     assert images == sorted(set(images)), "a step is in the metrics twice"
 
 

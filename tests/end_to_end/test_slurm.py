@@ -12,7 +12,6 @@ from support.slurm import SlurmCluster, slurm
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
-from train.metrics.records import StepRow
 from train.tools import checkpoint_io
 
 __all__ = ["slurm"]  # a fixture
@@ -159,7 +158,7 @@ def test_lose_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
     stopped = place.sandbox.cli("stop", "job-1")
     assert stopped.code == 0 and job.result and job.result.state == "stopped", stopped
     place.assert_all_is_over(job)
-    step = max((row.step for row in job.metric_rows(StepRow)), default=0)
+    step = max((row.step for row in job.steps()), default=0)
     resumed = place.sandbox.cli("resume", "-d", "job-1")
     assert resumed.code == 0, resumed
     place.wait_for_steps(job, 3)

@@ -3,6 +3,7 @@
 The lines of metrics/000007.jsonl are those of attempt 7. Each has its "kind": "start", "train" or "epoch".
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TypeVar
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
-from train.tools.filesystem import read_json_lines, read_lines
-from train.tools.records import DamagedRecord, decode, decode_json
+from train.tools.filesystem import line_blocks, lines_with, open_regular, read_lines
+from train.tools.records import DamagedRecord, decode_json, decode_line
 
 from .time_table import TimeTable
 
@@ -75,17 +76,31 @@ class RowKind:
 
 
 ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", EpochRow: "epoch"}
+# What every line of a type contains, as the trainer writes it.
+KIND_MARKERS = {row_type: f'"kind": "{kind}"'.encode() for row_type, kind in ROW_KINDS.items()}
 RowT = TypeVar("RowT", bound=MetricsRow)
 
 
 def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
-    """Yield the rows of one type in a file of metrics. Damaged and incomplete lines are skipped."""
-    for line in read_json_lines(path, "kind"):
-        if line["kind"] == ROW_KINDS[row_type]:
-            try:
-                yield decode(row_type, line)
-            except DamagedRecord:
-                continue
+    """Yield the rows of one type in a file of metrics. Damaged and incomplete lines are skipped.
+
+    Raises `OSError` for anything but a missing file.
+    """
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        for block, _ in line_blocks(file):
+            for line in lines_with(KIND_MARKERS[row_type], block):
+                if row := parse_row(line, row_type):
+                    yield row
+
+
+def parse_row(line: bytes, row_type: type[RowT]) -> RowT | None:
+    """Return the row in a line of the metrics, None for a damaged or incomplete line and for other types of rows."""
+    if KIND_MARKERS[row_type] not in line:
+        return None
+    try:
+        return decode_line(row_type, line)
+    except DamagedRecord:
+        return None
 
 
 def check_metrics_file(path: Path) -> None:

@@ -11,16 +11,21 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, NoReturn, cast
+from typing import IO, Any, BinaryIO, Generic, Literal, NoReturn, TypeVar, cast
 from uuid import uuid4
 
+RowT = TypeVar("RowT")
 CHECKSUM_MAGIC = "imgnet-sealed 1"
 LOCK_POLL_SECONDS = 0.02
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of them
 # The errors of a path at which there is something else than a regular file of a size that can be read.
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
+BLOCK_BYTES = 4096  # that are read at a time where only some lines of a file are needed
+CHUNK_BYTES = 1 << 18  # that are read at a time of a file of lines that is read as a whole
+COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER_DIGITS = 20
 # JSON with such a number is parsed with checks, which take longer.
 LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")
@@ -205,6 +210,23 @@ def _open_regular(path: str, flags: int) -> int:
     raise OSError(code, "is a folder, not a file" if stat.S_ISDIR(mode) else "is not a regular file", path)
 
 
+@dataclass(frozen=True)
+class FileVersion:
+    """What changes with a file: a file of the same version has the same content."""
+
+    inode: int
+    size: int  # in bytes
+    changed_ns: int
+
+
+def file_version(path: Path) -> FileVersion | None:
+    """Return the version of a file, None when there is none. Raises other `OSError`s."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
+    return None
+
+
 def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file. Raises `OSError`, also when it is not a regular file or has more bytes."""
     with open_regular(path) as file:
@@ -220,13 +242,120 @@ def read_lines(path: Path) -> Iterator[bytes]:
     The last line may be incomplete. A missing file yields nothing. Raises other `OSError`s.
     """
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
-        while line := file.readline(MAX_LINE_BYTES):
-            is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
-            rest = b"" if is_whole else line
-            while rest and not rest.endswith(b"\n"):
-                rest = file.readline(MAX_LINE_BYTES)
-            if is_whole:
+        yield from lines_from_here(file)
+
+
+def lines_from_here(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open file from its position on, like `read_lines`."""
+    while line := file.readline(MAX_LINE_BYTES):
+        is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+        rest = b"" if is_whole else line
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES)
+        if is_whole:
+            yield line
+
+
+def line_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of an open file from its position on in large blocks, each with the offset of its end.
+
+    Lines of more than `MAX_LINE_BYTES` are left out. The last block may be an unfinished line.
+    """
+    rest = b""
+    is_too_long = False
+    while chunk := file.read(CHUNK_BYTES):
+        lines, newline, unfinished = chunk.rpartition(b"\n")
+        if newline:
+            block = rest + lines + newline
+            if is_too_long:
+                block = block.partition(b"\n")[2]
+            if block:
+                yield block, file.tell() - len(unfinished)
+            rest, is_too_long = b"", False
+        rest = b"" if is_too_long else rest + unfinished
+        if len(rest) >= MAX_LINE_BYTES:
+            rest, is_too_long = b"", True
+    if rest:
+        yield rest, file.tell()
+
+
+def lines_with(marker: bytes, block: bytes) -> Iterator[bytes]:
+    """Yield the lines of a block that contain a text. The others take almost no time."""
+    found = block.find(marker)
+    while found >= 0:
+        begin = block.rfind(b"\n", 0, found) + 1
+        end = block.find(b"\n", found) + 1 or len(block)
+        yield block[begin:end]
+        found = block.find(marker, end)
+
+
+def lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open file from its end, without their newlines. Reads no more blocks than are needed.
+
+    The first of them may be incomplete. Empty lines and those of more than `MAX_LINE_BYTES` are left out.
+    """
+    begin = file.seek(0, os.SEEK_END)
+    rest = b""  # the known part of a line whose beginning is not read yet
+    is_too_long = False
+    while begin > 0:
+        end, begin = begin, max(0, begin - BLOCK_BYTES)
+        file.seek(begin)
+        head, *lines = (file.read(end - begin) + rest).split(b"\n")
+        for line in reversed(lines):
+            if line and not is_too_long:
                 yield line
+            is_too_long = False
+        is_too_long = is_too_long or len(head) >= MAX_LINE_BYTES
+        rest = b"" if is_too_long else head
+    if rest:
+        yield rest
+
+
+class GrowingFile(Generic[RowT]):
+    """The rows of a file of lines that only grows. Each line is read once, however often the rows are asked for.
+
+    `parse_line` returns None for a line that is no row; all rows contain `marker`. A file that was replaced or
+    truncated is read anew.
+    """
+
+    def __init__(self, path: Path, marker: bytes, parse_line: Callable[[bytes], RowT | None]) -> None:
+        self.path = path
+        self.marker = marker
+        self.parse_line = parse_line
+        self._forget()
+
+    def _forget(self) -> None:
+        self._version: FileVersion | None = None
+        self._rows: list[RowT] = []
+        self._read_bytes = 0  # all of them are complete lines
+        self._last_bytes = b""  # those before: in a file that was replaced they are others
+        self._unfinished_row: RowT | None = None  # of a last line without its newline: more of it may follow
+
+    def rows(self) -> list[RowT]:
+        """Return all rows, those of a missing file: []. Raises other `OSError`s."""
+        version = file_version(self.path)
+        if version is None:
+            self._forget()
+        elif version != self._version:
+            with contextlib.suppress(FileNotFoundError), open_regular(self.path) as file:
+                self._read_new(file)
+            self._version = version
+        return self._rows if self._unfinished_row is None else [*self._rows, self._unfinished_row]
+
+    def _read_new(self, file: BinaryIO) -> None:
+        file.seek(self._read_bytes - len(self._last_bytes))
+        if file.read(len(self._last_bytes)) != self._last_bytes:
+            self._forget()
+            file.seek(0)
+        self._unfinished_row = None
+        for block, end in line_blocks(file):
+            rows = [row for line in lines_with(self.marker, block) if (row := self.parse_line(line)) is not None]
+            if block.endswith(b"\n"):
+                self._rows += rows
+                self._read_bytes = end
+                self._last_bytes = block[-COMPARED_BYTES:]
+            else:
+                self._unfinished_row = next(iter(rows), None)
 
 
 def read_json(path: Path) -> Any | None:  # Any: JSON of any shape

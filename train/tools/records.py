@@ -4,12 +4,18 @@ A record is a dataclass with fields of plain types, enumerations, other records,
 Records are checked when they are read: a file may be torn, edited, or written by a machine that is not trusted.
 """
 
+from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .filesystem import one_line_error, parse_json, read_file
 
+if TYPE_CHECKING:
+    import msgspec
+
 RecordT = TypeVar("RecordT")
+MAX_INTEGER = 2**63 - 1  # in a line of a long file
 # What code that reads a record raises when its data has a form that this program never writes.
 MALFORMED_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 MAX_PROBLEM_CHARACTERS = 300  # of a message: it may quote a value
@@ -57,6 +63,28 @@ def decode_json(record_type: type[RecordT], text: bytes, source: object = "") ->
     except ValueError as error:
         raise damaged(error, source) from error
     return decode(record_type, data, source)
+
+
+def decode_line(record_type: type[RecordT], line: bytes) -> RecordT:
+    """Return the record in a line of a long file. Takes a tenth of the time of `decode_json`: skips unknown fields.
+
+    Raises `DamagedRecord`.
+    """
+    try:
+        record: RecordT = _line_decoder(cast(Hashable, record_type)).decode(line)
+    except (ValueError, RecursionError) as error:
+        raise damaged(error) from error
+    for value in vars(record).values():
+        if type(value) is int and not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise DamagedRecord("it has a number that is too long")
+    return record
+
+
+@cache
+def _line_decoder(record_type: Hashable) -> "msgspec.json.Decoder[Any]":  # Any: of the type
+    import msgspec
+
+    return msgspec.json.Decoder(record_type)
 
 
 def read_record(path: Path, record_type: type[RecordT]) -> RecordT | None:

@@ -19,7 +19,7 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
 from cluster.machines.fleet import Fleet
-from cluster.state import attempts, supervisor_records
+from cluster.state import supervisor_records
 from cluster.state.run_folder import Run, RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
@@ -102,7 +102,7 @@ class RentedJobController(Generic[MachineT]):
 
     def get_stop_reason(self) -> str:
         """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""
-        is_finished = attempts.is_finished(self.run_folder.shared, self.run_folder.launch_id)
+        is_finished = self.run_folder.attempts.is_finished(self.run_folder.launch_id)
         return stop_reason(self.run_folder.shared) or ("the job is over" if is_finished else "")
 
     # --- renting ------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RentedJobController(Generic[MachineT]):
         try:
             if self.fleet is None:
                 # A supervisor that was killed may have left a finished job without its result; rent nothing for it.
-                if attempts.is_finished(self.run_folder.shared, self.run_folder.launch_id):
+                if self.run_folder.attempts.is_finished(self.run_folder.launch_id):
                     return False
                 self._start_fleet()
             self._poll_cloud(time.monotonic())

@@ -24,15 +24,18 @@ from cluster import report as reports
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import ClusterError
 from cluster.plots import curves, figures
-from cluster.plots.job_facts import Activity, StepPoint
+from cluster.plots.job_facts import Activity
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
+from cluster.report.activity import WorkClock
 from cluster.report.page import environment
+from cluster.report.step_curve import StepColumns
 from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.forecast import ForecastRecord
 from train.metrics import text as metrics_text
+from train.metrics.records import StepRow
 from train.recipe import IMAGENET, Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule
 
@@ -117,11 +120,13 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
     assert facts.activity["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
 
 
-def test_downsample_keeps_end_and_mean() -> None:
-    steps = [
-        StepPoint(seconds=step, images=step, attempt=1, loss=float(step % 2), lr=float(step)) for step in range(10_001)
+def test_step_points_keep_end_and_mean() -> None:
+    scalars = [{"train/loss": float(step % 2), "sizes/lr": float(step)} for step in range(10_001)]
+    rows = [
+        StepRow(attempt=1, time=float(step), step=step, images=step, epoch=1, scalars={**values})
+        for step, values in enumerate(scalars)
     ]
-    kept = report_facts.downsample(steps, 100)
+    kept = StepColumns(rows).points(WorkClock({"0": [(Activity.TRAINING, 0.0, 10_001.0)]}), 100)
     assert len(kept) == 100 and kept[-1].images == 10_000 and kept[-1].lr == 10_000
     assert all(step.loss is not None and 0.49 < step.loss < 0.51 and step.images_per_second is None for step in kept)
 

@@ -34,7 +34,7 @@ values = st.recursive(
 
 
 def read_history(folder: RunFolder) -> list[attempts.Attempt]:
-    attempts.check_attempts(folder.shared)
+    attempts.AttemptHistory(folder.shared).check()
     timeline.attempt_rows(folder)
     return attempts.history(folder.shared)
 

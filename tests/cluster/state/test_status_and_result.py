@@ -17,7 +17,6 @@ from cluster.state import status as job_status
 from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from train.forecast import StartSeconds
-from train.metrics.records import EpochRow, StepRow
 from train.metrics.time_table import TimeTable
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import decode, encode
@@ -167,8 +166,8 @@ def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) 
     run.write_metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
     run.write_metrics(3, tail='{"kind"')
     run.job.refresh()
-    assert [row.images for row in run.job.metric_rows(StepRow)] == [8, 16, 24, 32, 40]
-    assert [row.top1 for row in run.job.metric_rows(EpochRow)] == [10.0, 21.0]
+    assert [row.images for row in run.job.steps()] == [8, 16, 24, 32, 40]
+    assert [row.top1 for row in run.job.epochs()] == [10.0, 21.0]
     assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
     assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
 
@@ -277,7 +276,7 @@ def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
     with next((run.run_folder.shared / "metrics").iterdir()).open("ab") as file:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
-    assert run.job.has_ended and len(run.job.metric_rows(EpochRow)) == 1
+    assert run.job.has_ended and len(run.job.epochs()) == 1
 
 
 def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:

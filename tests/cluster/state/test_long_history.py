@@ -1,0 +1,110 @@
+"""Tests of reading the history of a long run: each file once, and equal to the definition over all lines."""
+
+import random
+import shutil
+from typing import Any
+
+import pytest
+from support.train_records import epoch_line, step_line
+
+from cluster.jobs.job import Job
+from cluster.state import attempts, status, timeline
+from cluster.state.attempts import AttemptHistory
+from train.metrics import step_search
+from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
+from train.tools import filesystem
+from train.tools.agent_protocol import metrics_file, metrics_files
+
+Fixture = Any
+ATTEMPTS = 30
+
+
+def write_history(run: Any, seed: int = 0) -> None:
+    """Write attempts of some steps each, of which each repeats a part of the one before. One step has one image."""
+    rng = random.Random(seed)
+    step, now = 0, 1000.0
+    for number in range(1, ATTEMPTS + 1):
+        resume = f"checkpoints/{number:06d}/resume-{step:08d}-abcd.pt" if step else ""
+        run.write_attempt(number, f"0.{number}", reason="killed", resume=resume, time=now)
+        last = step + rng.randrange(0, 300)
+        rows = [step_line(each, now + each - step, attempt=number) for each in range(step + 1, last, 5)]
+        epochs = [
+            epoch_line(each, now + each - step, attempt=number) for each in range(step + 1, last) if each % 64 == 0
+        ]
+        run.write_metrics(number, *sorted([*rows, *epochs], key=lambda row: row["time"]), tail='{"kind": "tr')
+        now += last - step + 10
+        step = rng.randrange(step, max(step + 1, last))
+    for folder in ("metrics", "logs"):
+        if (run.run_folder.shared / folder).exists():
+            shutil.copytree(run.run_folder.shared / folder, run.run_folder.path / folder, dirs_exist_ok=True)
+
+
+def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
+    """Return the rows that count by their definition: those of each attempt replace the rows from its first on."""
+    rows: list[RowT] = []
+    for path in metrics_files(run.run_folder.path):
+        attempt_rows = list(read_metrics_file(path, row_type))
+        if attempt_rows:
+            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
+    return rows
+
+
+def lost_intervals(run: Any) -> list[tuple[float, float]]:
+    """Return the lost intervals of a run of one launch by their definition, from all lines."""
+    intervals = []
+    previous: list[StepRow] = []
+    for attempt in attempts.history(run.run_folder.shared):
+        rows = list(read_metrics_file(metrics_file(run.run_folder.path, attempt.number), StepRow))
+        if previous and rows:
+            begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
+            intervals.append((begin, rows[0].time))
+        previous = rows or previous
+    return intervals
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed: int) -> None:
+    run = hand_made()
+    write_history(run, seed)
+    assert [*status.iterate_steps(run.run_folder)] == effective_rows(run, StepRow)
+    assert status.EpochReader(run.run_folder).epochs() == effective_rows(run, EpochRow)
+    assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
+
+
+def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `follow`, `top` and the supervisor ask for again and again reads only what is new."""
+    run = hand_made()
+    write_history(run)
+    run.write_status("training", phase="running", where={"wall": 1.0, "parts": {}})
+    opened: list[str] = []
+    for module in (filesystem, step_search):
+        open_file = filesystem.open_regular
+
+        def note(path: Any, *mode: Any, open_file: Any = open_file) -> Any:
+            opened.append(path.name)
+            return open_file(path, *mode)
+
+        monkeypatch.setattr(module, "open_regular", note)
+    job = Job(run.run_folder.path)
+
+    def poll() -> list[str]:
+        opened.clear()
+        job.status(), job.timeline(), job.epochs(), job.machine_details()
+        return [name for name in opened if name[:6].isdigit()]
+
+    assert len(poll()) >= ATTEMPTS
+    assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json"}, "only the next attempt is looked for"
+    with metrics_file(run.run_folder.path, ATTEMPTS).open("a") as file:
+        file.write("\n")
+    assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json", f"{ATTEMPTS:06d}.jsonl"}
+
+
+def test_attempt_history_of_a_replaced_folder_is_read_anew(hand_made: Fixture) -> None:
+    run = hand_made()
+    write_history(run)
+    history = AttemptHistory(run.run_folder.shared)
+    assert history.all() == attempts.history(run.run_folder.shared) and history.last_training_number() == ATTEMPTS
+    shutil.rmtree(run.run_folder.shared / "attempts")
+    assert history.all() == [] and history.newest() is None
+    run.write_attempt(1, "0.new", reason="start")
+    assert [attempt.members for attempt in history.all()] == [("0.new",)]

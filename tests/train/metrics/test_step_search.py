@@ -1,0 +1,90 @@
+"""Tests of finding steps by offset: equal to reading all lines, and the bytes read do not grow with the file."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+from support.train_records import epoch_line, step_line
+
+from train.metrics import step_search
+from train.metrics.records import StepRow, read_metrics_file
+
+MAX_READ_BYTES = 150_000  # for the ends of a file and one search: 8 kB for each halving of 24 MB down to 2 kB
+
+
+def write_metrics(path: Path, steps: int, seed: int = 0) -> None:
+    """Write lines of about every tenth step, some of them damaged, with epochs between them."""
+    rng = random.Random(seed)
+    lines = [json.dumps({"kind": "start"})]
+    for step in range(1, steps, rng.randrange(1, 12)):
+        line = step_line(step, 100.0 + step + rng.random() / 2, train__loss=2.5)
+        lines.append(json.dumps({**line, "padding": "x" * rng.randrange(1, 300)}))
+        if rng.random() < 0.1:
+            lines.append(json.dumps(epoch_line(step, 100.5 + step)))
+        if rng.random() < 0.05:
+            lines += ["{torn", "", '{"kind": "train", "step": 7}']
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def assert_equals_full_reading(path: Path, steps: list[int]) -> None:
+    """Compare the ends and the last row until each step with what reading all rows gives."""
+    rows = [(row.step, row.images, row.time) for row in read_metrics_file(path, StepRow)]
+    ends = step_search.first_and_last_step(path)
+    assert ends and [tuple(vars(end).values()) for end in (ends.first, ends.last)] == [rows[0], rows[-1]]
+    for step in steps:
+        expected = next((row for row in reversed(rows) if row[0] <= step), None)
+        found = step_search.last_step_until(path, step)
+        assert (found and tuple(vars(found).values())) == expected, step
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_equals_full_reading(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "000001.jsonl"
+    size = random.Random(seed).choice([20, 300, 4000])
+    write_metrics(path, size, seed)
+    steps = [-1, 0, 1, size - 1, size + 5, *random.Random(seed).sample(range(size), 15)]
+    assert_equals_full_reading(path, steps)
+    with path.open("a") as file:  # a half-written line is none
+        file.write('{"kind": "train", "attempt": 1, "step": 99')
+    assert_equals_full_reading(path, steps)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])  # truncated, in the middle of a line
+    assert_equals_full_reading(path, steps)
+    path.unlink()
+    write_metrics(path, size + 50, seed + 100)  # replaced
+    assert_equals_full_reading(path, steps)
+
+
+def test_search_without_steps_finds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "000001.jsonl"
+    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
+    path.write_text('{"kind": "start"}\n{"kind": "train", "st')
+    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
+
+
+@pytest.mark.parametrize("steps", [20_000, 200_000])
+def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """A file of ten times the length needs not many more bytes; a file that has not changed needs none."""
+    path = tmp_path / "000001.jsonl"
+    write_metrics(path, steps)
+    assert path.stat().st_size > 3 * MAX_READ_BYTES
+    read_bytes = 0
+
+    class CountingFile(io.FileIO):
+        def readinto(self, buffer: object, /) -> int:
+            nonlocal read_bytes
+            count = super().readinto(buffer)  # type: ignore[arg-type]
+            read_bytes += count or 0
+            return count or 0
+
+    monkeypatch.setattr(step_search, "open_regular", lambda file: io.BufferedReader(CountingFile(file)))
+    for step in (3, steps // 3, steps - 100):
+        read_bytes = 0
+        step_search.first_and_last_step(path)
+        step_search.last_step_until(path, step)
+        assert 0 < read_bytes < MAX_READ_BYTES, step
+        read_bytes = 0
+        step_search.first_and_last_step(path)
+        step_search.last_step_until(path, step)
+        assert read_bytes == 0

@@ -1,0 +1,114 @@
+"""Tests of reading growing files by offset: equal to reading all, in bounded bytes."""
+
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from train.tools import filesystem
+from train.tools.filesystem import GrowingFile, line_blocks, lines_backwards, lines_with
+
+LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range(40)] + [b"\n", b"other\n", b"row 40\n"]
+
+
+def parse(line: bytes) -> bytes | None:
+    """Return the text of a line that says "row 12 ..."."""
+    return line.strip() if line.startswith(b"row") else None
+
+
+def all_rows(path: Path) -> list[bytes]:
+    """Read the rows of a file from its beginning."""
+    return [row for line in path.read_bytes().splitlines() if (row := parse(line)) is not None]
+
+
+class CountingFile(io.BufferedReader):
+    """An open file that counts the bytes that are read."""
+
+    total_bytes = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read and count."""
+        data = super().read(size)
+        CountingFile.total_bytes += len(data)
+        return data
+
+
+@pytest.fixture
+def counted_bytes(monkeypatch: pytest.MonkeyPatch) -> type[CountingFile]:
+    """Count the bytes of all files that `GrowingFile` reads."""
+    CountingFile.total_bytes = 0
+    monkeypatch.setattr(filesystem, "open_regular", lambda path: CountingFile(io.FileIO(path)))
+    return CountingFile
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 5, 64, 1 << 18])
+def test_growing_file_equals_full_reading_at_every_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """The file is cut at any byte: the last line is half-written."""
+    monkeypatch.setattr(filesystem, "CHUNK_BYTES", chunk_bytes)
+    text = b"".join(LINES)
+    path = tmp_path / "log"
+    growing = GrowingFile(path, b"row", parse)
+    assert growing.rows() == []
+    for length in range(1, len(text) + 1, 1 if chunk_bytes > 5 else 17):
+        path.write_bytes(text[:length])
+        assert growing.rows() == all_rows(path), length
+
+
+def test_growing_file_reads_each_byte_once(tmp_path: Path, counted_bytes: type[CountingFile]) -> None:
+    path = tmp_path / "log"
+    growing = GrowingFile(path, b"row", parse)
+    for line in LINES * 20:
+        with path.open("ab") as file:
+            file.write(line)
+        growing.rows()
+        growing.rows()
+    size = path.stat().st_size
+    assert growing.rows() == all_rows(path)
+    assert counted_bytes.total_bytes <= size + 20 * len(LINES) * filesystem.COMPARED_BYTES
+    before = counted_bytes.total_bytes
+    growing.rows()
+    assert counted_bytes.total_bytes == before, "an unchanged file is not opened"
+
+
+@pytest.mark.parametrize("later", [LINES[:3], LINES[5:], [b"row replaced\n", *LINES[1:], b"row more\n"], []])
+def test_growing_file_truncated_or_replaced_is_read_anew(tmp_path: Path, later: list[bytes]) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(LINES))
+    growing = GrowingFile(path, b"row", parse)
+    growing.rows()
+    path.unlink()
+    path.write_bytes(b"".join(later))
+    assert growing.rows() == all_rows(path)
+    path.unlink()
+    assert growing.rows() == []
+
+
+def test_line_blocks_leave_out_endless_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr(filesystem, "CHUNK_BYTES", 16)
+    text = b"a\n" + b"y" * 200 + b"\nb\nlast"
+    blocks = list(line_blocks(io.BytesIO(text)))
+    assert b"".join(block for block, _ in blocks) == b"a\nb\nlast"
+    assert [text[end - 1 : end] for _, end in blocks] == [b"\n", b"\n", b"t"]
+    assert list(lines_with(b"b", b"a\nb\nlast")) == [b"b\n"]
+    assert list(lines_with(b"a", b"a\nb\nlast")) == [b"a\n", b"last"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 16, 4096])
+@pytest.mark.parametrize("tail", [b"", b"half a li"])
+def test_lines_backwards_are_the_lines_in_reverse(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int, tail: bytes
+) -> None:
+    monkeypatch.setattr(filesystem, "BLOCK_BYTES", block_bytes)
+    file: BinaryIO = io.BytesIO(b"".join(LINES) + tail)
+    expected = [line for line in file.getvalue().split(b"\n") if line] if isinstance(file, io.BytesIO) else []
+    assert list(lines_backwards(file)) == expected[::-1]
+
+
+def test_lines_backwards_leave_out_endless_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 50)
+    assert list(lines_backwards(io.BytesIO(b"a\n" + b"y" * 200 + b"\nb\n"))) == [b"b", b"a"]
