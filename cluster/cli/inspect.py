@@ -30,7 +30,7 @@ def refresh(job: "Job") -> None:
 
     Raises `DamagedJob`.
     """
-    from cluster.jobs.job import DamagedJob
+    from cluster.jobs.job_reader import DamagedJob
 
     try:
         job.refresh()

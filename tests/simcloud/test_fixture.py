@@ -15,6 +15,8 @@ from support.ssh_machines import generate_key
 
 from cluster.agent.watchdog import Watchdog
 
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
 Fixture = Any
 
 LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")

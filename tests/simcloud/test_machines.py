@@ -34,6 +34,8 @@ class Instance:
 class FakeCloud:
     """A cloud that only knows which instances run, with a clock that can be moved forward."""
 
+    needs_internet = False
+
     def __init__(self) -> None:
         self.listeners: list[Any] = []
         self.powered_off: list[str] = []

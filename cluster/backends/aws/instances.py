@@ -16,7 +16,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import tags
 from infra.aws.client import Account, call, get_public_address
-from infra.aws.errors import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE
+from infra.aws.errors import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE, ErrorKind
 from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
@@ -118,7 +118,7 @@ class JobInstances(InstanceHistory):
             instances_by_name = self._ensure_public_addresses(instances_by_name)
             return self._ensure_jump_host(instances_by_name)
         except CloudError as error:
-            if error.code in KIND_BY_CODE or not error.code:
+            if _may_succeed_later(error):
                 raise
             raise NoMachines(str(error)) from error
 
@@ -139,7 +139,7 @@ class JobInstances(InstanceHistory):
                     internet.give_public_address(self.account, instance.primary_interface_id)
                 return self._wait_for_addresses(without_address)
             except CloudError as error:
-                if not error.code or error.code in (*KIND_BY_CODE, *DENIED_CODES, *AUTHENTICATION_CODES):
+                if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
         logger.info(
@@ -382,3 +382,9 @@ class JobInstances(InstanceHistory):
             f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
             "run: imgnet-cluster up --stack"
         )
+
+
+def _may_succeed_later(error: CloudError) -> bool:
+    """Whether EC2 may accept a call later that ended with this error. An error without a code is not from EC2."""
+    kind = KIND_BY_CODE.get(error.code, ErrorKind.PLACE_UNSUITABLE)
+    return not error.code or kind is not ErrorKind.PLACE_UNSUITABLE

@@ -12,7 +12,7 @@ from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import ClusterError, NoCloudAccess
-from cluster.jobs.job import SUPERVISOR_START_MARKER
+from cluster.jobs.job_reader import SUPERVISOR_START_MARKER
 from cluster.jobs.supervisor import supervise
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK

@@ -277,10 +277,11 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
 
 
 def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob], traffic: Traffic) -> None:
-    job = make_job(0, 1, 2)
-    for machine in job.bed.machines:
+    job = make_job(0, 1)
+    machines = job.bed.machines[:2]
+    for machine in machines:
         shutil.rmtree(machine.home / ".imgnet" / "code", ignore_errors=True)
-    logins = [machine.log.count("Accepted") for machine in job.bed.machines]
+    logins = [machine.log.count("Accepted") for machine in machines]
     fleet = job.fleet()
     fleet.set_up_machines()
     first, *others = (host.host for host in job.hosts.machines)
@@ -289,11 +290,8 @@ def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob]
     wait_for(lambda: traffic.scripts[first] == 7)
     assert traffic.scripts == {first: 7, **dict.fromkeys(others, 5)}
     assert traffic.routes == dict.fromkeys((first, *others), 1)
-    assert [machine.log.count("Accepted") - count for machine, count in zip(job.bed.machines, logins, strict=True)] == [
-        1,
-        1,
-        1,
-    ]
+    new_logins = [machine.log.count("Accepted") - count for machine, count in zip(machines, logins, strict=True)]
+    assert new_logins == [1, 1]
     wait_for(lambda: not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*")))
     wait_for(lambda: all(fleet._has_agent(name) for name in fleet.hosts))
 

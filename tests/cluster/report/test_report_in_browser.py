@@ -16,6 +16,8 @@ from cluster import report as reports
 from cluster.report.page import CONTENT_SECURITY_POLICY, FOLDER, environment
 from cluster.report.tables import make_table
 
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
 Fixture = Any
 PHONE, DESK = (390, 844), (1280, 900)
 LIGHT, DARK = 1, 0

@@ -21,6 +21,8 @@ from train.tools import checkpoint_io, filesystem
 from train.tools import process as tools_process
 from train.tools.records import encode
 
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
 STEPS = 4 + 4 + 2 + 4  # 50 images in global batches of 16, 16, 32 and 16
 IMAGES_SEEN = 4 * 50
 

@@ -11,6 +11,8 @@ from train.data.order import usage_log
 from train.recipe import Phase
 from train.tools import checkpoint_io
 
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
 STEPS, EPOCHS = 12, 3  # 50 images in global batches of 16
 PHASES = [
     Phase(epochs=(0, 2), size=32, batch=8, lr=0.01, min_scale=0.35, rect_train=True),

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
 
 class StandbyProcess:
     """A standby process of a run, and its output."""

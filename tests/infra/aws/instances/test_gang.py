@@ -525,6 +525,7 @@ def count_steps(bed: GangTestbed, act: Callable[[], Any], at: int | None) -> int
     return steps.count
 
 
+@pytest.mark.rehearsal
 def test_acquire_killed_at_any_step_and_restarted_gives_one_gang(bed: GangTestbed) -> None:
     start_next_job(bed)
     steps = count_steps(bed, bed.acquire, None)
@@ -540,6 +541,7 @@ def test_acquire_killed_at_any_step_and_restarted_gives_one_gang(bed: GangTestbe
         bed.end_job()
 
 
+@pytest.mark.rehearsal
 def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: GangTestbed) -> None:
     bed.sim.stop_seconds = 3.0
 

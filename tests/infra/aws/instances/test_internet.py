@@ -97,6 +97,7 @@ def kill_at(bed: GangTestbed, step: int | None) -> int:
     return count
 
 
+@pytest.mark.rehearsal
 def test_creation_killed_at_any_step_and_repeated_has_each_part_once(bed: GangTestbed, gateway: str) -> None:
     steps = kill_at(bed, None)
     assert steps >= 20

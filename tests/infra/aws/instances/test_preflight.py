@@ -13,7 +13,7 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
-from infra.aws.stack import policies, stack
+from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
 from infra.errors import CloudError
 
@@ -61,6 +61,8 @@ def own_stack(front: AwsFrontend, tools: Path, tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setenv("PATH", os.defpath)
         patch.setenv("HOME", str(tmp_path))
+        patch.setattr(resources, "SETTLE_SECONDS", 0.02)
+        patch.setattr(resources, "RESOURCE_POLL_SECONDS", 0.01)
         return stack.ensure(Account(), "203.0.113.7/32")
 
 

@@ -170,6 +170,7 @@ def kill_until_done(account: RecordingAccount, command: Callable[[], Any]) -> li
     raise AssertionError(changes)
 
 
+@pytest.mark.rehearsal
 def test_ensure_and_remove_killed_after_each_change_converge(account: RecordingAccount) -> None:
     kill_actions = kill_until_done(account, lambda: stack.ensure(account, OWN_CIDR, bucket="imgnet-data"))
     assert count_resources(account) == COMPLETE_STACK and stack.missing_parts(account) == []
