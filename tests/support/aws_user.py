@@ -95,7 +95,7 @@ class Renter:
     def live_instances_by_machine(self) -> dict[str, str]:
         """Return the instance of each machine that has one, by the machine's name."""
         live_instances = [instance for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
-        return {_machine_name(instance): str(instance["id"]) for instance in live_instances}
+        return {str(instance["tags"]["imgnet:machine"]): str(instance["id"]) for instance in live_instances}
 
     def instance_id(self, machine: str) -> str:
         """Return the live instance of a machine. Raises `KeyError` when it has none."""
@@ -134,12 +134,6 @@ class Renter:
         assert self.live_instance_ids() == [] == self.placement_group_ids(), self.describe()
         collected = self.cli("gc")
         assert collected.code == 0 and collected.out.strip() == "nothing to remove in us-east-1", collected
-
-
-def _machine_name(instance: dict[str, Any]) -> str:
-    """Return the name of the machine that an instance is: its request's first name plus its index in the request."""
-    first_name = str(instance["tags"]["imgnet:machine"]).partition("-")[0]
-    return str(int(first_name) + int(instance["index"]))
 
 
 @pytest.fixture
