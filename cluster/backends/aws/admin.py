@@ -242,7 +242,7 @@ def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
     """Return by job uid the tags of what instances leave, from addresses to NAT gateways."""
     tags_by_uid: dict[str, list[dict[str, str]]] = {}
     list_functions = (
-        instances.elastic_ips,
+        internet.elastic_ips,
         instances.detached_volumes,
         instances.placement_groups,
         instances.spot_requests,

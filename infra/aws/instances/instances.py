@@ -302,12 +302,10 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
     gateways = internet.nat_gateways(account, own_tags)
     for gateway in gateways:
         label = f"NAT gateway {gateway['NatGatewayId']}"
-        if gateway["State"] == "deleting":
-            remaining[1].append(f"{label}: being deleted")
-        else:
+        if gateway["State"] != "deleting":
             _try_remove(remaining, label, account.ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
-            remaining[1].append(f"{label}: being deleted")
-    for address in elastic_ips(account, own_tags):
+        remaining[1].append(f"{label}: being deleted")
+    for address in internet.elastic_ips(account, own_tags):
         if gateways and internet.NAT_TAG in aws_tags.read_tags(address):
             remaining[1].append(f"address {address['PublicIp']}: still in use")
             continue
@@ -370,16 +368,6 @@ def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
     )
 
 
-def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the public addresses (Elastic IPs) that have these tags, as EC2 describes them. Raises `CloudError`."""
-    response = call(
-        "list addresses (ec2:DescribeAddresses)",
-        account.ec2.describe_addresses,
-        Filters=aws_tags.make_filters(own_tags),
-    )
-    return list(response["Addresses"])
-
-
 def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.Tags) -> None:
     """Give a machine with several network cards a public address, the only one of its job. Idempotent.
 
@@ -387,7 +375,9 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
     """
     job_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]}
     addresses = [
-        address for address in elastic_ips(account, job_tags) if internet.NAT_TAG not in aws_tags.read_tags(address)
+        address
+        for address in internet.elastic_ips(account, job_tags)
+        if internet.NAT_TAG not in aws_tags.read_tags(address)
     ]
     if addresses:
         allocation_id = addresses[0]["AllocationId"]

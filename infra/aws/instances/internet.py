@@ -87,13 +87,13 @@ def _ensure_gateway(
     if not _usable_gateways(context.account, job_tags):
         logger.info("creating a NAT gateway; it takes a few minutes")
         nat_tags = {NAT_TAG: "yes"}
-        addresses = _addresses(context.account, {**job_tags, **nat_tags})
+        addresses = elastic_ips(context.account, {**job_tags, **nat_tags})
         if not addresses:
             specifications = aws_tags.tag_specifications(["elastic-ip"], {**own_tags, **nat_tags})
             context.create(
                 "address of the NAT gateway", ec2.allocate_address, Domain="vpc", TagSpecifications=specifications
             )
-            addresses = _addresses(context.account, {**job_tags, **nat_tags})
+            addresses = elastic_ips(context.account, {**job_tags, **nat_tags})
         if not addresses:
             raise CloudError("the address of the NAT gateway was allocated, but AWS does not show it")
         allocation_id = addresses[0]["AllocationId"]
@@ -116,15 +116,6 @@ def _ensure_gateway(
 
 def _usable_gateways(account: Account, job_tags: aws_tags.Tags) -> list[Resource]:
     return [gateway for gateway in nat_gateways(account, job_tags) if gateway["State"] in ("pending", "available")]
-
-
-def _addresses(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    response = call(
-        "list addresses (ec2:DescribeAddresses)",
-        account.ec2.describe_addresses,
-        Filters=aws_tags.make_filters(own_tags),
-    )
-    return list(response["Addresses"])
 
 
 def _ensure_table(
@@ -164,6 +155,16 @@ def nat_gateways(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
         "NatGateways",
         Filters=aws_tags.make_filters(own_tags, state=LIVE_STATES),
     )
+
+
+def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
+    """Return the public addresses (Elastic IPs) that have these tags, as EC2 describes them. Raises `CloudError`."""
+    response = call(
+        "list addresses (ec2:DescribeAddresses)",
+        account.ec2.describe_addresses,
+        Filters=aws_tags.make_filters(own_tags),
+    )
+    return list(response["Addresses"])
 
 
 def job_subnets(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:

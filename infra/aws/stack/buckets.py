@@ -59,12 +59,6 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
             Bucket=name,
             LifecycleConfiguration={"Rules": [ABORT_UPLOADS_RULE]},
         )
-        call(
-            f"bucket {name}",
-            s3.put_bucket_lifecycle_configuration,
-            Bucket=name,
-            LifecycleConfiguration={"Rules": [ABORT_UPLOADS_RULE]},
-        )
         bucket_tags = tags.to_aws_tags(context.resource_tags())
         call(f"bucket {name}", s3.put_bucket_tagging, Bucket=name, Tagging={"TagSet": bucket_tags})
     context.create(

@@ -40,7 +40,7 @@ def count_parts(bed: GangTestbed) -> dict[str, int]:
     own_tags = job_tags(bed)
     return {
         "nat-gateway": len(internet.nat_gateways(bed.account, own_tags)),
-        "address": len(instances.elastic_ips(bed.account, own_tags)),
+        "address": len(internet.elastic_ips(bed.account, own_tags)),
         "job subnet": len(internet.job_subnets(bed.account, own_tags)),
         "job table": len(internet.job_route_tables(bed.account, own_tags)),
     }
