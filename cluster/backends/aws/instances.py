@@ -124,6 +124,8 @@ class JobInstances(InstanceHistory):
 
     def _ensure_public_addresses(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         """Give a public address to each instance that was rented to have one. Idempotent."""
+        if all(instance.public_ip for instance in instances_by_name.values()):
+            return instances_by_name  # at almost every poll: the journal need not be read
         internet_by_token = {request.token: request.internet for request in self.journal.events(LaunchRequest)}
         without_address = {
             name: instance
