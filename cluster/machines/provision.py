@@ -177,7 +177,7 @@ class Provisioner:
     # --- all machines ---------------------------------------------------------------------------------------------
 
     def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> dict[str, checks.MachineFacts]:
-        """Judge the facts of each machine, with its clock, and return them.
+        """Check the facts and the clock of each machine, and return the facts.
 
         An error becomes the machine's failure reason, a warning one of its notes.
         """

@@ -49,7 +49,7 @@ OPTIMIZERS_BY_SETTING = {  # for settings that only some of the built-in optimiz
 
 @dataclass(frozen=True, kw_only=True)
 class DawnbenchEntry:
-    """The fields of DAWNBench's JSON. Names are DAWNBench's."""
+    """The fields of a DAWNBench entry (JSON), under the names that DAWNBench gives them."""
 
     version: str
     author: str | None

@@ -332,7 +332,7 @@ class GrowingFile(Generic[RowT]):
         self._unfinished_row: RowT | None = None  # of a last line without its newline: more of it may follow
 
     def rows(self) -> list[RowT]:
-        """Return all rows, those of a missing file: []. Raises other `OSError`s."""
+        """Return all rows, none when the file does not exist. Raises other `OSError`s."""
         version = file_version(self.path)
         if version is None:
             self._forget()

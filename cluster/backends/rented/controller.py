@@ -310,7 +310,7 @@ class RentedJobController(Generic[MachineT]):
             self._update_hosts()
 
     def _rented_since(self, asked_at: float) -> dict[str, MachineT]:
-        """Return the replacements that a list of the cloud, asked for at `asked_at`, may not have yet."""
+        """Return the replacements rented since `asked_at`: a list of machines requested then may lack them."""
         machines = self.live_machines
         return {
             name: machines[name] for name, moment in self.rented_at.items() if moment >= asked_at and name in machines

@@ -98,7 +98,7 @@ def test_damaged_record_that_no_command_expects_is_one_line() -> None:
 
 
 def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends rented machines works where a library of another backend is broken."""
+    """Commands that end rented machines work although a library of another backend is broken."""
     with pytest.raises(BadInput, match=r"^the backend local rents from no cloud$"):
         open_cloud("local")
     for name in catalog.BUILTIN_BACKENDS.keys() - {"aws"}:

@@ -1,4 +1,4 @@
-"""Tests of reading the history of a long run: each file once, and equal to the definition over all lines."""
+"""Tests of reading the history of a long run: each file is read once, and the results are those of a full reading."""
 
 import random
 import shutil

@@ -65,7 +65,7 @@ def test_search_without_steps_finds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [20_000, 200_000])
 def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """A file of ten times the length needs not many more bytes; a file that has not changed needs none."""
+    """A search of a file ten times as long reads few more bytes; a repeated search of an unchanged file reads none."""
     path = tmp_path / "000001.jsonl"
     write_metrics(path, steps)
     assert path.stat().st_size > 3 * MAX_READ_BYTES
