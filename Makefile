@@ -1,32 +1,46 @@
-# Three commands do everything on a fresh machine with Python and make:
-#   make demo      train on a built-in data set; a few minutes on two cores
-#   make test      ruff, mypy and all tests except the rehearsals
-#   make rehearse  whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines
-#   make boot-test the user data of a rented machine boots in QEMU; ten minutes, no KVM; not part of `make test`
-#   make release-check   what a release must pass beside `make test`: rehearse and boot-test
-# Each creates .venv and installs everything once, at the versions of constraints.txt. tmux and OpenSSH come from apt
+# On a fresh machine with Python and make:
+#   make demo           train on a built-in data set; a few minutes on two cores
+#   make test           ruff, mypy and all tests except the rehearsals
+#   make rehearse       whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines
+#   make simcloud       a simulated EC2, to try the launch on AWS without an account
+#   make gpu-test       the tests that need an NVIDIA GPU
+#   make gpu-bench      measures one NVIDIA GPU, in parts; BUDGET=600 for ten minutes
+#   make boot-test      the user data of a rented machine boots in QEMU; ten minutes, no KVM; not part of `make test`
+#   make release-check  what a release must pass beside `make test`: rehearse, boot-test, and the self-test on simulated EC2
+# Each creates .venv and installs what it needs once, at the versions of constraints.txt. tmux and OpenSSH come from apt
 # where that is allowed; the tests also need a browser.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test rehearse boot-test release-check check format bench benchmarks peers experiments simcloud clean
+# Tests start hundreds of interpreters; they compile our modules once, also where the shell forbids it.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
 
 demo: .venv/.installed
-	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
+	$(BIN)/imgnet-cluster launch --local recipes/quickstart.py
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadfile -m "not rehearsal"
 
 rehearse: check
-	$(BIN)/pytest -m rehearsal
+	$(BIN)/pytest -n 2 --dist loadfile -m "rehearsal and not release"
+
+gpu-test: .venv/.installed-dev
+	IMGNET_GPU_TESTS=1 $(BIN)/pytest -m gpu tests/gpu
+
+# BUDGET: seconds for all parts; IMAGES, DATA: photographs and CIFAR-10 as JPEG files, without which drawn images are measured and CIFAR-10 is not.
+gpu-bench: .venv/.installed
+	$(BIN)/python benchmarks/training/gpu.py --budget $(or $(BUDGET),1500) $(if $(IMAGES),--images $(IMAGES)) $(if $(DATA),--cifar $(DATA))
 
 # Needs packages from apt and, for its disk image (once), root; it says which.
 boot-test: .venv/.installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m support.boot_test
 
 release-check: rehearse boot-test
+	$(BIN)/pytest -m release
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -51,8 +65,9 @@ experiments: .venv/.installed-dev
 	$(BIN)/python experiments/run.py $(if $(DATA),--data $(DATA)) $(if $(IMAGES),--photographs $(IMAGES))
 
 # A simulated EC2 with real sshd machines behind it, to try the tool without an account: prints what to export; ends with Ctrl-C.
-simcloud: .venv/.installed-dev
-	PYTHONPATH=.:tests $(BIN)/python -m support.simcloud
+# PORT: another one than 5555, for a second simulation.
+simcloud: .venv/.installed-simcloud
+	PYTHONPATH=.:tests $(BIN)/python -m support.simcloud $(if $(PORT),--port $(PORT))
 
 .venv/.installed: pyproject.toml constraints.txt tools.sh
 	PYTHON=$(PYTHON) sh tools.sh
@@ -64,6 +79,10 @@ simcloud: .venv/.installed-dev
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable ".[dev]"
 	sh tools.sh browser
+	touch $@
+
+.venv/.installed-simcloud: .venv/.installed
+	$(PIP) --editable ".[simcloud]"
 	touch $@
 
 clean:

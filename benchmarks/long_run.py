@@ -77,7 +77,7 @@ def write_long_run(path: Path, seconds: int) -> int:
         subfolder.mkdir(parents=True)
     spec = JobSpec(
         name=path.name,
-        recipe=RECIPE,
+        workload=RECIPE,
         recipe_file="",
         train=TrainOptions(data="/nowhere", gpus=1),
         recovery=RecoveryOptions(standby=False),
@@ -143,8 +143,9 @@ class _MadeUpRun:
         noise = self.rng.random()
         return (
             f'{{"kind": "train", "attempt": {self.attempt}, "time": {now + noise}, "step": {step}, '
-            f'"images": {step * GLOBAL_BATCH}, "epoch": {epoch}, "scalars": {{"train/loss": {1.5 + noise}, '
-            f'"train/top1": {60 + noise}, "train/top5": {80 + noise}, "sizes/lr": {0.1 + noise / 1000}, '
+            f'"images": {step * GLOBAL_BATCH}, "epoch": {epoch}, "scalars": {{"loss/train": {1.5 + noise}, '
+            f'"accuracy/train_top1": {60 + noise}, "accuracy/train_top5": {80 + noise}, '
+            f'"sizes/lr": {0.1 + noise / 1000}, '
             f'"sizes/momentum": 0.9, "sizes/image": 224, "sizes/batch": {GLOBAL_BATCH}, "sizes/batch_total": '
             f'{GLOBAL_BATCH}, "sizes/world": 2, "times/images_per_second": {1280 + noise}}}}}\n'
         )

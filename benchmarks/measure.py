@@ -1,12 +1,13 @@
 """Helpers that the benchmark scripts share: alternating timings, medians with their range, verdicts, RESULTS.md."""
 
-import os
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from train.tools.host import cpu_model, usable_cpu_count
 
 HERE = Path(__file__).resolve().parent
 RESULTS_PATH = HERE / "RESULTS.md"
@@ -49,15 +50,12 @@ def goal_verdict(value: float, goal: float, at_most: bool = False) -> str:
 
 def cpu_name() -> str:
     """Return the processor's name, or its architecture where Linux does not report a name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    return cpu_model() or platform.machine()
 
 
 def core_count() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return usable_cpu_count()
 
 
 def describe_machine() -> str:

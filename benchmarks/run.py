@@ -8,7 +8,7 @@ Each part is a script that also runs by itself, and runs in a process of its own
 that a machine that becomes busy slows both; the numbers are medians. Nothing else should run on the machine: the load
 average is written beside the numbers. Scripts that take longer write sections of their own, which are kept:
 launch/local.py, launch/waiting.py, launch/aws.py, elastic/recovery.py, training/comm.py, training/cifar_baseline.py,
-training/gpu.py.
+training/gpu.py, training/run_overhead.py.
 """
 
 import argparse
@@ -155,7 +155,8 @@ def sections_of_other_scripts(old_results: str) -> Iterator[str]:
     if "<!-- training/gpu.py -->" not in old_results:
         yield (
             "\n<!-- training/gpu.py -->\n## On a GPU\n\nNot measured yet: no machine with a GPU was available. "
-            "`.venv/bin/python benchmarks/training/gpu.py` measures on such a machine and writes this section.\n"
+            "`make gpu-bench` measures on such a machine, and `benchmarks/training/gpu.py --report` writes this "
+            "section.\n"
             "<!-- end of training/gpu.py -->"
         )
 

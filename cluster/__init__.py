@@ -2,7 +2,7 @@
 
 job = launch("recipes/quickstart.py")
 job.wait()
-job.scalars("val/top1")
+job.scalars("accuracy/val_top1")
 """
 
 import sys
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import jobs
     from .jobs import launch as launch
+    from .jobs import run as run
 
-__all__ = ["jobs", "launch"]
+__all__ = ["jobs", "launch", "run"]
 
 
 def _import_packages_of_this_project() -> None:
@@ -36,5 +37,5 @@ def __getattr__(name: str) -> object:
     """Import `jobs` at its first use, so that `imgnet-cluster --help` does not wait for it."""
     if name in __all__:
         module = import_module(".jobs", __name__)
-        return module if name == "jobs" else module.launch
+        return module if name == "jobs" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

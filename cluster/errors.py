@@ -30,6 +30,18 @@ class NoCloudAccess(ClusterError):
     """This computer cannot use the cloud: it has no credentials that the cloud accepts, or no region is set."""
 
 
+class JobAdopted(NoCloudAccess):
+    """Another computer supervises the job since `since` (seconds since 1970), and this one must not."""
+
+    def __init__(self, text: str, since: float) -> None:
+        super().__init__(text)
+        self.since = since
+
+
+class NoCloudAnswer(ClusterError):
+    """The cloud cannot be reached, or does not permit what it was asked."""
+
+
 class NoSuchJob(ClusterError):
     """No run folder has the name that was given."""
 

@@ -1,1 +1,1 @@
-"""AWS through boto3. No other package imports boto3, and this package knows nothing of jobs or training."""
+"""Renting machines: what all clouds share, and `aws`, which alone imports boto3. Knows nothing of training."""

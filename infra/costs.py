@@ -1,11 +1,65 @@
-"""What the rented machines of a job have cost, on any cloud.
+"""What the rented machines of a job have cost and moved, on any cloud.
 
 The fields have the names that `cost -o json` has.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from train.tools.records import encode
+
+GB = 1e9  # bytes; clouds bill traffic in these
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a job or one of its machines has moved and a cloud may bill by amount.
+
+    Each number is measured, or a bound from above where it cannot be measured. Raises `ValueError` for one below 0:
+    machines report them.
+    """
+
+    shared_read_bytes: int = 0  # from the shared folder, as its file system meters them
+    shared_written_bytes: int = 0
+    internet_bytes: int = 0  # over the machines' way to the internet, in both directions
+    home_bytes: int = 0  # from the machines to the user's computer
+    object_reads: int = 0  # requests to an object store
+
+    def __post_init__(self) -> None:
+        if any(getattr(self, field.name) < 0 for field in fields(self)):
+            raise ValueError("traffic: a number is below 0")
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def max_with(self, other: "Traffic") -> "Traffic":
+        """Return the larger of both, number by number: counts only grow."""
+        return Traffic(**{f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+
+    def scaled(self, factor: float) -> "Traffic":
+        """Return the traffic times a factor, rounded."""
+        return Traffic(**{f.name: round(getattr(self, f.name) * factor) for f in fields(self)})
+
+
+NO_TRAFFIC = Traffic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficCost:
+    """What one kind of traffic has cost."""
+
+    name: str  # "shared folder, written"
+    amount: float
+    unit: str  # "GB", or "1000 requests"
+    price: float  # dollars a unit
+    dollars: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficForecast:
+    """What the traffic of a launch is expected to cost: before and after training, and in an hour of training."""
+
+    dollars_once: float = 0.0
+    dollars_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +96,21 @@ class JobCost:
 
     machines: tuple[MachineCost, ...] = ()  # in the order of their launch
     shared_address_dollars: float = 0.0  # of addresses that belong to the job and to no machine
-    nat_dollars: float = 0.0  # of the job's NAT gateway and its address
+    nat_dollars: float = 0.0  # of the job's NAT gateway and its address, without traffic
+    traffic: tuple[TrafficCost, ...] = ()  # a row for each kind that there was
+    earlier_dollars: float = 0.0  # of an adopted job: what it had cost apart from these machines
 
     @property
     def dollars(self) -> float:
         """All known dollars."""
-        return sum(machine.total_dollars for machine in self.machines) + self.shared_address_dollars + self.nat_dollars
+        machine_dollars = sum(machine.total_dollars for machine in self.machines)
+        other_dollars = self.shared_address_dollars + self.nat_dollars + self.earlier_dollars
+        return machine_dollars + other_dollars + self.traffic_dollars
+
+    @property
+    def traffic_dollars(self) -> float:
+        """The dollars of everything that is billed by amount."""
+        return sum(row.dollars for row in self.traffic)
 
     @property
     def machine_dollars(self) -> float:
@@ -83,6 +146,9 @@ class JobCost:
             "disk_dollars": self.disk_dollars,
             "address_dollars": self.address_dollars,
             "nat_dollars": self.nat_dollars,
+            "traffic_dollars": self.traffic_dollars,
+            "earlier_dollars": self.earlier_dollars,
+            "traffic": [encode(row) for row in self.traffic],
             "hours": sum(machine.seconds for machine in self.machines) / 3600,
             "unknown": self.unknown,
             "running": self.running,

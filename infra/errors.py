@@ -13,6 +13,18 @@ class NoCredentials(CloudError):
     """No credentials or no region is set, or the cloud does not accept the credentials."""
 
 
+class NoAnswer(CloudError):
+    """The cloud cannot be reached, or does not permit the call."""
+
+
+class AdoptedElsewhere(CloudError):
+    """Another computer supervises the job since `since` (seconds since 1970). This one may end it, and no more."""
+
+    def __init__(self, text: str, since: float) -> None:
+        super().__init__(text)
+        self.since = since
+
+
 class Interrupted(CloudError):
     """The job must stop, so waiting for machines was given up."""
 

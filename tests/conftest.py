@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,16 +10,38 @@ import hypothesis
 import pytest
 from support.sandbox import FinishedSandbox, Sandbox
 
+# All tests run on the CPU, also where there are GPUs: they start more processes than there may be, and compare bits.
+# Those of the mark `gpu` see the GPUs again. Before torch is imported, and also for the processes that tests start.
+GPUS_OF_COMPUTER = os.environ.get("CUDA_VISIBLE_DEVICES")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Threads that wait for work must not spin: other test processes need the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The same examples in each run, however busy the computer is.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run whole jobs as rehearsals."""
+    """Mark the tests that run whole jobs as rehearsals, and leave out those that need a GPU unless they are wanted."""
     for item in items:
         if "end_to_end" in item.path.parts:
             item.add_marker("rehearsal")
+        if "gpu" in item.path.parts:
+            item.add_marker("gpu")
+            if os.environ.get("IMGNET_GPU_TESTS") != "1":
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make gpu-test"))
+
+
+def pytest_runtest_setup() -> None:
+    """Begin each test with one thread of PyTorch: its tensors are small, and other processes need the cores."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def gpus_of_computer() -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES for tests that use GPUs, None to leave it unset."""
+    return GPUS_OF_COMPUTER
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +59,7 @@ def sandbox(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """A sandbox of this test's own. The test's process is in it too: it has its working folder and environment."""
     sandbox = Sandbox(tmp_path / "place", images)
     monkeypatch.chdir(sandbox.path)
-    for name in ("IMGNET_RUNS", "TMUX"):
+    for name in ("IMGNET_RUNS", "XDG_CONFIG_HOME", "TMUX"):
         monkeypatch.delenv(name, raising=False)
     for name in ("TMUX_TMPDIR", "HOME", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, sandbox.env[name])

@@ -39,7 +39,9 @@ def test_client_modules_import_without_linux_only_names() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("argv", [["plan", "recipes/resnet50_18min.py"], ["ls"], ["launch", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["plan", "recipes/resnet50_18min.py"], ["ls"], ["launch", "--help"], ["completion", "zsh"]]
+)
 def test_client_command_runs_without_linux_only_names(argv: list[str]) -> None:
     code = "sys.platform = 'darwin'\nfrom cluster.cli import main\nsys.argv[0] = 'imgnet-cluster'\nmain()\n"
     done = run_as_macos(code, *argv)

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.iam import is_allowed
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import AwsFrontend, serve
 
 from cluster.jobs import submit
 from cluster.machines import code_archive
 from cluster.planning.launch_options import make_launch_options
+from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import instances
 from infra.aws.instances.user_data import HOST_KEY_SCRIPT, SETUP_SCRIPT
-from infra.aws.stack import key_pairs, stack
+from infra.aws.stack import key_pairs, policies, stack
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = "203.0.113.7/32"
@@ -61,6 +63,7 @@ def test_security_table_has_the_tested_lines() -> None:
     lines = [row.split("|")[1].strip() for row in table[0].strip().splitlines()[2:]]
     assert lines == [
         "ssh to the machines",
+        "login for a minute",
         "everything between the machines",
         "host keys",
         "the machines' rights",
@@ -80,6 +83,14 @@ def test_ssh_is_open_to_one_address_and_nothing_else(cloud: Any) -> None:
     assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in ingress_rules] == [("tcp", 22, 22)]
     assert [ip_range["CidrIp"] for ip_range in ingress_rules[0]["IpRanges"]] == [HERE]
     assert key_pairs.KEY_PATH.expanduser().stat().st_mode & 0o77 == 0
+
+
+def test_login_for_a_minute_is_allowed_to_the_user_for_our_machines_only() -> None:
+    action, machine = "ec2-instance-connect:SendSSHPublicKey", "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
+    user = policies.user_policy("123456789012", "us-east-1")
+    assert is_allowed(user, action, machine, {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE})
+    assert not is_allowed(user, action, machine, {})
+    assert action not in policies.allowed_actions(policies.machine_policy(file_system="fs-1", bucket="ours"))
 
 
 def test_all_traffic_between_the_machines_is_open(cloud: Any) -> None:

@@ -27,11 +27,11 @@ class TrialBench:
     """The images, reference runs and fork server of a set of trials.
 
     With `fork`, agents and trainers are forked from one process that has imported torch (see faults.py). With `small`,
-    trials are shorter.
+    trials are shorter. `in_place` is the option of a launch.
     """
 
-    def __init__(self, folder: Path, fork: bool, small: bool = False) -> None:
-        self.folder, self.fork, self.small = folder, fork, small
+    def __init__(self, folder: Path, fork: bool, small: bool = False, in_place: bool = True) -> None:
+        self.folder, self.fork, self.small, self.in_place = folder, fork, small, in_place
         self.start_lock = threading.Lock()
         self.reference_lock = threading.Lock()
         self.data = folder / "data"

@@ -1,6 +1,8 @@
-"""The random fault plan that a seed of trials.py stands for, and the outcome of its trial."""
+"""The random fault plans that the seeds of trials.py and rented_trials.py stand for; a trial, and its outcome."""
 
 import random
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,20 @@ EVENT_WEIGHTS = {  # events, with the weights by which they are drawn
     "notice": 3,
 }
 OTHER_FAULTS = ("join", "kill in link", "kill in save", "kill at result")
-MAX_TRAINER_KILLS = 2  # a third crash on one machine, or at one step, ends a job by design
+MAX_TRAINER_KILLS = 2  # a third crash at one step ends a job by design
+RENTED_EVENT_WEIGHTS = {  # events of a job on rented machines
+    "machine interrupted with notice": 4,
+    "machine lost": 4,
+    "all machines lost": 1,
+    "machine frozen": 3,
+    "trainer killed": 2,
+    "agent killed": 3,
+    "supervisor killed": 3,
+    "EC2 answers with errors": 2,
+    "EC2 limits the calls": 2,
+    "no capacity": 2,
+    "keys expired": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -55,14 +70,92 @@ class TrialPlan:
         )
 
 
+@dataclass(frozen=True)
+class RentedTrialPlan:
+    """What happens in the trial of a seed on rented machines: their number, and timed events."""
+
+    seed: int
+    machines: int
+    events: tuple[tuple[float, str, float], ...]  # seconds after the previous event, kind, random number for details
+
+    @classmethod
+    def from_seed(cls, seed: int) -> "RentedTrialPlan":
+        """Draw the plan of a seed."""
+        rng = random.Random(seed)
+        names, weights = zip(*RENTED_EVENT_WEIGHTS.items(), strict=True)
+        events = [
+            (rng.uniform(0.5, 10.0), rng.choices(names, weights)[0], rng.random()) for _ in range(rng.randint(4, 6))
+        ]
+        return cls(seed, rng.choice((2, 3)), tuple(events))
+
+
 @dataclass
 class TrialOutcome:
     """What was done to a trial, how often, and what is wrong with its result (`problems`, empty for a good trial)."""
 
-    plan: TrialPlan
+    plan: TrialPlan | RentedTrialPlan
     folder: Path
     event_counts: Counter[str] = field(default_factory=Counter)
     log_lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     attempts: int = 0
+    attempts_in_place: int = 0  # of them, those that went on with the next step
     seconds: float = 0.0
+
+
+class FaultTrial(ABC):
+    """One job, and the faults of its plan."""
+
+    def __init__(self, outcome: TrialOutcome) -> None:
+        self.outcome = outcome
+        self.start_time = time.monotonic()
+
+    def run(self) -> TrialOutcome:
+        """Run the trial, check its result, and return the outcome."""
+        try:
+            self.start_job()
+            self.run_events()
+            self.check_outcome()
+        except Exception as error:
+            self.outcome.problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            self.clean_up()
+        return self.outcome
+
+    @abstractmethod
+    def start_job(self) -> None:
+        """Start the job."""
+
+    @abstractmethod
+    def run_events(self) -> None:
+        """Inject the planned events, then wait for the job's end. Raises `TimeoutError` if the job hangs."""
+
+    @abstractmethod
+    def inject_event(self, kind: str, number: float) -> bool:
+        """Inject an event of the plan; `number` is random, 0 to 1. Return False if that is not possible now."""
+
+    @abstractmethod
+    def check_outcome(self) -> None:
+        """Check the job's result, and note the problems in the outcome."""
+
+    @abstractmethod
+    def clean_up(self) -> None:
+        """End all processes of the trial; remove its folder unless there were problems."""
+
+    def inject_next_event(self, events: list[tuple[float, str, float]]) -> None:
+        """Inject the first of the events and remove it; one that cannot be injected now goes to the end."""
+        event = events.pop(0)
+        _, kind, number = event
+        if self.inject_event(kind, number):
+            self.outcome.event_counts[kind] += 1
+        else:
+            events.append(event)
+
+    def add_log_line(self, text: str) -> None:
+        """Add a line to the trial's log."""
+        self.outcome.log_lines.append(f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self.start_time:.1f} {text}")
+
+    def write_log(self) -> None:
+        """Write the plan, the log and the problems of the trial into its folder."""
+        lines = [str(self.outcome.plan), *self.outcome.log_lines, *self.outcome.problems]
+        (self.outcome.folder / "story.txt").write_text("\n".join(lines))

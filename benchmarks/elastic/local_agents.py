@@ -31,8 +31,8 @@ class LocalJob:
     The methods worker, head, two, second, frozen, notice and crash are the cases of recovery.py and are called by name.
     """
 
-    def __init__(self, folder: Path, data: Path, environment: dict[str, str]) -> None:
-        self.folder, self.data, self.environment = folder, data, environment
+    def __init__(self, folder: Path, data: Path, environment: dict[str, str], in_place: bool = True) -> None:
+        self.folder, self.data, self.environment, self.in_place = folder, data, environment, in_place
         self.job: Job | None = None
         self.join_pauses: list[float] = []
         self.measured_attempts = 0  # attempts of the running job whose pauses are recorded
@@ -52,6 +52,7 @@ class LocalJob:
         if self.job and not self.job.has_ended:
             subprocess.run([COMMAND, "stop", self.job.name], env=self.environment, cwd=self.folder, check=True)
         options = ["--machines", str(MACHINES), "--data", str(self.data), "--workers", "0"]
+        options += ["--in-place" if self.in_place else "--no-in-place"]
         options += ["--save-seconds", str(SAVE_SECONDS), "-y", "-d", str(RECIPE)]
         completed = subprocess.run(
             [COMMAND, "launch", "--local", *options],
@@ -62,8 +63,9 @@ class LocalJob:
         )
         if completed.returncode:
             raise RuntimeError(completed.stderr)
-        number = len(list((self.folder / "runs").glob("job-*")))
-        self.job = Job(self.folder / "runs" / f"job-{number}")
+        # Names go on from the jobs of the same user, also from those of another folder.
+        folders = (self.folder / "runs").glob("job-*")
+        self.job = Job(max(folders, key=lambda folder: int(folder.name.removeprefix("job-"))))
         self.measured_attempts = 0
         spec = self.job.spec
         self.schedule = Schedule(spec.recipe, spec.recipe.data.train, spec.schedule_gpus)
@@ -218,7 +220,7 @@ class LocalJob:
         """
         if self.own_agent is None or self.own_agent.poll() is not None:
             name = self.own_machine = self.newest_attempt().machine_names[-1]
-            argv = [COMMAND, "lose", self.running_job.name, "--machine", name, "--for-good"]
+            argv = [COMMAND, "rehearse-loss", self.running_job.name, "--machine", name, "--for-good"]
             subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
             shared = self.running_job.run_folder.shared
             work = self.running_job.run_folder.work_folder(name)
@@ -241,13 +243,21 @@ class LocalJob:
     def notice(self) -> float:
         """Give a machine a notice of 60 seconds; return how long the other machines pause when it leaves."""
         previous = self.newest_attempt()
-        argv = [COMMAND, "lose", self.running_job.name, "--machine", previous.machine_names[1], "--notice", "60"]
+        argv = [
+            COMMAND,
+            "rehearse-loss",
+            self.running_job.name,
+            "--machine",
+            previous.machine_names[1],
+            "--notice",
+            "60",
+        ]
         subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
         next_step_time = self.seconds_to_next_step(previous, 0.0, "left")
         return next_step_time - self.training_lines(previous.number)[-1][1]
 
     def crash(self) -> float:
-        """Kill one trainer. Each call takes another machine: after a third crash a machine would be left out."""
+        """Kill one trainer. Each call takes another machine: after a second crash a machine is left out."""
         previous = self.newest_attempt()
         self.crash_count += 1
         agent_pid = int(self.machine_status(previous.machine_names[self.crash_count % MACHINES])["pid"])

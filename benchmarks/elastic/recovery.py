@@ -34,6 +34,7 @@ from benchmarks.measure import write_section
 
 MARK_VARIABLE = "IMGNET_BENCHMARK"
 ROUNDS, PEER_ROUNDS = 5, 3
+RECOVERY_WAYS = ("in place", "restart")  # with --in-place and --no-in-place
 CASE_TITLES = {
     "worker": "a machine other than the head killed",
     "head": "the head machine killed",
@@ -46,14 +47,18 @@ CASE_TITLES = {
 }
 
 
-def measure_ours(work_folder: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each round of each case."""
+def measure_ours(
+    work_folder: Path, data: Path, cases: Sequence[str], rounds: int, in_place: bool
+) -> dict[str, list[float]]:
+    """Return the seconds of each round of each case. `in_place` is the option of the launch."""
     seconds_by_case: dict[str, list[float]] = defaultdict(list)
-    with LocalJob(work_folder / "ours", data, process_environment(work_folder)) as local_job:
+    folder = work_folder / f"ours-{in_place}"
+    with LocalJob(folder, data, process_environment(work_folder), in_place) as local_job:
         for case in cases:
             if case == "join":  # measured below: joins follow the losses
                 continue
-            for _ in range(rounds):
+            # A machine whose trainers crash a second time is left out, and the job would not be whole again.
+            for _ in range(min(rounds, MACHINES) if case == "crash" else rounds):
                 seconds_by_case[case].append(measure_case(local_job, case))
                 print_measurement(case, seconds_by_case[case][-1])
         if "join" in cases:
@@ -141,14 +146,15 @@ def format_cell(values: Sequence[float | str]) -> str:
 
 
 def table(
-    our_seconds: dict[str, list[float]],
+    our_seconds: dict[str, dict[str, list[float]]],
     torchrun_seconds: dict[tuple[str, bool], list[float | str]],
     load_before: Sequence[float],
 ) -> Iterator[str]:
     """Yield the section of RESULTS.md."""
     import torch
 
-    our_rounds = max((len(seconds) for case, seconds in our_seconds.items() if case != "join"), default=0)
+    some_seconds = next(iter(our_seconds.values()))
+    our_rounds = max((len(seconds) for case, seconds in some_seconds.items() if case != "join"), default=0)
     torchrun_rounds = max((len(seconds) for seconds in torchrun_seconds.values()), default=0)
     yield "## Seconds from a loss to the next training step, compared with torchrun elastic"
     yield ""
@@ -157,15 +163,17 @@ def table(
         f"{torch.__version__}, gloo; load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after. `launch --local "
         f"--machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS} recipes/cifar10.py`; torchrun with the same "
         f"trainer, four agents, `--max-restarts=1000`. Median (min-max), n = {our_rounds}, torchrun {torchrun_rounds}, "
-        f"joins {len(our_seconds.get('join', ()))}. Written by `benchmarks/elastic/recovery.py`."
+        f"joins {len(some_seconds.get('join', ()))}, crashes {len(some_seconds.get('crash', ()))}. "
+        "Written by `benchmarks/elastic/recovery.py`."
     )
     yield ""
-    yield "| | attempt files (ours) | torchrun elastic, defaults | torchrun elastic, tuned, its store elsewhere |"
-    yield "|---|---|---|---|"
+    ways = " | ".join(f"ours, {way}" for way in our_seconds)
+    yield f"| | {ways} | torchrun elastic, defaults | torchrun elastic, tuned, its store elsewhere |"
+    yield f"|---|{'---|' * len(our_seconds)}---|---|"
     for case, title in CASE_TITLES.items():
-        if case in our_seconds:
+        if case in some_seconds:
             cells = (
-                format_cell(our_seconds[case]),
+                *(format_cell(seconds[case]) for seconds in our_seconds.values()),
                 format_cell(torchrun_seconds.get((case, False), ())),
                 format_cell(torchrun_seconds.get((case, True), ())),
             )
@@ -179,6 +187,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
     parser.add_argument("--quick", action="store_true", help="run each case once, and write nothing")
     parser.add_argument("--no-torchrun", action="store_true", help="do not measure torchrun")
+    parser.add_argument("--recovery", choices=RECOVERY_WAYS, help="measure only this way (default: both)")
     options = parser.parse_args()
     if unknown_cases := set(options.cases) - set(CASE_TITLES):
         parser.error(f"no such case: {', '.join(sorted(unknown_cases))}; cases are {', '.join(CASE_TITLES)}")
@@ -188,7 +197,11 @@ def main() -> int:
     load_before = os.getloadavg()
     data = options.data.resolve()
     try:
-        our_seconds = measure_ours(work_folder, data, cases, 1 if options.quick else ROUNDS)
+        rounds = 1 if options.quick else ROUNDS
+        our_seconds = {
+            way: measure_ours(work_folder, data, cases, rounds, way == "in place")
+            for way in ([options.recovery] if options.recovery else RECOVERY_WAYS)
+        }
         torchrun_seconds = {}
         if not options.no_torchrun:
             torchrun_seconds = measure_torchrun(work_folder, data, cases, 1 if options.quick else PEER_ROUNDS)
@@ -200,7 +213,7 @@ def main() -> int:
         shutil.rmtree(work_folder, ignore_errors=True)
     lines = list(table(our_seconds, torchrun_seconds, load_before))
     print("\n".join(["", *lines]))
-    if not (options.cases or options.quick or options.no_torchrun):
+    if not (options.cases or options.quick or options.no_torchrun or options.recovery):
         write_section("elastic/recovery.py", lines)
     return 0
 

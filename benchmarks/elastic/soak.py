@@ -225,7 +225,17 @@ class Soak:
 
     def run(self, hours: int, seconds_per_hour: float) -> None:
         """Launch the job, let a fault happen each hour, and stop the job."""
-        options = ("--save-seconds", "2", "--log-ids", "--lost-seconds", "3", "--max-hours", "20")
+        options = (
+            "--save-seconds",
+            "2",
+            "--log-ids",
+            "--lost-seconds",
+            "3",
+            "--max-hours",
+            "20",
+            "--max-exchanges",
+            "99",
+        )
         self.job = self.renter.launch(*options, machines=MACHINES, epochs=ENDLESS_EPOCHS)
         self.renter.wait_for(self.are_all_training, RECOVERY_SECONDS)
         end = threading.Event()

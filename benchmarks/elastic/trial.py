@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
-from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, TrialOutcome, TrialPlan
+from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, FaultTrial, TrialOutcome, TrialPlan
 from cluster.state import attempts
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
@@ -29,18 +29,18 @@ from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 DEADLINE_SECONDS = 180.0  # a trial takes a sixth of this
 
 
-class Trial:
-    """One job, and the faults of its plan."""
+class Trial(FaultTrial):
+    """One job of agents and trainers on this computer, and the faults of its plan."""
 
     def __init__(self, bench: TrialBench, plan: TrialPlan) -> None:
-        self.bench, self.plan = bench, plan
         self.folder = bench.folder / f"trial-{plan.seed}"
+        super().__init__(TrialOutcome(plan, self.folder))
+        self.bench, self.plan = bench, plan
         self.folders = RunFolder(self.folder / "run")
-        self.outcome = TrialOutcome(plan, self.folder)
         self.rng = random.Random(plan.seed + 1_000_000)
         self.spec = JobSpec(
             name="trial",
-            recipe=bench.recipe,
+            workload=bench.recipe,
             recipe_file="",
             train=TrainOptions(
                 data=str(bench.data),
@@ -50,7 +50,9 @@ class Trial:
                 log_ids=True,
                 exact=True,
             ),
-            recovery=RecoveryOptions(standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, probe=False),
+            recovery=RecoveryOptions(
+                standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, probe=False, in_place=bench.in_place
+            ),
             machines=plan.machines,
             procs=plan.procs,
         )
@@ -59,13 +61,8 @@ class Trial:
         self.noticed: set[str] = set()
         self.trainer_kills: Counter[str] = Counter()
         self.kill_note = self.folder / "note"
-        self.start_time = time.monotonic()
 
     # --- observation -------------------------------------------------------------------------------------------------
-
-    def add_log_line(self, text: str) -> None:
-        """Add a line to the trial's log."""
-        self.outcome.log_lines.append(f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self.start_time:.1f} {text}")
 
     def processes(self) -> list[int]:
         """Return the processes whose working directory is the trial's folder, whatever their parent; no zombies."""
@@ -157,7 +154,13 @@ class Trial:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
-    def inject_event(self, kind: str, random_number: float) -> bool:
+    def inject_event(self, kind: str, number: float) -> bool:
+        """Inject an event of the plan. Return False if it would end the job, or the job or its process is not there."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the process has just died by itself
+            return self._inject_unless_fatal(kind, number)
+        return False
+
+    def _inject_unless_fatal(self, kind: str, random_number: float) -> bool:
         """Inject an event of the plan. Return False if that would end the job, or if the job is not training."""
         # A machine with a kill point ahead must live until it reaches that link or save.
         excluded = {*self.frozen, *self.machines_about_to_die()}
@@ -198,10 +201,14 @@ class Trial:
         self.frozen[name] = time.monotonic() + seconds, pids
 
     def kill_trainer(self, name: str, random_number: float) -> bool:
-        """Kill one trainer of a machine. Return False if it has none, or if another kill would end the job."""
+        """Kill one trainer of a machine. Return False if it has none, or if another kill would end the job.
+
+        It would leave out a machine that has lost a trainer before, so that is refused too.
+        """
         pids = [pid for pid in process.descendant_pids(self.agent_pid(name)) if is_trainer(pid)]
         kills_by_plan = " trainer" in self.plan.kill_point
-        if not pids or self.trainer_kills.total() + kills_by_plan >= MAX_TRAINER_KILLS:
+        was_hit = self.trainer_kills[name] > 0 or (kills_by_plan and name == "0")
+        if not pids or was_hit or self.trainer_kills.total() + kills_by_plan >= MAX_TRAINER_KILLS:
             return False
         self.trainer_kills[name] += 1
         self.add_log_line(f"kill trainer of {name}")
@@ -210,29 +217,18 @@ class Trial:
 
     # --- the trial from start to end ---------------------------------------------------------------------------------
 
-    def run(self) -> TrialOutcome:
-        """Run the trial, check its result, and return the outcome."""
+    def start_job(self) -> None:
+        """Write the files of the job, and start its agents."""
         self.folders.shared.mkdir(parents=True)
         for name in self.spec.machine_names:
             self.folders.work_folder(name).mkdir(parents=True)
         self.folders.write_spec(self.spec)
         write_atomic(self.folders.launch_path, b"trial")
-        try:
-            for name in self.spec.machine_names:
-                self.start(name)
-            self.run_events()
-            self.check_outcome()
-        except Exception as error:
-            self.outcome.problems.append(f"{type(error).__name__}: {error}")
-        finally:
-            self.clean_up()
-        return self.outcome
+        for name in self.spec.machine_names:
+            self.start(name)
 
     def run_events(self) -> None:
-        """Inject the planned events, then wait for the job's end. Raises `TimeoutError` if the job hangs.
-
-        An event that cannot be injected now goes to the end of the list.
-        """
+        """Inject the planned events, then wait for the job's end. Raises `TimeoutError` if the job hangs."""
         events = list(self.plan.events)
         next_event_time = 0.0
         for _ in poll_until(
@@ -243,15 +239,7 @@ class Trial:
             if not self.is_training() or self.is_done():
                 next_event_time = now + (events[0][0] if events else 0)
             elif events and now >= next_event_time:
-                event = events.pop(0)
-                _, kind, random_number = event
-                was_injected = False
-                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the process has just died by itself
-                    was_injected = self.inject_event(kind, random_number)
-                if was_injected:
-                    self.outcome.event_counts[kind] += 1
-                else:
-                    events.append(event)
+                self.inject_next_event(events)
                 next_event_time = now + (events[0][0] if events else 0)
             if any(map(self.has_failed_for_good, self.spec.machine_names)):
                 break
@@ -266,6 +254,7 @@ class Trial:
         history = attempts.history(self.folders.shared)
         problems = self.outcome.problems
         self.outcome.attempts = len(history)
+        self.outcome.attempts_in_place = sum(attempt.live_step is not None for attempt in history)
         if self.kill_note.exists():
             point = self.kill_note.read_text()
             place = "in link" if point.startswith(("attempt", "resume")) else f"in {point.split()[0]}"
@@ -298,9 +287,7 @@ class Trial:
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        (self.folder / "story.txt").write_text(
-            "\n".join([str(self.plan), *self.outcome.log_lines, *self.outcome.problems])
-        )
+        self.write_log()
         if not self.outcome.problems:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -18,17 +18,19 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["TrialBench", "TrialPlan", "checkpoint_differences", "run_trials", "table"]
+__all__ = ["TrialBench", "TrialPlan", "checkpoint_differences", "print_outcome", "run_trials", "table"]
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.elastic.bench import TrialBench
 from benchmarks.elastic.fault_plan import EVENT_WEIGHTS, OTHER_FAULTS, TrialOutcome, TrialPlan
 from benchmarks.elastic.trial import Trial, checkpoint_differences
+
+FAULT_NAMES = (*EVENT_WEIGHTS, *OTHER_FAULTS)
 
 
 def run_trials(
@@ -48,13 +50,14 @@ def run_trials(
         return list(pool.map(run_trial, seeds))
 
 
-def table(outcomes: list[TrialOutcome]) -> Iterator[str]:
+def table(outcomes: list[TrialOutcome], fault_names: Iterable[str] = FAULT_NAMES) -> Iterator[str]:
     """Yield the rows of a table: the faults of all trials, and what went wrong."""
     total_counts = sum((outcome.event_counts for outcome in outcomes), Counter[str]())
     yield from ("| | |", "|---|---|")
-    for name in (*EVENT_WEIGHTS, *OTHER_FAULTS):
+    for name in fault_names:
         yield f"| {name} | {total_counts[name]} |"
     yield f"| attempts | {sum(outcome.attempts for outcome in outcomes)} |"
+    yield f"| of them in place | {sum(outcome.attempts_in_place for outcome in outcomes)} |"
     yield f"| good trials | {sum(not outcome.problems for outcome in outcomes)} of {len(outcomes)} |"
     for outcome in outcomes:
         if outcome.problems:
@@ -66,7 +69,8 @@ def print_outcome(outcome: TrialOutcome) -> None:
     events = ", ".join(f"{name} {count}" for name, count in outcome.event_counts.items())
     problems = "; ".join(outcome.problems[:3])
     print(
-        f"{outcome.plan.seed:6} {outcome.seconds:5.0f} s  {outcome.attempts:2} attempts  {events}  {problems}",
+        f"{outcome.plan.seed:6} {outcome.seconds:5.0f} s  {outcome.attempts:2} attempts, "
+        f"{outcome.attempts_in_place:2} in place  {events}  {problems}",
         flush=True,
     )
 
@@ -80,11 +84,14 @@ def main() -> int:
     parser.add_argument("--fork", action="store_true", help="fork all processes from one that has imported torch")
     parser.add_argument("--small", action="store_true", help="shorter trials, as in the tests")
     parser.add_argument(
+        "--recovery", choices=("in-place", "restart"), default="in-place", help="how trainers go on after a loss"
+    )
+    parser.add_argument(
         "--folder", type=Path, help="where trials run and failed trials stay (default: a new folder in /tmp)"
     )
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="trials-"))
-    bench = TrialBench(folder.resolve(), options.fork, options.small)
+    bench = TrialBench(folder.resolve(), options.fork, options.small, options.recovery == "in-place")
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # all child processes die with this one
     seeds = list(range(options.seed, options.seed + options.count))
     try:

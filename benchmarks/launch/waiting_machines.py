@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -24,14 +25,21 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.launch.stub import StubDelays
 from cluster.connectors.ssh_scripts import RUN_SCRIPT
+from cluster.machines.checks import MachineFacts, SeenMarkers, SharedFolder, WorkFolder
+from train.tools.records import encode
 
 LOGIN_SECONDS = 1.5  # of a login on EC2
 ANSWER_SECONDS = 0.05  # of any command, a round trip over a long way
 DELAYS = StubDelays()
-FACTS = (
-    '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_gb": {"work": 100}, '
-    '"work": {"path": "/work", "writable": true}, "shared": {"path": "/shared", "link": true, "type": "ext4", '
-    '"options": "rw", "point": "/", "source": "none"}, "free_port": 20000, "time": TIME}'
+FACTS = MachineFacts(
+    time=0.0,
+    tmux="3",
+    shm_bytes=1_000_000_000,
+    gpus=(),
+    nvidia="missing",
+    work=WorkFolder(path="/work", writable=True, free_gb=100.0),
+    shared=SharedFolder(path="/shared", link=True, type="ext4", options="rw", point="/", source="none"),
+    free_port=20000,
 )
 
 
@@ -135,12 +143,13 @@ class Machine(paramiko.ServerInterface):
         if "cluster.machines.python_env" in text:
             time.sleep(DELAYS.environment + DELAYS.probe)
             environment = {"python": "/python", "made": False, "torch": "2", "why": "", "seconds": DELAYS.environment}
-            return f"{json.dumps(environment)}\n{FACTS.replace('TIME', str(time.time()))}\nexit code 0\n"
+            facts = json.dumps(encode(replace(FACTS, time=time.time())))
+            return f"{json.dumps(environment)}\n{facts}\nexit code 0\n"
         if "--expect" in text:
             words = shlex.split(argv[-1].removeprefix("{ "))
             names = words[words.index("--expect") + 1].split(",")
             time.sleep(DELAYS.network)
-            seen = json.dumps({"shared": {"seen": dict.fromkeys(names, True)}, "time": time.time()})
+            seen = json.dumps(encode(SeenMarkers(seen=dict.fromkeys(names, True))))
             return f'{{"world": {len(names)}}}\n{seen}\nexit code 0\n'
         if "recipe.json" in argv:
             sizes = [int(size) for size in argv[argv.index("job.json") + 1 :: 2]]
@@ -152,7 +161,7 @@ class Machine(paramiko.ServerInterface):
             with job.lock:
                 job.starts[name] = time.time() + DELAYS.start
         elif '"$HOME"' in text:
-            return "/home/user\n"
+            return "/home/user\n0\n"  # the home folder, and the size of the set-up's log
         return ""
 
     def new_bytes(self, delimiter: str) -> str:

@@ -131,9 +131,9 @@ def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folde
     options = parse_run_options(["steps", "--out", str(output_folder)])
     group = process_group.join_process_group()
     sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, 0, 1)
-    class_count = len(dataset.train.classes)
-    trainer = AlternatingTrainer(options, dataset.recipe, group, sampler, class_count, AgentChannel())
-    trainer.bare_loop = BareLoop(model, class_count, batch, size)
+    classes = dataset.train.classes
+    trainer = AlternatingTrainer(options, dataset.recipe, group, sampler, classes, AgentChannel())
+    trainer.bare_loop = BareLoop(model, len(classes), batch, size)
     trainer.epoch_seconds = []
     trainer.train(loader.BatchDecoder(dataset.indexes, 0), process_group.loader_process_count(group, options.workers))
     return trainer.epoch_seconds

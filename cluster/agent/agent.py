@@ -12,9 +12,9 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 import contextlib
 import os
 import secrets
-import subprocess
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -22,21 +22,26 @@ from uuid import uuid4
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
-from cluster.state.membership import WAITING_PHASES, ActionKind, ClusterView
+from cluster.state.membership import IDLE_PHASES, ActionKind, ClusterView
 from cluster.state.run_folder import RunFolder, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
+from train.distributed import network
 from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_file
 from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
-from .attempt_state import AttemptState
-from .data import DataPreparationError, prepare_data
-from .ending import EndConditions, JobFinished
-from .status_writer import StatusWriter, continue_clock
+from .data import DataPreparationError, count_fetched_files, prepare_data, prepare_environment
+from .ending import EndConditions, JobFinished, broken_machine_end
+from .gpu_check import GpuCheck
+from .processes.attempt_state import AttemptState
+from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
+from .processes.commands import CommandProcesses
+from .status_writer import StatusWriter, continue_clock, read_previous_status
 from .temp_folder import TempFolder
+from .traffic import TrafficMeter
 from .trainers import Trainers
 from .watchdog import Watchdog
 
@@ -46,23 +51,38 @@ SUSPENDED_GAP_SECONDS = 1.0  # a longer time between two ticks means that this p
 SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # how long a shared folder may refuse writes
 FIRST_REPORT_TIMEOUT_SECONDS = 30.0  # for the trainers' first report, which they write before they load anything
 RESULT_EXIT_TIMEOUT_SECONDS = 10.0  # for the other trainers to end after the result was written
+MAX_MEMBER_ADDRESSES = 1000  # in the file of an attempt, and in the filter of the kernel (peer_filter.py)
+MACHINE_FAULTS = (Fault.OWN, Fault.FINAL, Fault.INPUT)  # failures of trainers that a broken GPU may have caused
 
 
 class Agent:
     """One machine's part of a job."""
 
-    def __init__(self, shared: Path, work: Path, machine: str, address: str, elapsed_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        shared: Path,
+        work: Path,
+        machine: str,
+        address: str,
+        elapsed_seconds: float = 0.0,
+        user_project: Path | None = None,
+    ) -> None:
         spec_path = shared / "job.json"
         self.shared = shared
         self.work = work
         self.machine = machine
         self.address = address
+        self.reached_at = network.resolve(address)  # the IP addresses at which other machines reach this one
+        self.addresses: tuple[str, ...] = ()
         self.spec = JobSpec.parse(read_file(spec_path), spec_path).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
+        self.traffic_meter = None
+        if self.spec.cloud:
+            self.traffic_meter = TrafficMeter(shared, address, read_previous_status(shared, machine))
         continue_clock(shared, machine)
         self.temp_folder = TempFolder()
-        self.trainers = Trainers(self.spec, shared, work, self.temp_folder.path)
+        self.trainers = self._make_processes(user_project)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
         self.log_shipper = log_sync.LogShipper(work, shared)
@@ -75,7 +95,12 @@ class Agent:
             *self.spec.poweroff_settings,
         )
         self.end_conditions = EndConditions(self.spec, shared, self.watchdog)
-        self.status_writer = StatusWriter(shared, machine, self.launch_id, self.spec.heartbeat_seconds)
+        self.status_writer = StatusWriter(
+            shared, machine, self.launch_id, self.spec.heartbeat_seconds, self.traffic_meter
+        )
+        # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
+        self.gpu_check = GpuCheck(work, self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
+        self.unexplained_failure: ProcessesExit | None = None  # of trainers, while the GPUs are checked
         self.tmux_windows: tmux_windows.TmuxWindows | None = None
         self.rendezvous_port = process.free_port()
         now = time.monotonic()
@@ -88,39 +113,47 @@ class Agent:
         self.current = AttemptState(last_progress_time=now)
         self.status = MachineStatus(id=self.id, address=address)  # as last written
 
+    def _make_processes(self, user_project: Path | None) -> AttemptProcesses:
+        temp_folder = self.temp_folder.path
+        if command := self.spec.own_command:
+            return CommandProcesses(self.spec, command, self.shared, self.work, temp_folder, user_project)
+        return Trainers(self.spec, self.shared, self.work, temp_folder, user_project)
+
     def run(self) -> int:
         """Run until the job has ended on this machine. Returns 1 when it failed, else 0."""
         process.adopt_orphans()
         self.watchdog.start()
-        state, reason = MachineState.FAILED, ""
+        end = JobFinished(MachineState.FAILED)
         try:
             self.status = replace(self.status, pid=os.getpid())
+            self.gpu_check.start()
             self.write_status(MachineState.SETUP)
             self.set_up()
             self.main_loop()
-        except JobFinished as end:
-            state, reason = end.state, end.reason
-        except subprocess.TimeoutExpired as error:
-            reason = f"a process cannot be killed, it hangs in the kernel: {error.cmd}; restart the machine"
+        except JobFinished as finished:
+            end = finished
+        except UnkillableProcess as error:
+            end = broken_machine_end(self.spec, str(error))
         except Exception as error:
             traceback.print_exc()
-            reason = f"error in the agent: {type(error).__name__}: {error}"
+            end = JobFinished(MachineState.FAILED, f"error in the agent: {type(error).__name__}: {error}")
         finally:
+            self.gpu_check.close()
             if self.tmux_windows:
                 self.tmux_windows.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(UnkillableProcess):
                 self.trainers.stop(include_standby=True)
             self.temp_folder.remove()
         # On a full disk this fails. Whoever reads the status then finds that the agent's lock is free.
         with contextlib.suppress(OSError):
             self.log_shipper.ship_new_bytes()
-            self.enter_phase(AgentPhase.ENDED)
+            self.enter_phase(AgentPhase.ENDED, end.fault)
             step = self.current.last_step if self.current.last_step >= 0 else self.status.step
             self.status = replace(self.status, ended=True, step=step)
-            self.write_status(state, reason)
+            self.write_status(end.state, end.reason)
         self.status_writer.close()
         self.watchdog.stop()
-        return int(state == MachineState.FAILED)
+        return int(end.state == MachineState.FAILED)
 
     def hard_exit(self) -> None:
         """Kill the trainers and this process: a limit has passed and the main thread hangs. Called by the watchdog."""
@@ -131,13 +164,19 @@ class Agent:
         """Return this machine's status: what was last written, brought up to date."""
         return replace(
             self.status,
+            addresses=self.addresses,
             port=self.rendezvous_port,
             attempt=self.current.number,
             phase=self.phase,
             last_step=self.current.last_step,
+            kept_step=self.current.kept_step,
             is_standby_ready=self.current.is_standby_ready,
             leave_reason=self.watchdog.leave_reason,
+            risk_reason=self.watchdog.risk_reason,
+            limit=self.watchdog.limit,
+            limit_share=self.watchdog.limit_share,
             fault=self.fault,
+            asks_exit=self.trainers.is_exit_requested and self.phase == AgentPhase.RUNNING,
         )
 
     def write_status(self, state: MachineState, reason: str = "") -> None:
@@ -158,13 +197,25 @@ class Agent:
             self.status = replace(self.status, doing=activity, progress=progress)
             self.write_status(MachineState.FETCHING if self.spec.data_source else MachineState.SETUP)
             self.follow_latest_attempt()
+            self.check_gpus()
             self.check_end_conditions()
             time.sleep(TICK_SECONDS)
 
+        is_in_object_store = "://" in self.spec.data_source  # which is reached past the internet
+        if self.traffic_meter and is_in_object_store:
+            self.traffic_meter.count_internet()
         try:
-            prepare_data(self.spec, setup_log_path(self.shared, self.machine), on_progress)
+            log_path = setup_log_path(self.shared, self.machine)
+            prepare_data(self.spec, log_path, on_progress)
+            if isinstance(self.trainers, CommandProcesses):
+                prepared = prepare_environment(self.spec, self.trainers.source, self.work, log_path, on_progress)
+                self.trainers.use_environment(*prepared)
         except DataPreparationError as error:
             raise JobFinished(MachineState.FAILED, str(error)) from error
+        if self.traffic_meter and is_in_object_store:
+            self.traffic_meter.count_object_reads(count_fetched_files(self.spec))
+        elif self.traffic_meter:
+            self.traffic_meter.count_internet()
 
     def main_loop(self) -> None:
         """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
@@ -177,11 +228,13 @@ class Agent:
             self.discount_suspension(now)
             self.poll_peers(now)
             self.follow_latest_attempt()
+            self.check_gpus()
             self.check_trainers(now)
             self.check_end_conditions()
             self.peers.statuses[self.id] = self.own_status()
             self.peers.changed_at[self.id] = now
-            self.execute(membership.decide(self.cluster_view(now), self.rules), now)
+            if self.unexplained_failure is None:
+                self.execute(membership.decide(self.cluster_view(now), self.rules), now)
             self.report_status()
             if now - self.last_log_sync_time > LOG_SYNC_SECONDS:
                 self.last_log_sync_time = now
@@ -194,11 +247,19 @@ class Agent:
 
         Raises `JobFinished` when a later launch of the job has begun.
         """
-        if self.phase in WAITING_PHASES or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
+        if self.phase in IDLE_PHASES or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
             self.last_peer_poll_time = now
             if attempts.has_newer_launch(self.shared, self.launch_id):
                 raise JobFinished(MachineState.LEFT, "a later launch of the job has begun")
             self.peers.refresh(now)
+            self.addresses = network.source_addresses(self.reached_at)
+            self.current.note_peers(self.peers.statuses, self.id, now)
+
+    def addresses_of(self, members: Sequence[str]) -> tuple[str, ...]:
+        """Return the addresses from which the members of an attempt may connect; () unless those of all are known."""
+        by_member = [self.peers.statuses[member].addresses for member in members]
+        addresses = tuple(sorted(set().union(*by_member)))
+        return addresses if all(by_member) and len(addresses) <= MAX_MEMBER_ADDRESSES else ()
 
     def cluster_view(self, now: float) -> ClusterView:
         """Return what this agent knows at the moment."""
@@ -213,6 +274,8 @@ class Agent:
             seconds_in_phase=now - self.phase_since,
             longest_progress_gap=self.current.longest_progress_gap,
             is_deadline_near=self.watchdog.is_deadline_near(),
+            is_handover=self.current.is_handover,
+            is_regrouping=self.current.is_regrouping,
         )
 
     def discount_suspension(self, now: float) -> None:
@@ -226,30 +289,39 @@ class Agent:
     def follow_latest_attempt(self) -> None:
         """Join the newest attempt of this launch, or stay out of it, as it says.
 
-        Raises `JobFinished` when the attempt ends the job, or when this machine is not a member and has to leave.
+        Raises `JobFinished` when the attempt ends the job, and when this machine is not a member because it is broken
+        or has to leave.
         """
         newest = attempts.newest_attempt(self.shared, self.current.attempt)
         if newest is None or newest == self.current.attempt or newest.launch_id != self.launch_id:
             return
-        self.trainers.stop()
-        self.current = AttemptState(attempt=newest, last_progress_time=time.monotonic())
+        goes_on_in_place = self.current.can_go_on_in(newest, self.id)
+        if not goes_on_in_place:
+            self.trainers.stop()
+        self.unexplained_failure = None
+        self.current = AttemptState(
+            attempt=newest, goes_on_in_place=goes_on_in_place, last_progress_time=time.monotonic()
+        )
+        self.rendezvous_port = process.free_port()  # a trainer that goes on in place may still hold the old one
         if newest.end_state:
             raise JobFinished(newest.end_state, newest.reason)
         if self.id in newest.members:
-            log_path = self.trainers.start(newest, newest.members.index(self.id))
+            log_path = self.trainers.start(newest, newest.members.index(self.id), goes_on_in_place)
             self.enter_phase(AgentPhase.RUNNING)
             self.status = replace(
-                self.status, resume=newest.resume, doing="", progress="", members=newest.machine_names
+                self.status, resume=newest.resume, doing="", progress="", members=newest.machine_names, failed_rank=None
             )
             self.write_status(MachineState.STARTING)
             self.show_tmux_windows(log_path)
         elif self.watchdog.leave_reason:
             raise JobFinished(MachineState.LEFT, self.watchdog.leave_reason)
+        elif self.id in newest.left_out:
+            raise broken_machine_end(self.spec, f"failed repeatedly, and the others did not: {self.status.reason}")
         else:
             self.enter_phase(AgentPhase.WARMING)
 
     def check_trainers(self, now: float) -> None:
-        """Update the phase by the state of the standby or, while training, of the trainers.
+        """Update the phase from the state of the standby or, while training, of the trainers.
 
         Raises `JobFinished` when the trainers have written their result.
         """
@@ -257,7 +329,10 @@ class Agent:
             phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
                 self.enter_phase(phase)
-        if self.phase != AgentPhase.RUNNING:
+        if self.phase in IDLE_PHASES and self.current.kept_step is not None and self.trainers.has_ended_process():
+            self.current.kept_step = None
+            self.trainers.stop()
+        if self.phase != AgentPhase.RUNNING or self.unexplained_failure:
             return
         exit_codes = self.trainers.exit_codes()  # read before the progress: the progress of ended trainers is final
         progress = self.trainers.read_progress()
@@ -269,6 +344,8 @@ class Agent:
         if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
             self.current.is_standby_ready = self.trainers.ensure_standby()
         self.status = replace(self.status, codes=tuple(exit_codes))
+        if self.watchdog.risk_reason:
+            self.trainers.request_save()
         result_path = self.shared / RESULT_FILE
         if result_path.exists() and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
@@ -277,18 +354,74 @@ class Agent:
         if trainer_exit:
             if result_path.exists():
                 raise JobFinished(MachineState.DONE)
+            self.status = replace(self.status, failed_rank=trainer_exit.rank, failed_at=host.unix_time())
             self.stop_trainers(trainer_exit.phase, trainer_exit.reason, trainer_exit.fault)
+        else:
+            self.collect_kept_states(now)
 
-    def stop_trainers(self, phase: AgentPhase, reason: str, fault: Fault = Fault.NONE) -> None:
+    def collect_kept_states(self, now: float) -> None:
+        """Enter the phase FAILED or SAVED, with the trainers alive, when all of them keep their state.
+
+        If only some do so in time, all are stopped. Raises `JobFinished` when the job was asked to stop.
+        """
+        kept_states = self.trainers.read_kept_states()
+        if kept_states and self.current.abort_deadline is None:
+            self.request_abort(kept_states[0].reason, now)
+        if self.current.abort_deadline is None:
+            return
+        if len(kept_states) < self.spec.procs:
+            if now > self.current.abort_deadline:
+                self.stop_trainers(AgentPhase.FAILED, self.current.abort_reason)
+            return
+        has_saved = all(kept.has_saved for kept in kept_states)
+        if has_saved and self.end_conditions.stop_reason:
+            self.stop_trainers(AgentPhase.SAVED, "")
+        self.current.kept_step = max(kept.step for kept in kept_states)
+        phase = AgentPhase.SAVED if has_saved else AgentPhase.FAILED
+        self.enter_phase(phase)
+        self.write_status(MachineState(phase), "" if has_saved else self.current.abort_reason)
+
+    def request_abort(self, reason: str, now: float) -> None:
+        """Ask the trainers to leave their collectives and to keep their state."""
+        if self.current.begin_abort(reason, now):
+            self.trainers.request_abort()
+
+    def stop_trainers(
+        self, phase: AgentPhase, reason: str, fault: Fault = Fault.NONE, has_stalled: bool = False
+    ) -> None:
         """Stop the trainers and enter the phase FAILED or SAVED, in which the machines agree on the next attempt.
 
-        Raises `JobFinished` when the trainers have saved because the job was asked to stop.
+        When the GPUs may be the cause of a failure, they are checked first: the other machines wait for this one, and a
+        broken machine is in no further attempt. Raises `JobFinished` when the trainers have saved because the job was
+        asked to stop, or have met an error that only a broken GPU causes.
         """
+        if self.gpu_check.is_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
+            reason = "; ".join(filter(None, (reason, self.gpu_check.newest_xid(self.phase_since))))
         self.trainers.stop()
         if phase == AgentPhase.SAVED and self.end_conditions.stop_reason:
-            raise JobFinished(MachineState.STOPPED, self.end_conditions.stop_reason)
+            raise JobFinished(MachineState.STOPPED, "; ".join(filter(None, (self.end_conditions.stop_reason, reason))))
+        if fault == Fault.MACHINE:
+            raise broken_machine_end(self.spec, reason)
+        if (has_stalled or fault in MACHINE_FAULTS) and self.gpu_check.is_needed:
+            self.gpu_check.start()
+            self.unexplained_failure = ProcessesExit(phase, reason, fault)
+            return
         self.enter_phase(phase, fault)
         self.write_status(MachineState(phase), reason)
+
+    def check_gpus(self) -> None:
+        """Go on with a failure for which the GPUs are no explanation. Raises `JobFinished` when a GPU does not answer.
+
+        That is checked at the start of the agent, and after failures of its trainers.
+        """
+        problem = self.gpu_check.poll()
+        if problem:
+            cause = f"; before: {self.unexplained_failure.reason}" if self.unexplained_failure else ""
+            raise broken_machine_end(self.spec, f"{problem}{cause}")
+        if problem is not None and self.unexplained_failure:
+            failure, self.unexplained_failure = self.unexplained_failure, None
+            self.enter_phase(failure.phase, failure.fault)
+            self.write_status(MachineState(failure.phase), failure.reason)
 
     def execute(self, action: membership.Action, now: float) -> None:
         """Carry out what the membership protocol decided.
@@ -298,9 +431,12 @@ class Agent:
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:
+            if self.spec.recovery.in_place and self.current.keeps_state and not action.dump_stacks:
+                self.request_abort(action.reason, now)
+                return
             if action.dump_stacks:
                 self.trainers.dump_stacks()
-            self.stop_trainers(AgentPhase.FAILED, action.reason)
+            self.stop_trainers(AgentPhase.FAILED, action.reason, has_stalled=action.dump_stacks)
         elif action.kind == ActionKind.PROPOSE and action.attempt:
             members = action.attempt.members
             master = self.peers.statuses[members[0]] if members else self.own_status()
@@ -311,11 +447,11 @@ class Agent:
                 master_address=master.address,
                 master_port=master.port,
                 token=secrets.token_hex(16),
+                addresses=self.addresses_of(members),
                 time=host.unix_time(),
             )
             try:
                 attempts.propose(self.shared, self.current.attempt, attempt)
-                self.rendezvous_port = process.free_port()
             except OSError:  # the shared folder is full or away, perhaps only for a moment
                 if now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
                     raise
@@ -327,8 +463,10 @@ class Agent:
             state = MachineState(progress.state) if progress else MachineState.STARTING
             if progress:
                 self.status = self.status.with_numbers(progress)
+            problem = self.trainers.problem()
+            self.status = replace(self.status, doing=f"{state}; {problem}" if problem else "")
             self.write_status(MachineState.STOPPING if self.end_conditions.stop_reason else state)
-        elif self.phase in WAITING_PHASES:
+        elif self.phase in IDLE_PHASES:
             self.write_status(MachineState(self.phase), self.status.reason)
         else:
             is_spare = self.phase == AgentPhase.SPARE
@@ -341,7 +479,9 @@ class Agent:
 
     def check_end_conditions(self) -> None:
         """Ask the trainers to save and exit when the job has to stop. Raises `JobFinished` when it has ended here."""
-        if self.end_conditions.check(self.phase, self.current.has_made_steps):
+        attempt = self.current.attempt
+        has_steps_to_save = self.current.has_made_steps or (attempt is not None and attempt.live_step is not None)
+        if self.end_conditions.check(self.phase, has_steps_to_save):
             self.trainers.request_save_and_exit()
 
     def show_tmux_windows(self, log_path: Path) -> None:

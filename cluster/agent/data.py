@@ -1,6 +1,7 @@
-"""Prepares a job's images on its machine: generates the built-in set, or fetches a packed set."""
+"""Prepares what a job needs on its machine: the images, and the environment or container image of a command."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,16 @@ from cluster.connectors.local import module_command
 from cluster.state.spec import JobSpec
 from train.recipe.schema import FULL_SIZE, reads_full_size
 from train.tools import process
+from train.tools.filesystem import last_line
 
 # An EC2 machine with an address of its own may need a moment until its credentials can be read. botocore tries once.
 METADATA_ENVIRONMENT = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}
 KILL_TIMEOUT_SECONDS = 10.0
+ENVIRONMENT_RESULT_FILE = "environment"  # in the work folder: path of a Python, or what docker has
 
 
 class DataPreparationError(Exception):
-    """The images could not be generated or fetched. The text is one line."""
+    """The images, or the environment, could not be generated, fetched or installed. The text is one line."""
 
 
 def prepare_data(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
@@ -31,22 +34,62 @@ def prepare_data(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str]
         _run_command(f"fetching {spec.data_source}", log_path, on_progress, *fetch_command(spec))
 
 
+def prepare_environment(
+    spec: JobSpec, project: Path | None, work: Path, log_path: Path, on_progress: Callable[[str, str], None]
+) -> tuple[str, bool]:
+    """Install what a command's project requires, or pull its image.
+
+    Returns the path of the Python to use, "" for the one that is active, and whether docker has the NVIDIA runtime. On
+    the launching computer and on Slurm, nothing is installed unless the command names a file. `on_progress` is called
+    as in `prepare_data`. Raises `DataPreparationError`.
+    """
+    command = spec.own_command
+    result = work / ENVIRONMENT_RESULT_FILE
+    if command and command.image:
+        arguments = (command.image, str(result))
+        _run_command(f"pulling {command.image}", log_path, on_progress, *arguments, module="cluster.script.container")
+        return "", bool(result.read_text())
+    is_elsewhere = bool(spec.hosts or spec.cloud)
+    if not command or project is None or not spec.user_project or not (command.requirements or is_elsewhere):
+        return "", False
+    # The work folder of such a machine is FOLDER/jobs/UID; its environments are in FOLDER/venv.
+    folder = work.absolute().parents[1] if is_elsewhere else cache_folder()
+    workdir = project / spec.user_project.workdir
+    words = [str(workdir), str(folder), str(result)]
+    words += ["--requirements", command.requirements] if command.requirements else []
+    module = "cluster.project_environment"
+    _run_command("installing the project's requirements", log_path, on_progress, *words, module=module)
+    return result.read_text(), False
+
+
+def cache_folder() -> Path:
+    """Return the folder of environments on the launching computer: in $XDG_CACHE_HOME, else in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "imgnet-cluster"
+
+
 def generate_sample_set(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Generate the built-in set and the resized copies that the recipe's phases read.
 
     Of several machines that share the folder only one does the work. `on_progress` is called as in `prepare_data`.
     Raises `DataPreparationError`.
     """
-    _run_command("generating the built-in set", log_path, on_progress, "data", "sample", spec.train.data)
+    data = spec.recipe.data
+    counts = ("--train", str(data.train), "--val", str(data.val))
+    verb = "checking" if Path(spec.train.data, "sample.json").exists() else "generating"
+    _run_command(f"{verb} the built-in set", log_path, on_progress, "data", "sample", *counts, spec.train.data)
     sizes = ",".join(map(str, spec.recipe.copy_sizes))
     if sizes and spec.train.scale == 1:  # a trial on a part of the images is fast enough without copies
-        arguments = ("data", "resize", "--anew", spec.train.data, spec.train.copies, "--sizes", sizes)
-        _run_command(f"making copies of {sizes} pixels", log_path, on_progress, *arguments)
+        arguments = ("data", "resize", "--overwrite", spec.train.data, spec.train.copies, "--sizes", sizes)
+        verb = "checking" if all(Path(spec.train.copies, size).is_dir() for size in sizes.split(",")) else "making"
+        _run_command(f"{verb} copies of {sizes} pixels", log_path, on_progress, *arguments)
 
 
-def _run_command(activity: str, log_path: Path, on_progress: Callable[[str, str], None], *arguments: str) -> None:
-    """Run an imgnet-cluster command with its output in the log. Raises `DataPreparationError` when it fails."""
-    child = process.start_process(module_command("cluster", *arguments), log_path, METADATA_ENVIRONMENT)
+def _run_command(
+    activity: str, log_path: Path, on_progress: Callable[[str, str], None], *arguments: str, module: str = "cluster"
+) -> None:
+    """Run a module, by default this program, with its output in the log. Raises `DataPreparationError` on failure."""
+    child = process.start_process(module_command(module, *arguments), log_path, METADATA_ENVIRONMENT)
     try:
         while child.poll() is None:
             on_progress(activity, last_line(log_path))
@@ -58,14 +101,6 @@ def _run_command(activity: str, log_path: Path, on_progress: Callable[[str, str]
         raise DataPreparationError(f"{activity}: {message or f'exit code {child.returncode}'}")
 
 
-def last_line(path: Path) -> str:
-    """Return the last line of a log, or the last state of a progress bar; "" when there is none."""
-    with contextlib.suppress(OSError, IndexError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 500))
-        return file.read().decode(errors="replace").replace("\r", "\n").strip().splitlines()[-1]
-    return ""
-
-
 def fetch_command(spec: JobSpec) -> list[str]:
     """Return the arguments of `imgnet-cluster` that fetch a job's images on one of its machines."""
     sizes = ",".join([FULL_SIZE, *map(str, spec.recipe.copy_sizes)])
@@ -75,3 +110,9 @@ def fetch_command(spec: JobSpec) -> list[str]:
     if spec.copies_source:
         arguments += ["--copies", spec.copies_source]
     return arguments
+
+
+def count_fetched_files(spec: JobSpec) -> int:
+    """Return the number of files in the folders of a job's images. Each took a request to fetch, at least."""
+    folders = {Path(spec.train.data), Path(spec.train.copies)}
+    return sum(path.is_file() for folder in folders for path in folder.rglob("*"))

@@ -4,22 +4,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.state.membership import WAITING_PHASES
+from cluster.state.membership import IDLE_PHASES
 from cluster.state.run_folder import stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools.agent_protocol import RESULT_FILE
+from train.tools.trainer_reports import Fault
 
 from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 
 
 class JobFinished(Exception):
-    """The job has ended on this machine, in a state (DONE, FAILED, STOPPED, LEFT) and for a one-line reason."""
+    """The job has ended on this machine, in a state (DONE, FAILED, STOPPED, LEFT) and for a one-line reason.
 
-    def __init__(self, state: MachineState, reason: str = "") -> None:
+    `fault` is MACHINE when this machine is broken.
+    """
+
+    def __init__(self, state: MachineState, reason: str = "", fault: Fault = Fault.NONE) -> None:
         super().__init__(reason)
         self.state = state
         self.reason = reason
+        self.fault = fault
+
+
+def broken_machine_end(spec: JobSpec, problem: str) -> JobFinished:
+    """Return the end of a broken machine's part of the job: a rented one is exchanged, another one stays as it is."""
+    if spec.cloud:
+        return JobFinished(MachineState.LEFT, problem, Fault.MACHINE)
+    return JobFinished(MachineState.FAILED, f"{problem}; restart the machine", Fault.MACHINE)
 
 
 class EndConditions:
@@ -59,7 +71,7 @@ class EndConditions:
 
         They need its last steps to be saved; before the first step of an attempt there is nothing to save.
         """
-        must_wait = phase in WAITING_PHASES or (phase == AgentPhase.RUNNING and has_made_steps)
+        must_wait = phase in IDLE_PHASES or (phase == AgentPhase.RUNNING and has_made_steps)
         if not must_wait or self.watchdog.seconds_left() <= 0:
             is_only_machine = len(self.spec.machine_names) == 1 and not self.spec.cloud
             state = MachineState.STOPPED if is_only_machine else MachineState.LEFT

@@ -52,7 +52,7 @@ class HostSampler:
         )
 
     def close(self) -> None:
-        """End nvidia-smi."""
+        """Stop nvidia-smi."""
         self.gpus.close()
 
     def _cpu_percent(self) -> float | None:

@@ -6,6 +6,7 @@ SHARED/logs/agent-<machine>.jsonl   `StateChange` of cluster/state/heartbeats.py
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,23 @@ from cluster.state.heartbeats import MachineStatus, StateChange, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from train.tools import host
-from train.tools.filesystem import overwrite_in_place, to_json_bytes
+from train.tools.filesystem import to_json_bytes
 from train.tools.records import DamagedRecord, encode
+from train.tools.shared_files import make_folder_below, open_below, overwrite_below
 
 from .host_metrics import HostSampler
+from .traffic import TrafficMeter
 
 # A change of one of these fields is written at once, all other changes with the next heartbeat.
-URGENT_FIELDS = ("phase", "state", "attempt", "leave_reason", "fault", "doing", "ended")
+URGENT_FIELDS = ("phase", "state", "attempt", "leave_reason", "fault", "kept_step", "doing", "asks_exit", "ended")
 JUMP_SECONDS = 2.0  # by which the wall clock must be set at once to count as a jump
+
+
+def read_previous_status(shared: Path, machine: str) -> MachineStatus | None:
+    """Return the last status of a machine's previous agent, None when there is none that can be read."""
+    with contextlib.suppress(DamagedRecord):
+        return read_status(shared / "status" / f"{machine}.json")
+    return None
 
 
 def continue_clock(shared: Path, machine: str) -> None:
@@ -30,9 +40,7 @@ def continue_clock(shared: Path, machine: str) -> None:
     So all agents and trainers of a machine have one clock, which nobody sets. After a boot it starts from the wall
     clock again, but never goes back.
     """
-    previous: MachineStatus | None = None
-    with contextlib.suppress(DamagedRecord):
-        previous = read_status(shared / "status" / f"{machine}.json")
+    previous = read_previous_status(shared, machine)
     if previous is None:
         return
     if previous.boot_id and previous.boot_id == host.boot_id():
@@ -44,13 +52,22 @@ def continue_clock(shared: Path, machine: str) -> None:
 class StatusWriter:
     """Writes the status of one machine's agent in one launch."""
 
-    def __init__(self, shared: Path, machine: str, launch_id: str, heartbeat_seconds: float) -> None:
+    def __init__(
+        self,
+        shared: Path,
+        machine: str,
+        launch_id: str,
+        heartbeat_seconds: float,
+        traffic_meter: TrafficMeter | None = None,
+    ) -> None:
+        self.shared = shared
         self.status_path = shared / "status" / f"{machine}.json"
         self.state_log_path = agent_log_path(shared, machine)
         for path in (self.status_path, self.state_log_path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder_below(shared, self._below(path.parent))
         self.launch_id = launch_id
         self.heartbeat_seconds = heartbeat_seconds
+        self.traffic_meter = traffic_meter  # None: nobody bills the traffic
         self.last_written = 0.0
         self.last_status: MachineStatus | None = None
         self.sampler = HostSampler()
@@ -61,7 +78,7 @@ class StatusWriter:
     def write(self, status: MachineStatus) -> None:
         """Rewrite the status file when an urgent field has changed or a heartbeat is due; log each change of state.
 
-        The writer adds the launch, the load of the machine and the time to the status.
+        The writer adds the launch, the load and traffic of the machine and the time to the status.
         """
         previous = self.last_status
         self.last_status = status
@@ -74,6 +91,7 @@ class StatusWriter:
             status,
             launch=self.launch_id,
             use=self.sampler.sample(),
+            traffic=self.traffic_meter.read() if self.traffic_meter else None,
             time=host.unix_time(),
             boot_id=self.boot_id,
             clock_offset=host.steady_clock.offset,
@@ -81,7 +99,7 @@ class StatusWriter:
         )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
-            overwrite_in_place(self.status_path, to_json_bytes(encode(status)))
+            overwrite_below(self.shared, self._below(self.status_path), to_json_bytes(encode(status)))
         if previous is None or status.state != previous.state:
             step = status.last_step if status.last_step >= 0 else None
             change = StateChange(
@@ -108,8 +126,12 @@ class StatusWriter:
 
     def _append_to_state_log(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}
-        with contextlib.suppress(OSError), self.state_log_path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        path = self._below(self.state_log_path)
+        with contextlib.suppress(OSError), open_below(self.shared, path, os.O_WRONLY | os.O_APPEND) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+
+    def _below(self, path: Path) -> str:
+        return path.relative_to(self.shared).as_posix()
 
     def close(self) -> None:
         """Stop the process that samples the GPUs."""

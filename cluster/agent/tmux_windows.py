@@ -1,10 +1,12 @@
 """The tmux windows of a running agent: its trainers' log, and its machine's processes. They close with the agent.
 
-Windows only show what runs. When the tmux server was killed, the agent opens the session and the windows again.
+Windows only show what runs: Ctrl-C does nothing in them. When the tmux server was killed, the agent opens the session
+and the windows again.
 """
 
 import contextlib
 import os
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -17,7 +19,8 @@ CHECK_SECONDS = 5.0  # between two looks whether the windows are still there
 # The loop must notice that the agent is a zombie, which `kill -0` does not: tmux loses the SIGCHLD of a command that
 # ends at the same moment as another (it ignores the signal while utempter runs), and leaves a dead agent as a zombie
 # until another window closes. So this window must close by itself.
-GPU_MONITOR_SCRIPT = """
+MONITOR_SCRIPT = """
+trap "" INT QUIT TSTP
 while grep -qs '^State:.[^ZX]' "/proc/$1/status"; do
     clear
     if command -v nvidia-smi >/dev/null; then nvidia-smi; else ps -o pid,pcpu,rss,etime,args --ppid "$1"; fi
@@ -29,7 +32,8 @@ done
 class TmuxWindows:
     """The windows "train" and "gpu" of an agent in the job's session, and the session, if it is gone.
 
-    Where several machines share a session, the machine's number is part of the windows' names. Without tmux nothing
+    Without GPUs, "gpu" is called "processes". Where several machines share a session, because all are this computer,
+    the machine's number is part of the windows' names, and only machine 0 shows the processes. Without tmux nothing
     happens: failing to open a window must not fail the job. The windows are opened by a thread, because a frozen tmux
     server does not answer for seconds.
     """
@@ -37,10 +41,11 @@ class TmuxWindows:
     def __init__(self, session: str, work: Path, machine: str = "") -> None:
         self.session = session
         self.work = work
+        self.machine = machine
         self.log_link = work / "train.log"
         self.owner = os.environ.get(tmux.OWNER_VARIABLE, "")  # only on the computer that launched the job
         self.name_suffix = f"-{machine}" if machine else ""
-        self.is_shown_first = machine in ("", "0")
+        self.is_first = machine in ("", "0")
         self._thread = threading.Thread(target=self._keep_open, daemon=True)
         self._is_closed = threading.Event()
 
@@ -64,14 +69,11 @@ class TmuxWindows:
 
     def _open_missing(self) -> None:
         """Open the windows that are not there, and the session, if there is none. Raises `ClusterError`, `OSError`."""
-        monitor_argv = ["sh", "-c", GPU_MONITOR_SCRIPT, "gpu", str(os.getpid())]
-        commands = {
-            f"train{self.name_suffix}": self._tail_argv(self.log_link),
-            f"gpu{self.name_suffix}": monitor_argv,
-        }
         open_windows = tmux.window_names(self.session)
-        missing_windows = [window for window in commands if window not in open_windows]
-        if not missing_windows:
+        train_window = f"train{self.name_suffix}"
+        monitor_window = "gpu" if shutil.which("nvidia-smi") else "processes"
+        wanted_windows = [train_window, *([monitor_window] if self.is_first else [])]
+        if set(wanted_windows) <= set(open_windows):
             return
         if not open_windows:
             argv = self._tail_argv(self.work / AGENT_OUTPUT)
@@ -79,9 +81,12 @@ class TmuxWindows:
             subprocess.run(new_session, capture_output=True, timeout=tmux.SERVER_TIMEOUT_SECONDS)
         elif self.owner and not tmux.is_owned_by(self.session, Path(self.owner)):
             return  # another run folder's job of the same name
-        for window in missing_windows:
-            in_front = self.is_shown_first and window.startswith("train")
-            tmux.add_window(self.session, window, commands[window], in_front)
+        if train_window not in open_windows:
+            index = tmux.FIRST_TRAIN_WINDOW + int(self.machine or 0)
+            tmux.add_window(self.session, train_window, self._tail_argv(self.log_link), self.is_first, index)
+        if monitor_window in wanted_windows and monitor_window not in open_windows:
+            argv = ["sh", "-c", MONITOR_SCRIPT, "monitor", str(os.getpid())]
+            tmux.add_window(self.session, monitor_window, argv, index=tmux.MONITOR_WINDOW)
 
     def _tail_argv(self, path: Path) -> list[str]:
-        return ["tail", "-n", "+1", "-F", f"--pid={os.getpid()}", str(path)]
+        return tmux.tail_argv(path, f"--pid={os.getpid()}")

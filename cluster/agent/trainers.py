@@ -8,14 +8,11 @@ A standby process has loaded torch and waits on its stdin (train/engine/standby.
 waits for imports.
 """
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,54 +23,52 @@ from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import agent_protocol, host, process
 from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name, rank_log_file
+from train.tools.errors import find_gpu_failure
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
-from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress
+from train.tools.trainer_reports import Fault, KeptStateReport, TrainerFailure, TrainerProgress
+
+from .processes.base import AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
 
 EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
 FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its reason
 STACK_DUMP_SECONDS = 0.3
-KILL_TIMEOUT_SECONDS = 20.0
 STANDBY_GB_PER_PROCESS = 0.6  # memory of a standby process
 RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
+COMPILE_CACHE = Path("~/.imgnet/cache").expanduser()  # outlives jobs; what torch.compile has made
 RecordT = TypeVar("RecordT")
 
 
-@dataclass(frozen=True)
-class TrainerExit:
-    """How an attempt's trainers ended on this machine.
-
-    `phase` is SAVED or FAILED. `fault` is NONE when another machine was the cause of a failure.
-    """
-
-    phase: AgentPhase
-    reason: str = ""
-    fault: Fault = Fault.NONE
-
-
-class Trainers:
+class Trainers(AttemptProcesses):
     """Starts, watches and stops the trainers of one machine."""
 
-    def __init__(self, spec: JobSpec, shared: Path, work: Path, temp_folder: Path) -> None:
+    def __init__(
+        self, spec: JobSpec, shared: Path, work: Path, temp_folder: Path, user_project: Path | None = None
+    ) -> None:
+        super().__init__(work, temp_folder)
         self.spec = spec
         self.shared = shared
-        self.work = work
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
-        self.environment = {
-            "TMPDIR": str(temp_folder),
+        self.environment |= {
             host.CLOCK_OFFSET_VARIABLE: repr(host.steady_clock.offset),
+            **network.compile_cache_variables(COMPILE_CACHE),
+            **network.library_variables(),
         }
+        if spec.recovery.in_place:
+            self.environment[agent_protocol.IN_PLACE_VARIABLE] = "1"
+        if spec.user_project and user_project:
+            folders = spec.user_project.search_folders(user_project.absolute())
+            self.environment |= agent_protocol.module_folders_variable(folders)
         self.attempt_folder = work / "000000"
-        self.first_rank = 0
         self.is_save_requested = False
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.is_abort_requested = False
         self.standby_processes: list[subprocess.Popen[bytes]] = []
 
     # --- standby -------------------------------------------------------------------------------------------------
 
     def ensure_standby(self) -> bool:
-        """Keep one standby process per trainer running. Returns whether they are ready.
+        """Keep one standby process per trainer running. Returns whether they are ready. Raises `UnkillableProcess`.
 
         Returns True also when there is to be no standby: the job wants none, or memory is short.
         """
@@ -84,7 +79,7 @@ class Trainers:
         if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
             return True
         if not self.standby_processes or any(child.poll() is not None for child in self.standby_processes):
-            process.kill_process_groups(self.standby_processes)
+            kill_process_groups(self.standby_processes)
             self.standby_processes = [self._start_standby(local_rank) for local_rank in range(self.spec.procs)]
         return self.is_standby_ready
 
@@ -106,25 +101,32 @@ class Trainers:
 
     # --- an attempt ----------------------------------------------------------------------------------------------
 
-    def start(self, attempt: Attempt, machine_rank: int) -> Path:
+    def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
         """Start the trainers of an attempt, and return the log of this machine's first rank.
 
         `machine_rank` is this machine's index among the members. If the standby processes are ready, they become
-        the trainers; else new processes are started.
+        the trainers; else new processes are started. With `goes_on_in_place` the trainers of the last attempt, which
+        have kept their state, take part in this one. Raises `UnkillableProcess`.
         """
-        for old_folder in self.work.glob("[0-9]*"):
-            shutil.rmtree(old_folder, ignore_errors=True)
+        old_folder = self.attempt_folder
+        for folder in self.work.glob("[0-9]*"):
+            if not (goes_on_in_place and folder == old_folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.attempt_number = attempt.number
         self.attempt_folder = self.work / attempt_name(attempt.number)
         self.attempt_folder.mkdir()
         self.first_rank = machine_rank * self.spec.procs
         first_log = rank_log_file(self.work, attempt.number, self.first_rank)
         first_log.parent.mkdir(parents=True, exist_ok=True)
+        self.is_exit_requested = False
         self.is_save_requested = False
+        self.is_abort_requested = False
         argv = self.job_arguments() + self.attempt_arguments(attempt)
         shared_environment = {
             **self.environment,
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
             agent_protocol.TOKEN_VARIABLE: attempt.token,
+            agent_protocol.PEERS_VARIABLE: ",".join(attempt.addresses),
             **network.interface_variables(attempt.master_address),
             **network.efa_variables(),
         }
@@ -133,23 +135,29 @@ class Trainers:
             self.spec.procs, self.first_rank, world_size, attempt.master_address, attempt.master_port
         )
         use_standby = self.is_standby_ready
-        standby_processes = self.standby_processes
-        self.standby_processes = []
+        standby_processes = [] if goes_on_in_place else self.standby_processes
+        if not goes_on_in_place:
+            self.standby_processes = []
         for local_rank, rank_environment in enumerate(rank_environments):
             log_path = rank_log_file(self.work, attempt.number, int(rank_environment["RANK"]))
+            write_heading(log_path, attempt)
             environment = {**shared_environment, **rank_environment}
             request = StandbyRequest(argv=tuple(argv), environment=environment, log=str(log_path))
-            if use_standby and _start_in_standby(standby_processes[local_rank], request):
+            if goes_on_in_place:
+                path = old_folder / agent_protocol.next_request_file(local_rank)
+                write_atomic(path, to_json_bytes(encode(request)), durable=False)
+            elif use_standby and _start_in_standby(standby_processes[local_rank], request):
                 self.processes.append(standby_processes[local_rank])
             else:
                 self.processes.append(process.start_process(module_command("train", *argv), log_path, environment))
-        process.kill_process_groups([child for child in standby_processes if child not in self.processes])
+        kill_process_groups([child for child in standby_processes if child not in self.processes])
         return first_log
 
     def attempt_arguments(self, attempt: Attempt) -> list[str]:
         """Return the arguments of a trainer that depend on the attempt."""
         resume = str(self.shared / attempt.resume) if attempt.resume else "none"
-        return ["--attempt", str(attempt.number), "--resume", resume]
+        words = ["--attempt", str(attempt.number), "--resume", resume]
+        return words if attempt.live_step is None else [*words, "--live-step", str(attempt.live_step)]
 
     def job_arguments(self) -> list[str]:
         """Return the arguments of a trainer that are the same in all attempts."""
@@ -159,25 +167,39 @@ class Trainers:
 
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""
-        if not self.is_save_requested:
+        if not self.is_exit_requested:
             (self.attempt_folder / agent_protocol.STOP_REQUEST_FILE).touch()
+            self.is_exit_requested = True
+
+    def request_save(self) -> None:
+        """Ask the trainers to save soon and go on. Has an effect once in each attempt."""
+        if not self.is_save_requested:
+            (self.attempt_folder / agent_protocol.SAVE_REQUEST_FILE).touch()
             self.is_save_requested = True
+
+    def request_abort(self) -> None:
+        """Ask the trainers to end their collectives and to keep their state for the next attempt."""
+        if not self.is_abort_requested:
+            (self.attempt_folder / agent_protocol.ABORT_REQUEST_FILE).touch()
+            self.is_abort_requested = True
+
+    def read_kept_states(self) -> list[KeptStateReport]:
+        """Return the reports of the trainers that keep their state and wait for the next attempt."""
+        ranks = range(self.first_rank, self.first_rank + self.spec.procs)
+        paths = [self.attempt_folder / agent_protocol.kept_state_file(rank) for rank in ranks]
+        return [report for path in paths if (report := _read_intact(path, KeptStateReport))]
 
     def read_progress(self) -> TrainerProgress | None:
         """Return the last report of this machine's first rank, None before its first."""
         return _read_intact(self.attempt_folder / agent_protocol.PROGRESS_FILE, TrainerProgress)
 
-    def exit_codes(self) -> list[int | None]:
-        """Return the trainers' exit codes, None for those that run."""
-        return [child.poll() for child in self.processes]
-
-    def collect_exit(self, exit_codes: list[int | None]) -> TrainerExit | None:
+    def collect_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
         """Return how the trainers ended, None while all run. Blocks for a moment when only some have ended."""
         if all(code is None for code in exit_codes):
             return None
         if EXIT_SAVED in exit_codes:
             self.wait_for_exit(EXIT_WAIT_SECONDS)
-            return TrainerExit(AgentPhase.SAVED)
+            return ProcessesExit(AgentPhase.SAVED)
         if any(exit_codes):
             time.sleep(FAILURE_REPORT_SECONDS)
         elif None in exit_codes:
@@ -186,36 +208,34 @@ class Trainers:
         # A trainer killed from outside explains the failures that the other ranks report.
         for rank, code in codes_by_rank.items():
             if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS):
-                name = signal.Signals(-code).name
-                return TrainerExit(AgentPhase.FAILED, f"the trainer of rank {rank} was killed by {name}", Fault.OWN)
+                name = process.signal_name(-code)
+                return ProcessesExit(AgentPhase.FAILED, f"the trainer of rank {rank} was killed by {name}", Fault.OWN)
         reported = self._first_reported_failure()
         if reported:
             return reported
         failed = ((rank, code) for rank, code in codes_by_rank.items() if code)
         rank, code = next(failed, (self.first_rank, 0))
+        # NCCL's watchdog thread ends its process by SIGABRT, and only the log says why.
+        if code == -signal.SIGABRT and (gpu_failure := find_gpu_failure(self.log_end(rank), rank - self.first_rank)):
+            fault, reason = gpu_failure
+            return ProcessesExit(AgentPhase.FAILED, reason, fault)
         if code < 0:
-            reason = f"the trainer of rank {rank} was killed by {signal.Signals(-code).name}"
+            reason = f"the trainer of rank {rank} was killed by {process.signal_name(-code)}"
         else:
             reason = f"the trainer of rank {rank} ended with code {code} and no result"
-        # NCCL aborts ranks that wait for a rank which is gone; they are not at fault.
+        # It also aborts ranks that wait for a rank which is gone; they are not at fault.
         fault = Fault.NONE if code == -signal.SIGABRT else Fault.OWN
-        return TrainerExit(AgentPhase.FAILED, reason, fault)
+        return ProcessesExit(AgentPhase.FAILED, reason, fault)
 
-    def _first_reported_failure(self) -> TrainerExit | None:
+    def _first_reported_failure(self) -> ProcessesExit | None:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
         paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
         reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
-        for fault in (Fault.FINAL, Fault.CHECKPOINT, Fault.OWN, Fault.PEER):
+        for fault in (Fault.MACHINE, Fault.INPUT, Fault.FINAL, Fault.CHECKPOINT, Fault.OWN, Fault.PEER):
             for report in sorted(reports, key=lambda report: report.time):
                 if report.fault == fault:
-                    return TrainerExit(AgentPhase.FAILED, report.reason, Fault.NONE if fault == Fault.PEER else fault)
+                    return ProcessesExit(AgentPhase.FAILED, report.reason, Fault.NONE if fault == Fault.PEER else fault)
         return None
-
-    def wait_for_exit(self, seconds: float) -> None:
-        """Wait until all trainers have ended by themselves, at most this long."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and None in self.exit_codes():
-            time.sleep(0.02)
 
     def dump_stacks(self) -> None:
         """Make each trainer write the stacks of its threads to its log."""
@@ -226,21 +246,10 @@ class Trainers:
                     child.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_SECONDS)
 
-    def kill(self) -> None:
-        """Kill the trainers without waiting for their end.
-
-        Needed where this process exits in another thread than the one that started them: the kernel kills them only
-        when that thread has ended.
-        """
-        for child in self.processes:
-            with contextlib.suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-
     def stop(self, include_standby: bool = False) -> None:
         """Kill the trainers and all processes that they started; with `include_standby` the standby too.
 
-        Raises `subprocess.TimeoutExpired` when a process cannot be killed, because it hangs in a driver or on a file
-        system.
+        Raises `UnkillableProcess`.
         """
         killed = self.processes
         spared = self.standby_processes
@@ -249,14 +258,8 @@ class Trainers:
             spared = []
             self.standby_processes = []
         self.processes = []
-        process.kill_process_groups(killed, KILL_TIMEOUT_SECONDS)
-        spared_pids = {pid for child in spared for pid in (child.pid, *process.descendant_pids(child.pid))}
-        # Processes that a trainer left behind are children of this process now (adopt_orphans).
-        for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
-            with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
-                if _has_variable(pid, f"TMPDIR={self.environment['TMPDIR']}"):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)  # also reaps processes that an earlier call has killed
+        kill_process_groups(killed)
+        self.kill_leftovers(spared)
 
 
 def _read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:
@@ -265,13 +268,6 @@ def _read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:
         return read_record(path, record_type)
     except DamagedRecord:
         return None
-
-
-def _has_variable(pid: int, variable: str) -> bool:
-    """Return whether a process was started with an environment variable, given as NAME=value."""
-    with contextlib.suppress(OSError):
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
 
 
 def _start_in_standby(process: "subprocess.Popen[bytes]", request: StandbyRequest) -> bool:

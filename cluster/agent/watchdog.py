@@ -2,8 +2,8 @@
 
 It never reads the shared folder, so it works while NFS hangs.
 
-    <work>/notice   {"reason": ..., "seconds": 120}: this machine will be terminated (`imgnet-cluster lose --notice`)
-    <work>/limit    {"hours": 4}: a time limit that replaces the job's own (`imgnet-cluster extend`)
+    <work>/notice   {"reason": ..., "seconds": 120}: this machine will be terminated (`rehearse-loss --notice`)
+    <work>/limit    {"hours": 4, "name": "..."}: a time limit that replaces the job's own (`imgnet-cluster extend`)
 
 Signals reach the thread through a pipe. Python would run a signal handler only when the main thread continues, and that
 may hang in a read.
@@ -11,6 +11,7 @@ may hang in a read.
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -28,6 +29,8 @@ WATCHDOG_POLL_SECONDS = 0.2
 METADATA_POLL_SECONDS = 2.0
 METADATA_TIMEOUT_SECONDS = 1.0
 METADATA_TOKEN_TTL_SECONDS = 21600
+INTERRUPTION_NOTICE = "spot/instance-action"  # entry of the metadata: EC2 is about to terminate the machine
+REBALANCE_RECOMMENDATION = "events/recommendations/rebalance"  # entry of the metadata: EC2 may do so soon
 SPOT_NOTICE_SECONDS = 120.0  # AWS, "Spot Instance interruption notices"
 MAX_LEAVE_DELAY_SECONDS = 15.0  # a machine that has to leave waits at most this long for a better moment to save
 IDLE_POWEROFF_SECONDS = 600.0  # from the job's end until a rented machine powers itself off
@@ -39,11 +42,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 class Watchdog:
     """Notices that this machine has to leave (`leave_reason`) or that the job has to end (`limit_reason`).
 
-    Both are "" while there is no reason. `max_hours` is the job's time limit, of which `elapsed_seconds` are over.
-    `metadata_address` is the address of an instance metadata service, "" for none: there EC2 announces, two minutes
-    ahead, that it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when
-    the main thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after the limit;
-    None for a machine that is not rented. `limit_name` names the limit when it follows from another one.
+    Both are "" while there is no reason. `risk_reason` says that the machine may have to leave soon, "" while nothing
+    says so: "an elevated risk of interruption", which often comes to nothing (AWS, "EC2 instance rebalance
+    recommendations"). `max_hours` is the job's time limit, of which `elapsed_seconds` have passed. `metadata_address`
+    is the address of an instance metadata service, "" for none: there EC2 announces, two minutes ahead, that it
+    terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
+    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after the limit; None for
+    a machine that is not rented. `limit_name` describes the limit when it follows from a price limit.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Watchdog:
         self.metadata_address = metadata_address.rstrip("/")
         self.leave_reason = ""
         self.limit_reason = ""
+        self.risk_reason = ""
         self.notice_time = 0.0  # when the notice came
         self.notice_seconds = SAVE_GRACE_SECONDS  # time from the notice until the machine is terminated
         self.start_time = time.monotonic() - elapsed_seconds
@@ -90,7 +96,7 @@ class Watchdog:
         threading.Thread(target=self._watch_loop, daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the thread. A rented machine that is not terminated now powers itself off after a while."""
+        """Stop the thread. A rented machine that nobody terminates powers off after `IDLE_POWEROFF_SECONDS`."""
         self.is_stopped = True
         if self.poweroff_grace is not None:
             self.schedule_poweroff(IDLE_POWEROFF_SECONDS)
@@ -121,6 +127,18 @@ class Watchdog:
         if signal_number in STOP_SIGNALS:
             self._record_notice(f"the agent got {signal.Signals(signal_number).name}", SAVE_GRACE_SECONDS)
 
+    @property
+    def limit(self) -> str:
+        """The limit as messages call it, "" without one."""
+        if self.max_hours is None:
+            return ""
+        return self.limit_name or f"the limit of {self.max_hours:g} hours (--max-hours)"
+
+    @property
+    def limit_share(self) -> float | None:
+        """The share of the time limit that has passed, None without one."""
+        return (time.monotonic() - self.start_time) / (3600 * self.max_hours) if self.max_hours else None
+
     def poll_once(self, now: float) -> None:
         """Check the limit, then the notice file and the metadata service.
 
@@ -133,17 +151,18 @@ class Watchdog:
             self._read_notice_file()
         elif self.metadata_address and now - self._last_metadata_poll > METADATA_POLL_SECONDS:
             self._last_metadata_poll = now
-            self._record_notice(self.query_metadata(), SPOT_NOTICE_SECONDS)
+            self.poll_metadata()
 
     def _check_limit(self, now: float) -> None:
         if not self.limit_reason:
             override = read_json(self.limit_override_path) if self.limit_override_path.exists() else None
-            if isinstance(override, dict):
-                self.max_hours = float(override["hours"])
-                self.limit_name = ""
+            override = override if isinstance(override, dict) else {}
+            hours = override.get("hours")
+            if isinstance(hours, int | float) and math.isfinite(hours):  # else the limit stays as it is
+                self.max_hours = float(hours)
+                self.limit_name = str(override.get("name", ""))
             if self.max_hours is not None and now - self.start_time > 3600 * self.max_hours:
-                name = self.limit_name or f"the limit of {self.max_hours:g} hours (--max-hours)"
-                self.limit_reason = f"{name} was reached"
+                self.limit_reason = f"{self.limit} was reached"
                 self._limit_reached_time = now
         if self._limit_reached_time is None or self.is_stopped:
             return
@@ -167,7 +186,10 @@ class Watchdog:
             self.leave_reason = reason
 
     def is_deadline_near(self) -> bool:
-        """Return whether a quarter of the notice is over. Until then the other machines may get ready."""
+        """Return whether a quarter of the notice has passed, or `MAX_LEAVE_DELAY_SECONDS` if that is less.
+
+        Until then the other machines may get ready.
+        """
         if not self.leave_reason:
             return False
         return time.monotonic() - self.notice_time > min(MAX_LEAVE_DELAY_SECONDS, self.notice_seconds / 4)
@@ -181,18 +203,25 @@ class Watchdog:
             return float("inf")
         return max(self.notice_seconds, SAVE_GRACE_SECONDS) - (time.monotonic() - self.notice_time)
 
-    def query_metadata(self) -> str:
-        """Return the metadata service's termination notice, "" when there is none or the service does not answer."""
+    def poll_metadata(self) -> None:
+        """Ask the metadata service for a termination notice and, until there is one, for a warning of it.
+
+        A service that does not answer, and an entry that is no notice, change nothing.
+        """
         try:
-            for name in ("spot/instance-action", "events/recommendations/rebalance"):
-                text = self._get_metadata(f"latest/meta-data/{name}")
-                if text:
-                    notice = json.loads(text)
-                    notice_time = notice.get("time") or notice.get("noticeTime")
-                    return f"{name}: {notice.get('action', 'rebalance')} at {notice_time}"
+            if notice := self._get_notice(INTERRUPTION_NOTICE):
+                reason = f"{INTERRUPTION_NOTICE}: {notice.get('action')} at {notice.get('time')}"
+                self._record_notice(reason, SPOT_NOTICE_SECONDS)
+            elif not self.risk_reason and (notice := self._get_notice(REBALANCE_RECOMMENDATION)):
+                self.risk_reason = f"EC2 may interrupt it soon (rebalance recommendation at {notice.get('noticeTime')})"
         except (OSError, ValueError):
             self._metadata_token = ""
-        return ""
+
+    def _get_notice(self, name: str) -> dict[str, object]:
+        """Return an entry of the metadata that is a JSON object, {} for none. Raises `OSError`, `ValueError`."""
+        text = self._get_metadata(f"latest/meta-data/{name}")
+        notice = json.loads(text) if text else {}
+        return notice if isinstance(notice, dict) else {}
 
     def _get_metadata(self, path: str) -> str:
         """Return a metadata entry by IMDSv2, which needs a token (AWS, "Use the Instance Metadata Service").

@@ -11,14 +11,15 @@ from typing import ClassVar
 from cluster.connectors import tmux
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
+from cluster.machines.host_check import HostReport
 from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
-from train.tools.process_log import Progress
+from train.tools.process_log import Progress, no_progress
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner
-from .rentals import CloudAdministration
+from .rentals import CloudAdministration, RentalLimit
 
 
 class Backend(ABC):
@@ -34,7 +35,6 @@ class Backend(ABC):
     is_remote: ClassVar[bool] = False
     options: ClassVar[type[BackendOptions]] = BackendOptions
     planner_class: ClassVar[type[MachinePlanner]] = ElsewherePlanner
-    detach_keys: ClassVar[str] = "Ctrl-b d"  # end `attach_command` without ending the job: those of tmux
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -51,8 +51,17 @@ class Backend(ABC):
         """
 
     @classmethod
+    def check_machines(cls, spec: JobSpec) -> Sequence[HostReport]:
+        """Check the machines of a job as a launch would, leave nothing on them, and return a report for each.
+
+        Returns no reports when the backend cannot check its machines before a launch, for example because they do not
+        exist yet. Raises `ClusterError`.
+        """
+        return ()
+
+    @classmethod
     def reserved_names(cls) -> set[str]:
-        """Return the job names in use on this computer, in any runs folder: those of tmux sessions."""
+        """Return the job names that tmux sessions on this computer use, in any runs folder."""
         return tmux.session_names()
 
     # --- the life of a job --------------------------------------------------------------------------------------------
@@ -121,6 +130,11 @@ class Backend(ABC):
 
     # --- access -------------------------------------------------------------------------------------------------------
 
+    @property
+    def detach_keys(self) -> str:
+        """The keys that end `attach_command` without ending the job."""
+        return tmux.detach_keys()
+
     @abstractmethod
     def attach_command(self, machine: str) -> list[str]:
         """Return the command that shows a machine's session on this terminal. Raises `ClusterError`."""
@@ -136,6 +150,13 @@ class Backend(ABC):
         machine answers.
         """
         return None
+
+    def fetch_network(self, progress: Progress = no_progress) -> None:
+        """Bring the files of a finished run's network into the run folder. Files that exist there already stay.
+
+        Raises `ClusterError` when no machine answers, or what one sends is damaged.
+        """
+        return
 
     # --- cost ---------------------------------------------------------------------------------------------------------
 
@@ -176,9 +197,14 @@ class BilledBackend(Backend):
         """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
 
     @abstractmethod
-    def extend_time_limit(self, hours: float) -> None:
-        """Set the job's time limit to `hours` since its first machine started.
+    def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
+        """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""
 
-        Raises `BadInput` when the price limit forbids it or the time is already over, `ClusterError` with the machines
-        on which the new limit could not be set.
+    @abstractmethod
+    def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:
+        """Set the job's time limit in hours since the first machine of this launch, its price limit, or both.
+
+        Returns the hours after which the machines end, which the price limit may shorten; None for a job that has
+        ended, of which only the price limit can be set, for its next launch. Raises `BadInput` when the time or the
+        money is already over, `ClusterError` with the machines on which the new limits could not be set.
         """

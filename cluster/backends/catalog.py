@@ -33,10 +33,16 @@ BUILTIN_OPTIONS = {
     "local": "cluster.backends.options:LocalOptions",
     "ssh": "cluster.backends.options:SshOptions",
     "slurm": "cluster.backends.slurm.options:SlurmOptions",
-    "aws": "cluster.backends.aws.options:AwsOptions",
+    "aws": "cluster.backends.aws.terms.options:AwsOptions",
 }
 BUILTIN_OBJECT_STORES = {"s3": "cluster.backends.aws.s3_source:S3Source"}  # by the scheme of their URLs
 BUILTIN_MACHINE_TYPES = {"aws": "cluster.backends.aws.machine_types:find_machine_type"}
+# Functions that return known names, by what `--help` calls the value of an option.
+BUILTIN_NAMES = {
+    "TYPE": "cluster.backends.aws.names:machine_types",
+    "REGION": "cluster.backends.aws.names:regions",
+    "ZONE": "cluster.backends.aws.names:zones",
+}
 OBJECT_STORE_GROUP = "imgnet_cluster.object_stores"
 MACHINE_TYPE_GROUP = "imgnet_cluster.machine_types"
 
@@ -89,6 +95,13 @@ def load_machine_type_tables() -> tuple[object, ...]:
     """Return each cloud's function that finds a machine type by its name."""
     paths = _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP)
     return tuple(_import(path, f"the table of machine types {name}") for name, path in paths.items())
+
+
+def known_names(kind: str) -> list[str]:
+    """Return the names that a "TYPE", "REGION" or "ZONE" of a cloud may have, without a request."""
+    names = _import(BUILTIN_NAMES[kind], f"the names of a {kind}")
+    assert callable(names)
+    return list(names())
 
 
 def _import(class_path: str, what: str) -> object:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.local import module_command, visible_gpu_count
+from cluster.connectors.local import GPUS_VARIABLE, module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, is_locked, lock_holder
-from cluster.state.spec import JobSpec
-from train.data.index.open import DataError, check_layout
+from cluster.state.spec import JobSpec, UserProject
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
@@ -38,7 +37,8 @@ CHECKPOINT_MB = {
 }
 # Networks of other packages have no known size; a ViT-B/16 with 86 million parameters serves as the guess.
 UNKNOWN_MODEL_CHECKPOINT_MB = 693
-CHECKPOINTS_ON_DISK = 3  # two are kept while a third is written
+# Two are kept while a third is written; beside them two of the best networks and the last one, each half as large.
+CHECKPOINTS_ON_DISK = 5
 TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # store a second moment beside the first
 LOGS_MB = 50
 
@@ -56,20 +56,31 @@ class LocalPlanner(MachinePlanner):
 
     def default_procs(self, machines: int) -> int:
         """Return the number of processes by which the machines share this computer's GPUs."""
-        return max(1, visible_gpu_count() // (machines + self.request.spares))
+        return max(1, len(visible_gpus()) // (machines + self.request.spares))
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """This computer is the machine that fetches."""
+        """Return REQUIRED: this computer is the machine that fetches."""
         return SourceAccess.REQUIRED
 
     def notes_on_data(self, root: Path, image_count: int) -> list[str]:
         """Return nothing: a launch without images is refused."""
         return []
 
-    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
-        """Add the forecast, if the speed of this computer is known."""
-        forecast = forecast_local(spec, schedule, self.request.constants)
-        return MachinePlan(spec=replace(spec, forecast=forecast.to_record() if forecast else None))
+    def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
+        """Return nothing: a launch that lacks a requirement is refused."""
+        return []
+
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+        """Add the forecast, if another job has measured the speed of this computer, and a note on too few GPUs."""
+        constants = self.request.constants
+        forecast = forecast_local(spec, schedule, constants) if constants and schedule else None
+        notes = []
+        if 0 < len(visible_gpus()) < spec.trainer_count:
+            notes.append(
+                f"THE JOB TRAINS ON THE CPU: its {spec.trainer_count} trainer processes need a GPU each, and this "
+                f"computer has {len(visible_gpus())}; use fewer --machines, --spares or --procs"
+            )
+        return MachinePlan(spec=replace(spec, forecast=forecast.to_record() if forecast else None), notes=tuple(notes))
 
 
 class LocalBackend(SharedFolderBackend):
@@ -88,16 +99,23 @@ class LocalBackend(SharedFolderBackend):
         Raises `BadInput` for a missing requirement or `--copies` folder, `ClusterError` for all else.
         """
         tmux.require_tmux()
-        for line in requirements.missing_requirements(spec.recipe):
+        if spec.own_command:
+            check_disk_space(0, runs_folder)
+            return
+        for line in requirements.missing_requirements(spec.recipe, spec.user_project):
             raise BadInput(line)
         if not spec.generate_data and not spec.data_source:  # data that is fetched was checked when the job was planned
+            from train.data.index.open import DataError, check_layout  # imports numpy, which `ls` does without
+
             try:
-                check_layout(Path(spec.train.data))
+                check_layout(Path(spec.train.data), spec.recipe.data.val_fraction)
             except DataError as error:
-                raise ClusterError(str(error)) from error
+                is_missing = not Path(spec.train.data).exists()
+                hint = "; pass --data DIR, or --data sample for the built-in set" if is_missing else ""
+                raise ClusterError(f"{error}{hint}") from error
             if spec.train.copies not in (f"{spec.train.data}-sz", "") and not Path(spec.train.copies).is_dir():
                 raise BadInput(f"--copies {spec.train.copies}: there is no such folder")
-        check_disk_space(spec.recipe, runs_folder)
+        check_disk_space(estimate_checkpoint_mb(spec.recipe), runs_folder)
 
     def launch(self) -> None:
         """Start the tmux session with the supervisor and one agent per machine. Agents add further windows."""
@@ -110,12 +128,15 @@ class LocalBackend(SharedFolderBackend):
         spec, folder = self.run.spec, self.run.folder
         work = folder.work_folder(machine)
         argv = [str(folder.shared), str(work), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
+        argv += ["--user-project", str(folder.user_project)]
         window = "agent" if len(spec.machine_names) == 1 else f"agent-{machine}"
-        agent_argv = module_command("cluster.agent", *argv)
+        gpus = spec.gpus_of_machine(machine)
+        environment = {} if gpus is None else {GPUS_VARIABLE: ",".join(gpus)}
+        agent_argv = module_command("cluster.agent", *argv, environment=environment)
         work.mkdir(parents=True, exist_ok=True)
         window_argv = tmux.followed_argv(agent_argv, work / AGENT_OUTPUT)
         if tmux.is_owned_by(spec.name, folder.path):
-            tmux.add_window(spec.name, window, window_argv)
+            tmux.add_window(spec.name, window, window_argv, index=tmux.FIRST_AGENT_WINDOW + int(machine))
         else:  # somebody killed the tmux server
             tmux.start_session(spec.name, folder.path, window, window_argv)
 
@@ -160,14 +181,15 @@ class LocalBackend(SharedFolderBackend):
         return tmux.attach_argv(spec.name, own_windows[0] if own_windows else "")
 
 
-def check_disk_space(recipe: Recipe, runs_folder: Path) -> None:
+def check_disk_space(checkpoint_mb: int, runs_folder: Path) -> None:
     """Raise `ClusterError` when the disk of the runs folder has too little space for checkpoints and logs."""
     folder = next(path for path in [runs_folder, *runs_folder.parents] if path.is_dir())
     free_mb = shutil.disk_usage(folder).free / 1e6
-    needed_mb = CHECKPOINTS_ON_DISK * estimate_checkpoint_mb(recipe) + LOGS_MB
+    needed_mb = CHECKPOINTS_ON_DISK * checkpoint_mb + LOGS_MB
     if free_mb < needed_mb:
         raise ClusterError(
-            f"{folder}: the disk has {free_mb:.0f} MB free; the run needs {needed_mb} MB for checkpoints and logs"
+            f"{folder}: the disk has {free_mb:.0f} MB free; the run needs {needed_mb} MB for checkpoints and logs; "
+            "free some space there, or set IMGNET_RUNS to a folder on another disk"
         )
 
 

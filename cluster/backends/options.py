@@ -36,6 +36,7 @@ class SshOptions(BackendOptions):
         None,
         "--ssh",
         metavar="FILE",
+        is_fixed=True,
         group="Machines",
         help="Train on your own machines over ssh. The hosts.toml file lists them.",
     )

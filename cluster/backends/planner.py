@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cluster.connectors.local import PROJECT_ROOT
-from cluster.machines import requirements
-from cluster.state.spec import JobSpec
+from cluster.machines import requirements, user_project
+from cluster.state.run_folder import Run
+from cluster.state.spec import JobSpec, UserProject, Workload
 from train.forecast import Constants
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -26,15 +26,35 @@ class SourceAccess(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineRequest:
-    """What the user asks for: recipe, options, and numbers of machines (None: the default) and spares."""
+class ResumedRun:
+    """A job that the user resumes: its run, the steps that it has done, and the dollars that it has cost.
 
-    recipe: Recipe
+    `constants` are those that the job has measured, None before its first epoch. They hold for machines of
+    `rented_type`, "" when the job rented several types or none.
+    """
+
+    run: Run
+    steps_done: int
+    spent_dollars: float
+    constants: Constants | None = None
+    rented_type: str = ""
+
+    def constants_for(self, machine_type: str) -> Constants | None:
+        """Return what it has measured on this type of machine, None if nothing."""
+        return self.constants if machine_type == self.rented_type else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRequest:
+    """What the user asks for: a recipe or a command, options, numbers of machines (None: the default) and spares."""
+
+    workload: Workload
     options: BackendOptions
     machines: int | None = None
     spares: int = 0
     is_offline: bool = False  # ask nobody: facts come from tables that ship with the program
     constants: Constants | None = None  # measured by another job on the same machines, for the forecast
+    resumed: ResumedRun | None = None  # None: the launch of a new job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +64,7 @@ class MachinePlan:
     spec: JobSpec
     notes: tuple[str, ...] = ()
     rental_plan: RentalPlan | None = None  # None: nothing is rented
+    obstacles: tuple[str, ...] = ()  # why the job would certainly fail on its machines
 
 
 class MachinePlanner:
@@ -63,7 +84,7 @@ class MachinePlanner:
 
     def default_procs(self, machines: int) -> int:
         """Return the number of training processes of each machine when the user names none."""
-        return self.request.recipe.gpus
+        return self.request.workload.gpus
 
     def data_root(self, path: Path, is_synthetic: bool) -> Path:
         """Return the folder of the images on the machines. `path` is as the user or the recipe names it.
@@ -80,22 +101,34 @@ class MachinePlanner:
         """Return notes on a data folder that the user named and in which this computer counted images."""
         return [] if image_count else [f"{root}: contains no images; the plan uses the recipe's image counts"]
 
-    def requirement_notes(self, recipe: Recipe) -> list[str]:
+    def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return notes on the libraries and modules that the recipe needs."""
-        return requirements.missing_requirements(recipe)
+        return requirements.missing_requirements(recipe, project)
 
-    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
-        """Complete the specification, with a forecast if there is one. Raises `ClusterError`."""
+    def command_notes(self, project: UserProject) -> list[str]:
+        """Return notes on what of the user's project is copied for a command."""
+        return list(filter(None, [user_project.describe_left_out(project)]))
+
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+        """Complete the specification, with a forecast if there is one. A command has no schedule.
+
+        Raises `ClusterError`.
+        """
         return MachinePlan(spec=spec)
 
 
 class ElsewherePlanner(MachinePlanner):
-    """Plans machines other than this computer, to which the project folder is sent."""
+    """Plans machines other than this computer, to which the user's project is sent."""
 
     def notes_on_data(self, root: Path, image_count: int) -> list[str]:
         """Return nothing: this computer does not see the folder."""
         return []
 
-    def requirement_notes(self, recipe: Recipe) -> list[str]:
-        """Return notes on modules that are not sent with the project folder."""
-        return requirements.requirements_not_sent(recipe, PROJECT_ROOT)
+    def command_notes(self, project: UserProject) -> list[str]:
+        """Return notes on the files of the project that are sent, and on those that are not."""
+        return [user_project.describe_project(project), *super().command_notes(project)]
+
+    def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
+        """Return notes on what of the user's project travels, and on what the recipe needs beside it."""
+        notes = [user_project.describe_project(project)] if project else []
+        return notes + requirements.requirements_not_sent(recipe, project)

@@ -1,17 +1,21 @@
 """Backends whose machines are reached over ssh. Only the supervisor talks to them."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.connectors import tmux
+from cluster.connectors.local import Connector
 from cluster.connectors.ssh_config import openssh_argv
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import download_checkpoint
+from cluster.machines import trained_files
 from cluster.machines.fleet import Fleet
-from train.tools.process_log import Progress
+from train.tools.process_log import Progress, no_progress
 
 from .base import Backend
+
+AnswerT = TypeVar("AnswerT")
 
 
 class RemoteBackend(Backend):
@@ -56,13 +60,36 @@ class RemoteBackend(Backend):
         return openssh_argv(config, int(machine), argv, tty)
 
     def download_checkpoint(self, progress: Progress) -> Path | None:
-        """Copy the newest complete checkpoint from the first machine that answers."""
-        fleet = self.open_fleet()
+        """Copy the newest complete checkpoint, of a command its checkpoint folder, from the first that answers."""
+        download = trained_files.download_version if self.run.spec.own_command else trained_files.download_checkpoint
+        return self._ask_machines(
+            lambda machine, job_folder: download(machine, job_folder, self.run.folder.shared, progress)
+        )
+
+    def fetch_network(self, progress: Progress = no_progress) -> None:
+        """Copy the files of a finished run's network, or the checkpoints of a command, from the first that answers.
+
+        Raises `ClusterError`.
+        """
+        if self.run.spec.own_command:
+            self.download_checkpoint(progress)
+            return
+        self._ask_machines(
+            lambda machine, job_folder: trained_files.download_network(
+                machine, job_folder, self.run.folder.path, progress
+            )
+        )
+
+    def _ask_machines(self, ask: Callable[[Connector, str], AnswerT]) -> AnswerT:
+        """Return the answer of the first machine that answers; `ask` takes its connector and the job's folder there.
+
+        Raises the `ClusterError` of the last one when none does.
+        """
+        fleet = self.supervised_fleet or self.open_fleet()
         last_error = ClusterError("no machine is known yet")
-        for machine, connector in fleet.connectors.items():
+        for name, connector in fleet.connectors.items():
             try:
-                remote_folder = fleet.provisioner.job_folder(machine)
-                return download_checkpoint(connector, remote_folder, self.run.folder.shared, progress)
+                return ask(connector, fleet.provisioner.job_folder(name))
             except KeyError:  # the machine was never set up
                 continue
             except ClusterError as error:

@@ -5,10 +5,12 @@ The fields of rows that commands print as JSON have the names that the JSON has.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from cluster.connectors.hosts_file import Host
+from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from train.data.fetch.sources import Source
 from train.recipe.schema import Recipe
@@ -25,20 +27,35 @@ class RentalSummary:
     region: str
     gpus: str  # of each machine: "8 x A100", or "none"
     zones: tuple[str, ...]  # with the first choice of type and market, in the order in which they are tried
-    other_choices: tuple[str, ...]  # what is tried next, one line each
+    other_choices: tuple[str, ...]  # what is tried next, one line each, with its price and forecast
+    spares: str  # how many of the machines are spares that are rented in another way, and how; "" for none
+    facts: dict[str, str] = field(default_factory=dict)  # what else a launch gets, by a label: "image", "network"
     dollars_per_hour: float | None  # of all machines, None when unknown
+    on_demand_dollars_per_hour: float | None = None  # of all machines, where their own price is unknown
     minutes: float | None  # forecast of the whole run, None when there is none
+    forecast_source: str = "presets"  # of its constants: "presets", or the job that measured them
     dollars: float | None
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
-    max_dollars: float | None
+    max_dollars: float | None  # from now on
     is_dollar_limit_set: bool  # by the user; else the limit follows from the hours and the dearest place
+    spent_dollars: float | None = None  # by a job that is resumed, of which only the rest is planned; None: a new job
     ssh_address: str
+    traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each
     missing_stack_parts: tuple[str, ...]  # what the launch would create
+    extra_costs: tuple[str, ...] = ()  # what is billed besides and is in no sum, one line each
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalLimit:
+    """When the machines of a launch end at the latest."""
+
+    hours: float  # from the start of the first machine until the job saves and stops
+    dollars: float | None  # cost of the whole job once the machines are off; None: unknown price
 
 
 class RentalPlan(ABC):
-    """What a launch would rent, with everything that the user confirms."""
+    """What a launch would rent, with all facts that the user confirms."""
 
     @abstractmethod
     def summary(self, spec: JobSpec) -> RentalSummary:
@@ -69,6 +86,24 @@ class OfferRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CapacityBlockRow:
+    """A block of reserved machines that can be bought."""
+
+    type: str
+    zone: str
+    gpus: int
+    gpu: str
+    machines: int
+    start: str
+    end: str
+    hours: float  # until the cloud ends the machines
+    fee: float  # for the whole block, paid when it is bought
+    currency: str
+    offering: str  # its ID
+    buy: str  # the shell command that buys the block
+
+
+@dataclass(frozen=True, kw_only=True)
 class RentedJob:
     """A job that has rented machines, as their tags describe it."""
 
@@ -82,6 +117,22 @@ class RentedJob:
     since: str
     expires: str
     owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentedMachineRow:
+    """A rented machine as the cloud describes it, also for some time after its end."""
+
+    id: str
+    name: str  # its number in the job
+    type: str
+    market: str
+    zone: str
+    placement_group: str
+    launch_index: int  # its number in the request that brought it, as the cloud counts
+    is_live: bool
+    has_public_address: bool
+    end_reason: str  # as the cloud writes it, "" while it lives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +151,25 @@ class LaunchFinding:
     level: str  # "error", "warning" or "ok"
     what: str
     type_next: str  # a command that helps, "" if none does
+
+
+class JobAdoption(ABC):
+    """A rented job that this computer takes over from another one: how to log in to it, and what it may rent."""
+
+    uid: str
+    hosts: Mapping[str, Host]  # how to reach each of its machines, by name
+    shared: str  # the folder on each machine with the jobs' descriptions
+
+    @abstractmethod
+    def with_terms(self, spec: JobSpec) -> JobSpec:
+        """Return a job's description from the shared folder with what the account says of machines and money."""
+
+    @abstractmethod
+    def take_over(self, run_path: Path, launch_id: str) -> None:
+        """Write what the backend needs to a run folder, and become the only computer that supervises the job.
+
+        Raises `ClusterError` when another computer adopts it at the same time.
+        """
 
 
 class CloudAdministration(ABC):
@@ -132,12 +202,28 @@ class CloudAdministration(ABC):
         """Return a line for each part that `ensure_stack` would create."""
 
     @abstractmethod
+    def has_stack(self, region: str) -> bool:
+        """Return whether a part of a region's stack exists that `remove_stack` would remove, or its data."""
+
+    @abstractmethod
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
         """Remove a region's stack, unless machines still run in it. Returns a line for each resource that is left."""
 
     @abstractmethod
     def rented_jobs(self, region: str) -> list[RentedJob]:
         """Return a row for each job that has rented machines in a region."""
+
+    @abstractmethod
+    def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
+        """Return a row for each machine of a job in a region, by name, including machines that ended recently."""
+
+    def begin_adoption(self, region: str, uid: str) -> JobAdoption:
+        """Find a rented job by its tags, and let this computer log in to its machines.
+
+        The other computer supervises the job until `JobAdoption.take_over`, but may lose its own access to the machines
+        earlier. Raises `NoSuchJob`, `ClusterError`.
+        """
+        raise ClusterError(f"jobs of {self.backend} cannot be adopted")
 
     @abstractmethod
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
@@ -168,6 +254,12 @@ class CloudAdministration(ABC):
         With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
         number), and the cheapest row is first.
         """
+
+    def capacity_block_rows(
+        self, region: str | None, gpu: str | None, machine_count: int, hours: float
+    ) -> list[CapacityBlockRow]:
+        """Return the blocks of reserved machines that can be bought, those that last `hours` first. Buys nothing."""
+        raise ClusterError(f"{self.backend} sells no capacity blocks")
 
     @abstractmethod
     def check_launch(

@@ -6,9 +6,11 @@ from typing import ClassVar
 from cluster.connectors import log_sync, tmux
 from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
-from cluster.state.run_folder import RunFolder
+from cluster.machines import trained_files
+from cluster.state.run_folder import REHEARSED_NOTICE, RunFolder
 from train.tools import filesystem
 from train.tools.filesystem import to_json_bytes
+from train.tools.process_log import Progress, no_progress
 
 from .base import Backend
 
@@ -28,17 +30,24 @@ class SharedFolderBackend(Backend):
         """Kill the agent of a machine with everything that it started. Raises `ClusterError`."""
 
     def poll(self) -> bool:
-        """Copy new log lines to the run folder, and restart a supervisor that was killed."""
+        """Copy new log lines and the network of a finished run to the run folder, and restart a killed supervisor."""
         spec, folder = self.run.spec, self.run.folder
         is_running = self.agents_alive()  # before the copy: everything that a dead agent wrote is then copied
         log_sync.pull_logs(Connector(), str(folder.shared), folder.path)
-        # Without a supervisor, lost machines of a job with several would never be replaced.
-        if is_running and len(spec.machine_names) > 1 and not self.is_supervised():
+        if not is_running:
+            self.fetch_network()
+        # Without a supervisor, lost machines of a job with several would never be replaced, and nobody would be told.
+        needs_supervisor = len(spec.machine_names) > 1 or bool(spec.notify)
+        if is_running and needs_supervisor and not self.is_supervised():
             if tmux.is_owned_by(spec.name, folder.path):
                 tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
             elif not self.agents_open_session:
                 self.start_session()
         return is_running
+
+    def fetch_network(self, progress: Progress = no_progress) -> None:
+        """Give the files of a finished run's network their names in the run folder, which is on the same disk."""
+        trained_files.link_network(self.run.folder.shared, self.run.folder.path)
 
     def agents_alive(self) -> bool:
         """Whether an agent is running."""
@@ -56,10 +65,10 @@ class SharedFolderBackend(Backend):
         if notice_seconds is None:
             self.kill_agent(machine)
         else:
-            give_notice(self.run.folder, machine, "a rehearsal took it away", notice_seconds)
+            give_notice(self.run.folder, machine, REHEARSED_NOTICE, notice_seconds)
 
 
 def give_notice(folder: RunFolder, machine: str, reason: str, seconds: float) -> None:
-    """Tell the agent of a machine that the machine goes away in some seconds."""
+    """Tell the agent of a machine that its machine will be gone in `seconds`, and why."""
     notice = {"reason": reason, "seconds": seconds}
     filesystem.write_atomic(folder.work_folder(machine) / "notice", to_json_bytes(notice))

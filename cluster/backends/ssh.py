@@ -1,6 +1,8 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
 import logging
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +11,10 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.connectors.ssh_config import require_openssh
-from cluster.errors import BadInput
+from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
+from cluster.machines.host_check import HostCheck, HostReport
+from cluster.machines.trained_files import has_final_files, run_in_time
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 
@@ -19,6 +23,8 @@ from .planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
+
+FINAL_NETWORK_TIMEOUT_SECONDS = 1800.0  # for the trained network; 200 MB take so long over a link of 1 Mbit/s
 
 
 class SshPlanner(ElsewherePlanner):
@@ -30,6 +36,9 @@ class SshPlanner(ElsewherePlanner):
         """Raises `BadInput` when the hosts file is missing or wrong."""
         super().__init__(request)
         assert isinstance(request.options, SshOptions)
+        if request.resumed and request.resumed.run.spec.hosts:
+            self.hosts = request.resumed.run.spec.hosts
+            return
         if not request.options.hosts:
             raise BadInput("the backend ssh needs the hosts file of the machines: --ssh FILE")
         self.hosts = read_hosts(Path(request.options.hosts).expanduser())
@@ -53,10 +62,10 @@ class SshPlanner(ElsewherePlanner):
         return path
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """A failure is no error: the machines may have access that this computer does not have."""
+        """Return OPTIONAL: the machines may have access that this computer lacks."""
         return SourceAccess.OPTIONAL
 
-    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
         """Add the machines to the specification."""
         return MachinePlan(spec=replace(spec, hosts=self.hosts))
 
@@ -95,6 +104,12 @@ class SshBackend(RemoteBackend):
                 f"the hosts file lists {host_count} machines, but the job needs {needed} (--machines plus --spares)"
             )
 
+    @classmethod
+    def check_machines(cls, spec: JobSpec) -> Sequence[HostReport]:
+        """Check the machines of the hosts file as a launch would; return a report for each. Raises `ClusterError`."""
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return HostCheck(spec, Path(folder)).run()
+
     def poll(self) -> bool:
         """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder.
 
@@ -105,10 +120,25 @@ class SshBackend(RemoteBackend):
             self.fleet.push_stop_request()
             self.fleet.pull_files()
             if not self.fleet.agents_alive():
-                return not self.fleet.pull_last_files()
+                if not self.fleet.pull_last_files():
+                    return True
+                self._fetch_final_network()
+                return False
         except Unreachable as error:
             logger.warning("%s", error)
         return True
+
+    def _fetch_final_network(self) -> None:
+        """Download what a job has trained in the end. An error is logged: `imgnet-cluster pull` tries again.
+
+        The time is limited, because the job has no result before this returns.
+        """
+        if not has_final_files(self.run.spec, self.run.folder):
+            return
+        try:
+            run_in_time(self.fetch_network, FINAL_NETWORK_TIMEOUT_SECONDS)
+        except (ClusterError, OSError) as error:
+            logger.warning("what was trained stays on the machines: %s", error)
 
     def dead_machines(self) -> list[str]:
         """Return the machines that answered that no agent is running there."""

@@ -4,36 +4,71 @@ Start-up must stay fast: a command imports what it needs inside its function, so
 package.
 """
 
+import shlex
 import sys
+from pathlib import Path
 
 import click
 
 from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
-from . import cloud, data, data_fetch, evaluate, inspect, launch, plan, record, report
+from . import checks, cloud, completion, data, data_fetch, evaluate, inspect, launch, plan, record, run
 from .options import CommandGroup, exit_with_error
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
-    """Train an image classifier with one command, on your own machines or on rented ones.
+    """Train an image classifier, or run any PyTorch script, on your own machines or on rented ones.
 
     \b
     imgnet-cluster launch --local recipes/quickstart.py      train on a generated data set, on this computer
+    imgnet-cluster run --local -- python train.py            run a script of your own as torchrun would
     imgnet-cluster attach job-1                              show the live tmux session
     imgnet-cluster tensorboard job-1                         show the curves
     """
 
 
-cli.add_command(plan.plan)
-for module in (launch, inspect, evaluate, record, report, cloud):
-    for command in module.COMMANDS:
-        cli.add_command(command)
+@click.command()
+@click.argument("folder", required=False, default=".", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Write a small project of your own into FOLDER.
+
+    It has a recipe, a model and a loss, and trains at once on the built-in data set. No file is replaced.
+    """
+    from cluster.new_project import write_project
+
+    for path in write_project(folder):
+        click.echo(path)
+    change_folder = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
+    click.echo(f"train it: {change_folder}imgnet-cluster launch --local recipe.py", err=True)
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(completion.SHELLS))
+def completion_command(shell: str) -> None:
+    """Print a script that completes the command line in SHELL.
+
+    It completes commands, options, jobs, recipes, machines, files, and the names of AWS's types, regions and zones. It
+    makes no request.
+
+    \b
+    bash   imgnet-cluster completion bash > ~/.local/share/bash-completion/completions/imgnet-cluster
+    zsh    imgnet-cluster completion zsh > ~/.zfunc/_imgnet-cluster          with ~/.zfunc in fpath before compinit
+    fish   imgnet-cluster completion fish > ~/.config/fish/completions/imgnet-cluster.fish
+    """
+    click.echo(completion.completion_script(cli, shell))
+
+
+cli.add_section("Start", init, completion_command)
+cli.add_section("Plan and run", plan.plan, *launch.COMMANDS, *run.COMMANDS)
+cli.add_section("Look at jobs", *inspect.COMMANDS)
+cli.add_section("Results", *evaluate.COMMANDS, *record.COMMANDS)
+cli.add_section("AWS", *cloud.COMMANDS, *checks.COMMANDS)
+cli.add_section("Data", data.data)
 for command in data_fetch.COMMANDS:
     data.data.add_command(command)
-cli.add_command(data.data)
 
 
 def main() -> None:
@@ -41,8 +76,8 @@ def main() -> None:
     prepare_standard_streams()
     try:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as help:
-        click.echo(help.format_message())
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None

@@ -1,23 +1,28 @@
-"""The commands about rented machines and the AWS resources around them: up, down, gc, cost, extend, offers, check."""
+"""The commands about rented machines and the AWS resources around them: up, down, gc, cost, extend, offers."""
 
-import contextlib
-import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import EXIT_ERROR, BadInput, ClusterError, NoSuchJob
+from cluster.errors import BadInput, ClusterError, NoCloudAccess, NoCloudAnswer, NoSuchJob
 
 from .options import (
+    ConfiguredCommand,
+    FaultTolerantCommand,
     FiniteFloatRange,
-    GroupedCommand,
     cloud_option,
+    confirm_or_abort,
     dry_run_option,
     grouped_option,
     open_cloud,
     output_option,
     print_json,
+    regions_option,
+    regions_to_search,
+    typed_options,
+    warn,
     yes_option,
 )
 
@@ -25,8 +30,14 @@ if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
     from cluster.jobs.job import Job
 
+DEFAULT_BLOCK_HOURS = 24.0
+MORE_HOURS = 1e-3  # two limits that are computed from the same dollars differ by less
 region_option = grouped_option(
-    "AWS", "--region", metavar="REGION", help="AWS region.  [default: from the AWS configuration]"
+    "AWS",
+    "--region",
+    metavar="REGION",
+    config_name="regions",
+    help="AWS region.  [default: from the AWS configuration]",
 )
 
 
@@ -40,22 +51,7 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
         raise ClusterError(f"{len(descriptions)} resources were not removed; run the command again")
 
 
-def confirm_or_abort(question: str, assume_yes: bool) -> None:
-    """Ask for confirmation on the terminal.
-
-    When the answer is no, the command exits. Raises `ClusterError` when there is no terminal and `assume_yes` is not
-    set.
-    """
-    if assume_yes:
-        return
-    if not sys.stdin.isatty():
-        raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
-    if not click.confirm(question, default=False):
-        click.echo("nothing was done", err=True)
-        sys.exit(EXIT_ERROR)
-
-
-@click.command()
+@click.command(cls=ConfiguredCommand)
 @click.option(
     "--stack", is_flag=True, help="Create the long-lived resources of the region: network, file system, keys, role."
 )
@@ -84,7 +80,7 @@ def up(
     click.echo(cloud.ensure_stack(region, address, bucket))
 
 
-@click.command()
+@click.command(cls=FaultTolerantCommand)
 @click.argument("job", required=False)
 @click.option(
     "--all",
@@ -93,10 +89,12 @@ def up(
     help="All jobs: those in this folder, and every AWS resource with imgnet-cluster's tags.",
 )
 @click.option(
-    "--stack", is_flag=True, help="The stack of a region. Its file system stays unless --delete-data is given."
+    "--stack",
+    is_flag=True,
+    help="Delete the shared AWS resources of a region. The file system stays unless --delete-data is given.",
 )
 @click.option("--delete-data", is_flag=True, help="With --stack: delete the file system and the bucket with all data.")
-@region_option
+@regions_option
 @cloud_option
 @dry_run_option
 @yes_option
@@ -105,115 +103,153 @@ def down(
     all_jobs: bool,
     stack: bool,
     delete_data: bool,
-    region: str | None,
+    regions: tuple[str, ...],
     backend: str | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Terminate JOB at once, with all its rented machines.
 
-    Returns when AWS reports that everything is terminated. Exit code 1 if anything is left. JOB may have been launched
-    from another computer: give its name or uid, as `imgnet-cluster ls --cloud` shows it.
+    Nothing is saved, so it asks first if JOB trains; `imgnet-cluster stop JOB` saves a checkpoint. Returns when
+    AWS reports that everything is terminated. Exit code 1 if anything is left. JOB may have been launched from another
+    computer: give its name or uid, as `imgnet-cluster ls --cloud` shows it.
     """
     from cluster.jobs import billing, store
+    from cluster.planning.config_file import read_config
 
     if sum((bool(job), all_jobs, stack)) != 1:
         raise BadInput("give exactly one of: a job, --all, --stack")
     if stack:
+        read_config()  # raises for a wrong line, which may be the one of the region
         cloud = open_cloud(backend)
-        target = "the stack, its file system and all data" if delete_data else "the stack except for its file system"
+        if typed_options({"regions": regions}) and len(regions) > 1:
+            raise BadInput("--stack: give one --region at a time")
+        region = cloud.resolve_regions(regions)[0]
+        target = (
+            f"the stack of {region}, {'its file system and all data' if delete_data else 'all but its file system'}"
+        )
         if dry_run:
-            return click.echo(f"would remove {target} of {cloud.resolve_regions([region] if region else [])[0]}")
+            return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)
-        return fail_if_resources_remain(cloud.remove_stack(region, delete_data))
+        fail_if_resources_remain(cloud.remove_stack(region, delete_data))
+        return click.echo(f"removed {target}")
     if all_jobs:
-        return _down_all(open_cloud(backend), region, dry_run, yes)
+        return _down_all(open_cloud(backend), regions, dry_run, yes)
     try:
         local_job = store.find(job)
     except NoSuchJob:
-        cloud = open_cloud(backend)
-        job_region = cloud.resolve_regions([region] if region else [])[0]
-        if dry_run:
-            return click.echo(f"would terminate everything tagged {job} in {job_region}")
-        fail_if_resources_remain(cloud.terminate_job(job_region, str(job)))
-        return click.echo(f"{job} is gone")
+        return _down_elsewhere(open_cloud(backend), regions, str(job), dry_run, yes)
     if dry_run:
         return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
     had_ended = local_job.has_ended
+    if not (yes or had_ended or local_job.is_waiting):
+        _confirm_loss(local_job)
     billing.terminate_job(local_job)
     if had_ended and not local_job.spec.cloud:
         return click.echo(f"{local_job.name} is {local_job.state}: nothing of it was running, and nothing is billed")
     click.echo(f"{local_job.name} is gone")
 
 
-def _rented_jobs() -> "list[Job]":
-    """Return the jobs of this folder that run, or ran, on rented machines. Damaged run folders are left out."""
-    from cluster.jobs import store
+def _confirm_loss(job: "Job") -> None:
+    """Ask before a job that may have trained is terminated. Say what would be lost, and how to keep it."""
+    from cluster.state.states import JobState
 
-    rented_jobs = []
-    for job in store.all_jobs():
-        with contextlib.suppress(ClusterError):
-            if job.spec.cloud:
-                rented_jobs.append(job)
-    return rented_jobs
-
-
-def _regions_to_search(cloud: "CloudAdministration", region: str | None) -> list[str]:
-    """Return the named region; without one, the configured region and those of this folder's jobs."""
-    if region:
-        return [region]
-    own_specs = [job.spec for job in _rented_jobs() if job.spec.backend == cloud.backend]
-    job_regions = {job_region for spec in own_specs for job_region in cloud.regions_of(spec)}
-    return sorted({*cloud.resolve_regions([]), *job_regions})
+    status = job.status()
+    if not status.step and status.state in (JobState.ACQUIRING, JobState.BOOTING, JobState.SETUP):
+        return  # nothing was trained yet
+    progress = f", at step {status.step} of {status.steps}" if status.step else ""
+    click.echo(
+        f"{job.name} is {status.state}{progress}. `down` saves nothing: the steps since its last checkpoint are lost "
+        f"(one is saved every {job.spec.train.save_seconds:g} s). To save and end it: imgnet-cluster stop {job.name}",
+        err=True,
+    )
+    confirm_or_abort(f"terminate {job.name} without saving?", assume_yes=False)
 
 
-def _down_all(cloud: "CloudAdministration", region: str | None, dry_run: bool, assume_yes: bool) -> None:
-    """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions."""
+def _down_elsewhere(
+    cloud: "CloudAdministration", regions: Sequence[str], uid_or_name: str, dry_run: bool, assume_yes: bool
+) -> None:
+    """Terminate a job of another folder or computer, in the only region in which it has machines, or else the first."""
+    searched_regions = regions_to_search(cloud, regions)
+    rows = [(region, row) for region in searched_regions for row in cloud.rented_jobs(region)]
+    found_regions = list(dict.fromkeys(region for region, row in rows if uid_or_name in (row.uid, row.job)))
+    if len(found_regions) > 1:
+        raise BadInput(f"{uid_or_name}: found in {', '.join(found_regions)}; give one --region")
+    region = [*found_regions, *searched_regions][0]
+    if dry_run:
+        return click.echo(f"would terminate everything tagged {uid_or_name} in {region}")
+    if found_regions:
+        confirm_or_abort(f"terminate {uid_or_name}, which has machines in {region}, without saving?", assume_yes)
+    fail_if_resources_remain(cloud.terminate_job(region, uid_or_name))
+    click.echo(f"{uid_or_name} is gone")
+
+
+def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: bool, assume_yes: bool) -> None:
+    """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions.
+
+    Where the cloud cannot be asked, the jobs of this folder are terminated nevertheless. That is an error only if there
+    may be machines: when a region was typed, or a job of this folder was rented.
+    """
     from cluster.jobs import billing
 
-    # Waiting jobs first: otherwise the queue would start them as soon as the running ones end.
-    unfinished_jobs = sorted((job for job in _rented_jobs() if not job.has_ended), key=lambda job: not job.is_waiting)
-    regions = _regions_to_search(cloud, region)
+    # Waiting jobs come first: otherwise the queue would start them as soon as the running ones end. The machines of a
+    # damaged run folder are found by their tags.
+    unfinished_jobs = billing.unfinished_jobs()
+    tagged_uids: dict[str, list[str]] = {}
+    unasked_reason = ""
+    try:
+        for name in regions_to_search(cloud, regions):
+            tagged_uids[name] = [row.uid for row in cloud.rented_jobs(name)]
+    except (NoCloudAccess, NoCloudAnswer) as error:
+        unasked_reason = f"machines of other folders and computers were not looked for: {error}"
+    may_have_machines = bool(unasked_reason and (typed_options({"regions": regions}) or billing.rented_jobs()))
     own_uids = {job.spec.uid for job in unfinished_jobs}
-    tagged_uids = [row.uid for name in regions for row in cloud.rented_jobs(name)]
-    names = [*(job.name for job in unfinished_jobs), *(uid for uid in tagged_uids if uid not in own_uids)]
-    if not names:
-        return click.echo("nothing to terminate")
-    if dry_run:
-        return click.echo(f"would terminate {', '.join(names)}")
-    confirm_or_abort(f"terminate {', '.join(names)}?", assume_yes)
+    other_uids = [uid for uids in tagged_uids.values() for uid in uids if uid not in own_uids]
+    names = [*(job.name for job in unfinished_jobs), *other_uids]
     remaining: list[str] = []
-    for job in unfinished_jobs:
-        try:
-            billing.terminate_job(job)
-        except (ClusterError, OSError) as error:
-            remaining.append(str(error))
-    for name in regions:
-        remaining += cloud.terminate_jobs(name, [row.uid for row in cloud.rented_jobs(name)])
+    if not names:
+        click.echo("nothing to terminate")
+    elif dry_run:
+        click.echo(f"would terminate {', '.join(names)}")
+    else:
+        confirm_or_abort(f"terminate {', '.join(names)}, without saving?", assume_yes)
+        for job in unfinished_jobs:
+            try:
+                billing.terminate_job(job)
+            except (ClusterError, OSError) as error:
+                remaining.append(str(error))
+        for name in tagged_uids:  # asked again: a machine may have been replaced meanwhile
+            remaining += cloud.terminate_jobs(name, [row.uid for row in cloud.rented_jobs(name)])
     fail_if_resources_remain(remaining)
-    click.echo(f"{', '.join(names)}: gone")
+    if names and not dry_run:
+        click.echo(f"{', '.join(names)}: gone")
+    if may_have_machines:
+        raise ClusterError(unasked_reason)
+    if unasked_reason:
+        warn(unasked_reason)
 
 
-@click.command()
+@click.command(cls=FaultTolerantCommand)
 @click.option("--unknown", is_flag=True, help="Include resources of jobs that are not in this folder.")
-@region_option
+@regions_option
 @cloud_option
 @click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
 @output_option
-def gc(unknown: bool, region: str | None, backend: str | None, yes: bool, output: str) -> None:
+def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, output: str) -> None:
     """Remove leftover AWS resources of imgnet-cluster's jobs.
 
     A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
     resources are only listed.
     """
     from cluster.backends.rentals import Garbage
+    from cluster.jobs import billing
     from train.tools.records import encode
 
     cloud = open_cloud(backend)
-    is_live_by_uid = {job.spec.uid: not job.has_ended for job in _rented_jobs()}
+    is_live_by_uid = {job.spec.uid: not job.has_ended for job in billing.rented_jobs()}
     remaining: list[str] = []
     found: list[Garbage] = []
-    for name in _regions_to_search(cloud, region):
+    for name in regions_to_search(cloud, regions):
         garbage = cloud.find_garbage(name, is_live_by_uid, unknown, time.time())
         found.append(garbage)
         if output == "table":
@@ -261,49 +297,97 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option(
     "--max-hours",
     metavar="HOURS",
     type=FiniteFloatRange(0, min_open=True),
-    required=True,
     help="New limit in hours since the first machine of this launch started.",
 )
-def extend(job: str, max_hours: float) -> None:
-    """Change the time limit of JOB on its rented machines.
+@click.option(
+    "--max-price-total",
+    "max_dollars",
+    metavar="DOLLARS",
+    type=FiniteFloatRange(0, min_open=True),
+    help="New limit for all that JOB costs, with what it has cost already.",
+)
+@yes_option
+def extend(job: str | None, max_hours: float | None, max_dollars: float | None, yes: bool) -> None:
+    """Change the limits of JOB: hours, dollars, or both.
 
-    At the limit the job saves a checkpoint and stops. The limit can be raised or lowered.
+    Without JOB, the newest job is taken. At a limit the job saves a checkpoint and stops. A limit can be raised or
+    lowered. More time for machines that cost money needs a yes, or -y. The limit in dollars of a job that has stopped
+    can be raised before it is resumed.
     """
+    from cluster.display import cloud as display_cloud
     from cluster.jobs import billing, store
 
-    running_job = store.find(job)
-    billing.extend(running_job, max_hours)
-    click.echo(f"{running_job.name} may take {max_hours:g} hours")
+    if max_hours is None and max_dollars is None:
+        raise BadInput("give a limit: --max-hours HOURS, --max-price-total DOLLARS, or both")
+    extended_job = store.find(job)
+    before = billing.rental_limit(extended_job)
+    after = billing.rental_limit(extended_job, max_hours, max_dollars)
+    if before and after and after.hours > before.hours + MORE_HOURS:
+        confirm_or_abort(display_cloud.extension_question(extended_job.name, before, after), yes)
+    hours = billing.extend(extended_job, max_hours, max_dollars)
+    limits = [f"cost {max_dollars:g} dollars"] if max_dollars is not None else []
+    limits += [f"take {hours:.4g} hours"] if hours is not None else []
+    click.echo(f"{extended_job.name} may {' and '.join(limits)}")
+    if hours is None:
+        click.echo(f"  continue     imgnet-cluster resume {extended_job.name}")
 
 
-@click.command()
+@click.command(cls=ConfiguredCommand)
 @click.option("--gpu", metavar="NAME", help="Only types with this GPU, such as A100.")
 @click.option("--recipe", metavar="RECIPE", help="Add a forecast of this recipe's minutes and dollars on each type.")
 @click.option(
     "--machines",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of machines for the forecast.  [default: as the recipe says]",
+    help="Number of machines for the forecast, or in the capacity block.  [default: as the recipe says, or 1]",
+)
+@click.option(
+    "--capacity-blocks",
+    is_flag=True,
+    help="Show the capacity blocks that can be bought, and the AWS command that buys one. Nothing is bought.",
+)
+@click.option(
+    "--hours",
+    metavar="HOURS",
+    type=FiniteFloatRange(0, min_open=True),
+    help="With --capacity-blocks: how long the machines are needed. EC2 sells whole days.  [default: 24]",
 )
 @region_option
 @cloud_option
 @output_option
 def offers(
-    gpu: str | None, recipe: str | None, machines: int | None, region: str | None, backend: str | None, output: str
+    gpu: str | None,
+    recipe: str | None,
+    machines: int | None,
+    capacity_blocks: bool,
+    hours: float | None,
+    region: str | None,
+    backend: str | None,
+    output: str,
 ) -> None:
     """Show the GPU instance types that EC2 offers now, with prices.
 
-    One row for each type and availability zone.
+    One row for each type and availability zone. With --capacity-blocks, one row for each block of machines that can be
+    reserved for a time.
     """
     from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
     from train.tools.records import encode
 
+    if capacity_blocks:
+        if recipe:
+            raise BadInput("--recipe: there is no forecast for capacity blocks; leave out one of the two")
+        block_rows = open_cloud(backend).capacity_block_rows(region, gpu, machines or 1, hours or DEFAULT_BLOCK_HOURS)
+        if output == "json":
+            return print_json([encode(row) for row in block_rows])
+        return display_cloud.show_capacity_blocks(block_rows)
+    if hours is not None:
+        raise BadInput("--hours is about --capacity-blocks; add that option")
     recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
@@ -314,67 +398,4 @@ def offers(
         display_cloud.show_offers(rows)
 
 
-@click.command(cls=GroupedCommand)
-@click.argument("recipe", required=False)
-@grouped_option(
-    "Machines",
-    "--machines",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of machines.  [default: as the recipe says]",
-)
-@grouped_option("AWS", "--type", metavar="TYPE", help="EC2 instance type.  [default: the types of the recipe]")
-@grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
-@region_option
-@cloud_option
-@grouped_option(
-    "AWS",
-    "--iam",
-    is_flag=True,
-    help="Print the minimal IAM policies of the user and of the machines as JSON, for --region or all, and exit.",
-)
-@grouped_option(
-    "AWS",
-    "--data",
-    metavar="S3",
-    help="With --iam: also allow reading this data set outside the stack's bucket, such as s3://my-bucket/imagenet.",
-)
-@output_option
-def check(
-    recipe: str | None,
-    machines: int | None,
-    type: str | None,
-    on_demand: bool,
-    iam: bool,
-    data: str | None,
-    region: str | None,
-    backend: str | None,
-    output: str,
-) -> None:
-    """Check whether a launch on AWS would succeed.
-
-    Checks permissions, quotas, prices and types, and shows what to type next for each problem. Exit code 1 if there is
-    a problem.
-    """
-    from cluster.display import cloud as display_cloud
-    from cluster.planning.resolve import load_recipes
-    from train.tools.records import encode
-
-    cloud = open_cloud(backend)
-    if iam:
-        return print_json(cloud.iam_policies(region, data))
-    if data:
-        raise BadInput("--data needs --iam: it adds the permission to read that data set to the policies")
-    checked_recipe = load_recipes(recipe)[0] if recipe else None
-    types = [type] if type else list(checked_recipe.types) if checked_recipe else []
-    machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
-    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
-    if output == "json":
-        print_json([encode(finding) for finding in findings])
-    else:
-        display_cloud.show_findings(findings)
-    if any(finding.level == "error" for finding in findings):
-        sys.exit(EXIT_ERROR)
-
-
-COMMANDS = (up, down, gc, cost, extend, offers, check)
+COMMANDS = (up, down, gc, cost, extend, offers)

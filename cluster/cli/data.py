@@ -1,23 +1,39 @@
 """`imgnet-cluster data`: generate, pack, resize, check, verify and list data sets."""
 
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
 
 from cluster.display.progress_bar import ProgressBar
 from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
+from train.data.validation_split import MAX_NAMED_CLASSES
 
+from .data_fetch import translate_data_errors
 from .options import (
     CommandFunction,
     CommandGroup,
+    GroupedCommand,
+    GroupedOption,
+    dataclass_options,
+    deferred_options,
+    grouped_option,
     output_option,
     pluralize,
     print_json,
-    translate_data_errors,
 )
 
 MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
+FEW_IMAGES = 10  # `data check` names the classes with fewer training images
+
+
+def val_fraction_options() -> list[GroupedOption]:
+    """Return the option `--val-fraction`, which a launch has too. Without it nothing is held out."""
+    from train.engine.options import TrainOptions
+
+    return dataclass_options(TrainOptions, "val_fraction", shows_default=False)
 
 
 @click.group(cls=CommandGroup)
@@ -53,12 +69,18 @@ def sample(folder: Path, seed: int, train: int, val: int) -> None:
 
 def packing_options(command: CommandFunction) -> CommandFunction:
     """Add the arguments and options that `pack` and `resize` share."""
-    decorators = [
+    decorators: list[Callable[[CommandFunction], CommandFunction]] = [
         click.argument("source", type=click.Path(path_type=Path)),
         click.argument("target", type=click.Path(path_type=Path)),
-        click.option("--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."),
-        click.option("--anew", is_flag=True, help="Replace a finished data set that was made of other images."),
-        click.option(
+        grouped_option(
+            "Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."
+        ),
+        deferred_options(val_fraction_options),
+        grouped_option(
+            "Data", "--overwrite", is_flag=True, help="Replace a finished data set that was made of other images."
+        ),
+        grouped_option(
+            "Data",
             "--shard-mb",
             metavar="MB",
             type=click.IntRange(1),
@@ -72,14 +94,20 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
-@data.command()
+@data.command(cls=GroupedCommand)
 @packing_options
-@click.option(
-    "--sizes", default="160,352", show_default=True, help="Short sides of the copies in pixels, comma-separated."
+@grouped_option(
+    "Data",
+    "--sizes",
+    default="160,352",
+    show_default=True,
+    help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
 @translate_data_errors
-def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
-    """Pack smaller copies of the images of SOURCE.
+def resize(
+    source: Path, target: Path, sizes: str, skip_bad: bool, val_fraction: float | None, overwrite: bool, shard_mb: int
+) -> None:
+    """Pack pre-resized copies of the images of SOURCE.
 
     Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and
     run again.
@@ -95,18 +123,20 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, s
             f"--sizes: must be whole numbers from {MIN_COPY_PIXELS} to {MAX_COPY_PIXELS}, comma-separated, such as "
             f"160,352, not {sizes!r}"
         )
-    _pack("resizing", source, target, copy_targets(target, short_sides), skip_bad, anew, shard_mb)
+    _pack("resizing", source, target, copy_targets(target, short_sides), skip_bad, val_fraction, overwrite, shard_mb)
 
 
-@data.command()
+@data.command(cls=GroupedCommand)
 @packing_options
 @translate_data_errors
-def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) -> None:
+def pack(
+    source: Path, target: Path, skip_bad: bool, val_fraction: float | None, overwrite: bool, shard_mb: int
+) -> None:
     """Pack the images of SOURCE into large files in TARGET.
 
     The images keep their full size. The command can be interrupted and run again.
     """
-    _pack("packing", source, target, {None: target}, skip_bad, anew, shard_mb)
+    _pack("packing", source, target, {None: target}, skip_bad, val_fraction, overwrite, shard_mb)
 
 
 def _pack(
@@ -115,7 +145,8 @@ def _pack(
     target: Path,
     targets: dict[int | None, Path],
     skip_bad: bool,
-    anew: bool,
+    val_fraction: float | None,
+    overwrite: bool,
     shard_mb: int,
 ) -> None:
     """Pack a data set into each of the targets, given by short side (None: full size), and print what was done."""
@@ -123,7 +154,13 @@ def _pack(
 
     with ProgressBar(f"{activity} {source}") as progress:
         report = pack_set(
-            source, targets, skip_bad=skip_bad, overwrite=anew, shard_bytes=shard_mb * 10**6, progress=progress
+            source,
+            targets,
+            val_fraction=val_fraction or 0.0,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            shard_bytes=shard_mb * 10**6,
+            progress=progress,
         )
     for path, reason in report.skipped_files:
         click.echo(f"left out: {path}: {reason}", err=True)
@@ -135,45 +172,71 @@ def _pack(
     )
 
 
-@data.command()
+@data.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
+@deferred_options(val_fraction_options)
 @output_option
 @translate_data_errors
-def check(folder: Path, output: str) -> None:
+def check(folder: Path, val_fraction: float | None, output: str) -> None:
     """Decode every image of the data set in FOLDER once, and count.
 
     Every problem is listed: broken files, folders inside a class folder, images beside the class folders, classes of
-    val/ that train/ lacks. Exit code 1 if there is any. A class without validation images is a warning. Packed data
-    sets are compared with their checksums, as `data verify` does.
+    val/ that train/ lacks. Exit code 1 if there is any. A class without validation images is a warning. The second
+    line says how many images the smallest and the largest class have, and how many times larger the largest one is.
+    Packed data sets are compared with their checksums, as `data verify` does.
     """
-    from train.data.index.open import check_layout, layout_problems, load_index
+    from train.data.index.open import check_layout, images_by_class, layout_problems, load_index
 
     if not folder.is_dir():
         check_layout(folder)
-    misplaced = layout_problems(folder)
+    val_fraction = val_fraction or 0.0
+    misplaced = layout_problems(folder, val_fraction)
     with ProgressBar(f"indexing {folder}") as progress:
-        train = load_index(folder, "train", skip_bad=True, skip_layout_problems=True, progress=progress)
-        val = load_index(folder, "val", train.classes, skip_bad=True, skip_layout_problems=True, progress=progress)
+        load = partial(
+            load_index, folder, val_fraction=val_fraction, skip_bad=True, skip_layout_problems=True, progress=progress
+        )
+        train = load("train")
+        val = load("val", train.classes)
     broken = [(str(index.folder / path), reason) for index in (train, val) for path, reason in index.skipped_files]
-    broken += _verify_packed_splits(folder, [train.folder, val.folder])
-    validated_labels = set(val.labels[:].tolist())
-    unvalidated = [name for label, name in enumerate(train.classes) if label not in validated_labels]
+    broken += _verify_packed_splits(folder, list(dict.fromkeys((train.folder, val.folder))))
+    counts_by_split = {"train": images_by_class(train), "val": images_by_class(val)}
+    unvalidated = [name for name, count in counts_by_split["val"].items() if not count]
     if output == "json":
         bad = dict(misplaced + broken)
         counts = {"train": len(train), "val": len(val), "classes": list(train.classes)}
-        print_json({**counts, "bad": bad, "without_validation": unvalidated})
+        print_json({**counts, "images_by_class": counts_by_split, "bad": bad, "without_validation": unvalidated})
     else:
         for path, reason in misplaced:
             click.echo(f"misplaced: {path}: {reason}", err=True)
         for path, reason in broken:
             click.echo(f"broken: {path}: {reason}", err=True)
+        if broken:
+            click.echo("repair or remove the broken files, or pass --skip-bad to launch, pack and resize", err=True)
+        few = {name: count for name, count in counts_by_split["train"].items() if count < FEW_IMAGES}
+        if few:
+            named = ", ".join(f"{name} ({count})" for name, count in list(few.items())[:MAX_NAMED_CLASSES])
+            more = f" and {len(few) - MAX_NAMED_CLASSES} more" if len(few) > MAX_NAMED_CLASSES else ""
+            click.echo(f"note: classes with fewer than {FEW_IMAGES} training images: {named}{more}", err=True)
         broken_count = pluralize(len(broken), "broken file")
         for name in unvalidated:
             click.echo(f"warning: {folder / 'val' / name}: a class without validation images", err=True)
         misplaced_count = f", {len(misplaced)} misplaced" if misplaced else ""
         image_counts = f"{len(train)} + {len(val)} images"
-        click.echo(f"{folder}: {len(train.classes)} classes, {image_counts}, {broken_count}{misplaced_count}")
+        held_out = f" ({val_fraction:g} of each class held out)" if val.folder == train.folder else ""
+        click.echo(f"{folder}: {len(train.classes)} classes, {image_counts}{held_out}, {broken_count}{misplaced_count}")
+        balances = [_describe_balance(split, counts) for split, counts in counts_by_split.items()]
+        click.echo(f"images of a class: {'; '.join(balances)}")
     sys.exit(EXIT_ERROR if misplaced or broken else EXIT_OK)
+
+
+def _describe_balance(split: str, counts: Mapping[str, int]) -> str:
+    """Return how many images the smallest and the largest class of a split have, and their ratio."""
+    smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    low, high = counts[smallest], counts[largest]
+    if low == high:
+        return f"{split} {low} in each"
+    ratio = f", imbalance {high / low:.3g}" if low else ""
+    return f"{split} {low} ({smallest}) to {high} ({largest}){ratio}"
 
 
 def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """`imgnet-cluster data fetch` and `data put`: copy packed data sets to a local disk, and to S3."""
 
+import functools
 from pathlib import Path
 
 import click
@@ -7,16 +8,31 @@ import click
 from cluster.display.progress_bar import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
-from .options import translate_data_errors
+from .options import CommandFunction
 
 MIN_COPY_PIXELS = 32  # short side of a resized copy
 
 sizes_option = click.option(
     "--sizes",
     metavar="LIST",
-    help="What to copy, comma-separated: full, or short sides of resized copies, such as full,160,352. The copies lie "
+    help="What to copy, comma-separated: full, or short sides of pre-resized copies, such as full,160,352. Copies lie "
     "beside the data set, under its name with -sz.  [default: full]",
 )
+
+
+def translate_data_errors(command: CommandFunction) -> CommandFunction:
+    """Decorate a command so that errors of a data set become `ClusterError`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: object, **kwargs: object) -> object:
+        from train.data.index.open import DataError
+
+        try:
+            return command(*args, **kwargs)
+        except (DataError, ValueError) as error:
+            raise ClusterError(str(error)) from error
+
+    return wrapped
 
 
 def _parse_sizes(text: str | None) -> list[int | None] | None:
@@ -42,7 +58,7 @@ def _parse_sizes(text: str | None) -> list[int | None] | None:
     help="Copy only the index and names of the full-size images. Sufficient when no phase reads full-size images.",
 )
 @click.option(
-    "--copies", default="", metavar="PLACE", help="Where the resized copies are.  [default: SOURCE's name with -sz]"
+    "--copies", default="", metavar="PLACE", help="Where the pre-resized copies are.  [default: SOURCE's name with -sz]"
 )
 @click.option("--else-full", is_flag=True, help="If a resized copy is missing, copy the full-size images.")
 @translate_data_errors
@@ -97,8 +113,8 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
     from train.data.fetch.fetch import format_bytes
     from train.data.manifest import FetchError
 
-    uploaded_files = 0
-    existing_files = 0
+    uploaded_count = 0
+    existing_count = 0
     for short_side in _parse_sizes(sizes) or [None]:
         source = str(folder)
         destination = place
@@ -111,9 +127,9 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
                 uploaded, existing = store.upload(Path(source).expanduser(), progress)
         except FetchError as error:
             raise ClusterError(str(error)) from error
-        uploaded_files += uploaded
-        existing_files += existing
-    click.echo(f"{place}: {uploaded_files} files uploaded, {existing_files} already present")
+        uploaded_count += uploaded
+        existing_count += existing
+    click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")
 
 
 COMMANDS = (fetch, put)

@@ -11,7 +11,18 @@ import click
 
 from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
-from .options import cloud_option, open_cloud, output_option, print_json, warn
+from .options import (
+    FaultTolerantCommand,
+    cloud_option,
+    open_cloud,
+    output_option,
+    pluralize,
+    print_json,
+    regions_option,
+    regions_to_search,
+    typed_options,
+    warn,
+)
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
@@ -40,30 +51,55 @@ def refresh(job: "Job") -> None:
         warn(error)
 
 
-@click.command()
+@click.command(cls=FaultTolerantCommand)
 @click.option(
     "--cloud",
     is_flag=True,
     help="List all rented machines with imgnet-cluster's tags, also of other folders and computers.",
 )
 @click.option(
-    "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
+    "--everywhere", is_flag=True, help="List also the jobs of other folders in which a job is running on this computer."
 )
+@regions_option
 @cloud_option
 @output_option
-def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
-    """List the jobs of this folder."""
+def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
+    """List the jobs of this folder.
+
+    The jobs are in ./runs, or in $IMGNET_RUNS.
+    """
     from cluster.display import status as display_status
     from cluster.jobs import store
-    from train.tools.records import encode
 
     if cloud:
         return _ls_cloud(open_cloud(backend), regions, output)
-    if regions:
+    if typed_options({"regions": regions}):
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
+    folders = [store.runs_folder(), *(store.busy_runs_folders() if everywhere else [])]
+    if output == "json":
+        return print_json([row for folder in folders for row in _list_jobs(folder)[1]])
+    for folder in folders:
+        statuses, _ = _list_jobs(folder)
+        if everywhere:
+            click.echo(f"{folder}:")
+        if statuses:
+            display_status.show_jobs(statuses)
+        else:
+            click.echo(f"no jobs in {folder}")
+            busy_folders = [] if everywhere else store.busy_runs_folders()
+            for busy_folder in busy_folders:
+                click.echo(f"jobs are running in {busy_folder}; to list them too: imgnet-cluster ls --everywhere")
+
+
+def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[str, object]]]":
+    """Return the statuses of a runs folder's jobs by name (None: damaged), and the rows of `-o json`."""
+    from cluster.display.tables import DAMAGED
+    from cluster.jobs import store
+    from train.tools.records import encode
+
     statuses: dict[str, JobStatus | None] = {}
     rows: list[dict[str, object]] = []
-    for job in store.all_jobs():
+    for job in store.all_jobs(folder):
         try:
             refresh(job)
             statuses[job.name] = job.status()
@@ -71,21 +107,20 @@ def ls(cloud: bool, regions: tuple[str, ...], backend: str | None, output: str) 
         except (ClusterError, OSError) as error:  # one job must not hide the others
             warn(error)
             statuses[job.name] = None
-            rows.append({"job": job.name, "state": display_status.DAMAGED, "reason": str(error)})
-    if output == "json":
-        return print_json(rows)
-    display_status.show_jobs(statuses)
+            rows.append({"job": job.name, "state": DAMAGED, "reason": str(error)})
+    return statuses, rows
 
 
 def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
     from train.tools.records import encode
 
-    rows = [row for region in cloud.resolve_regions(regions) for row in cloud.rented_jobs(region)]
+    asked_regions = regions_to_search(cloud, regions)
+    rows = [row for region in asked_regions for row in cloud.rented_jobs(region)]
     if output == "json":
         print_json([encode(row) for row in rows])
     else:
-        display_cloud.show_rented_machines(rows)
+        display_cloud.show_rented_machines(rows, asked_regions)
 
 
 @click.command()
@@ -95,8 +130,9 @@ def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: st
     is_flag=True,
     help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
 )
+@click.option("--parts", is_flag=True, help="Also show the seconds of each step of the machines' set-up.")
 @output_option
-def status(job: str | None, exit_code: bool, output: str) -> None:
+def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
     """Show the state and history of JOB (default: the newest job)."""
     from cluster.display import forecast as display_forecast
     from cluster.display import status as display_status
@@ -113,10 +149,16 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         others = {"timeline": encode(timeline), "machines_now": machines_json, "result": encode(result)}
         print_json({**encode(job_status), **others})
     else:
-        display_status.show_status(job_status, machines, timeline)
+        display_status.show_status(job_status, machines, timeline, with_parts=parts)
+        if result and result.ids_wrong is not None:
+            click.echo(display_status.describe_image_usage(result.ids_wrong))
+        elif found_job.spec.train.log_ids:
+            click.echo("whether every image was used exactly once (--log-ids) is checked when the job is done")
         if result and result.against:
             constants_source = result.forecast.source if result.forecast else ""
             display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.name)
+        elif result and result.constants:
+            display_forecast.show_missing_forecast(found_job.name, found_job.spec.recipe_file)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
@@ -142,7 +184,12 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     help="Show the log of the supervisor instead: losses, replacements, rented machines, errors.",
 )
 @click.option("--agent", "kind", flag_value="agent", help="Show the state changes of a machine's agent instead.")
-@click.option("--setup", "kind", flag_value="setup", help="Show the log of a machine's set-up instead.")
+@click.option(
+    "--setup",
+    "kind",
+    flag_value="setup",
+    help="Show the logs of a machine's set-up instead: environment and checks, then its images.",
+)
 def logs(job: str | None, follow: bool, rank: int | None, kind: str | None, machine: int | None) -> None:
     """Print the log of a training process of JOB.
 
@@ -156,25 +203,33 @@ def logs(job: str | None, follow: bool, rank: int | None, kind: str | None, mach
     if kind == "supervisor" and machine is not None:
         raise BadInput("--supervisor: a job has one supervisor; leave out --machine")
     found_job = store.find(job)
-    printer = None
+    printers: dict[Path, LogPrinter] = {}
+    note = ""
     while True:
         found_job.refresh()
-        has_ended = found_job.has_ended
-        path = _log_path(found_job, rank, kind, machine)
-        if printer is None or path != printer.path:  # set-up is followed by the first attempt, then by the next ones
-            printer = LogPrinter(path)
-        if not follow and not path.exists():
-            raise ClusterError(f"{path}: no such log; {_describe_logs(found_job)}")
-        printer.print_new_lines(is_complete=has_ended or not follow)
+        adoption = found_job.adoption
+        has_ended = found_job.has_ended or adoption is not None
+        paths, new_note = _log_paths(found_job, rank, kind, machine)
+        if new_note and new_note != note:
+            click.echo(new_note, err=True)
+        note = new_note
+        # Set-up is followed by the first attempt, then by the next ones.
+        printers = {path: printers.get(path) or LogPrinter(path) for path in paths}
+        for path, printer in printers.items():
+            if not follow and not path.exists():
+                raise ClusterError(f"{path}: no such log; {_explain_missing_log(found_job, kind)}")
+            printer.print_new_lines(is_complete=has_ended or not follow)
         if has_ended or not follow:
             break
         time.sleep(LOG_POLL_SECONDS)
     if follow:
-        sys.exit(STATE_EXIT_CODES[found_job.state])
+        if adoption:
+            warn(adoption.error)
+        sys.exit(STATE_EXIT_CODES.get(found_job.state, EXIT_UNFINISHED))
 
 
 class LogPrinter:
-    """Prints what is new in a log file. JSON lines are printed as text."""
+    """Prints the new lines of a log file. JSON lines are printed as text."""
 
     def __init__(self, path: Path) -> None:
         from train.tools.process_log import format_line
@@ -212,37 +267,54 @@ class LogPrinter:
             sys.stdout.buffer.write(text)
 
 
-def _describe_logs(job: "Job") -> str:
-    process_count = job.spec.procs * job.spec.machines
-    return (
-        f"{job.name} has {process_count} training processes and is {job.state}; see: imgnet-cluster status {job.name}"
-    )
+def _explain_missing_log(job: "Job", kind: str | None) -> str:
+    """Return why a job has no log of a kind, and what to type next."""
+    from cluster.state import attempts
+
+    hint = f"see: imgnet-cluster status {job.name}"
+    if kind == "supervisor":
+        return f"the supervisor of {job.name} has recorded nothing; {hint}"
+    if kind == "setup" and job.spec.is_one_computer:
+        return f"machines that are this computer need no set-up, and no data was prepared there for {job.name}; {hint}"
+    if kind:
+        return f"{job.name} is {job.state}; {hint}"
+    attempt = attempts.read_attempt(job.run_folder.shared, job.last_attempt_number)
+    machine_count = len(attempt.machine_names) if attempt else job.spec.machines
+    return f"{job.name} has {pluralize(machine_count * job.spec.procs, 'training process')} and is {job.state}; {hint}"
 
 
-def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> Path:
-    """Return the log file of a process in the last attempt, or of the set-up before the first attempt.
+def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> tuple[list[Path], str]:
+    """Return the log file of a process in the last attempt, or those of the set-up, as before it; and a note.
 
-    Raises `BadInput` when the machine takes no part in the last attempt.
+
+    The note says when the log is of an earlier attempt, the last one in which the machine took part. It is "" else.
+    Raises `BadInput` when the machine takes part in none.
     """
     from cluster.state import attempts
-    from cluster.state.run_folder import agent_log_path, setup_log_path
+    from cluster.state.run_folder import agent_log_path
 
     if kind == "supervisor":
-        return job.run_folder.supervisor_log_path
+        return [job.run_folder.supervisor_log_path], ""
     if kind:
         name = job.rank0_machine if machine is None else str(machine)
-        return agent_log_path(job.path, name) if kind == "agent" else setup_log_path(job.path, name)
+        return ([agent_log_path(job.path, name)] if kind == "agent" else job.setup_logs(name)), ""
     number = job.last_attempt_number
     if machine is None or not number:
-        return job.log_path(rank or 0, machine=str(machine or 0))
-    attempt = attempts.read_attempt(job.run_folder.shared, number)
-    machine_names = list(attempt.machine_names) if attempt else []
-    if str(machine) not in machine_names:
-        raise BadInput(
-            f"machine {machine} takes no part in attempt {number} of {job.name}; "
-            f"the machines are {', '.join(machine_names)}"
-        )
-    return job.log_path(machine_names.index(str(machine)) * job.spec.procs)
+        return [job.log_path(rank or 0, machine=str(machine or 0))], ""
+    names_by_attempt = {}
+    for earlier_number in range(number, 0, -1):
+        attempt = attempts.read_attempt(job.run_folder.shared, earlier_number)
+        names = names_by_attempt[earlier_number] = list(attempt.machine_names) if attempt else []
+        if str(machine) in names:
+            absence = f"machine {machine} takes no part in attempt {number} of {job.name}"
+            note = f"{absence}; its log of attempt {earlier_number}:"
+            path = job.log_path(names.index(str(machine)) * job.spec.procs, earlier_number)
+            return [path], "" if earlier_number == number else note
+    names = names_by_attempt[number]
+    raise BadInput(
+        f"machine {machine} takes no part in attempt {number} of {job.name}; "
+        f"the {'machine is' if len(names) == 1 else 'machines are'} {', '.join(names)}"
+    )
 
 
 @click.command()
@@ -271,13 +343,12 @@ def attach(job: str | None, machine: int | None) -> None:
 
 
 @click.command()
-@click.argument("job")
-@click.argument("command", nargs=-1)
+@click.argument("job_and_command", metavar="[JOB] [COMMAND]...", nargs=-1)
 @machine_option
-def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
+def ssh(job_and_command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there.
 
-    A COMMAND of one argument is a line for the shell there. Examples:
+    Without JOB, the newest job is taken. A COMMAND of one argument is a line for the shell there. Examples:
 
     \b
     imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
@@ -285,7 +356,9 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """
     from cluster.jobs import store
 
-    found_job = store.find(job)
+    has_job = bool(job_and_command) and store.is_job_name(job_and_command[0])
+    found_job = store.find(job_and_command[0] if has_job else None)
+    command = job_and_command[has_job:]
     argv = found_job.backend.shell_command(found_job.resolve_machine(machine), command, tty=sys.stdin.isatty())
     os.execvp(argv[0], argv)
 
@@ -311,7 +384,7 @@ def top(job: str | None, once: bool) -> None:
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("jobs", metavar="[JOB]...", nargs=-1)
 @click.option(
     "--port",
     metavar="PORT",
@@ -320,20 +393,21 @@ def top(job: str | None, once: bool) -> None:
     show_default=True,
     help="Port of the server. 0 takes a free one.",
 )
-@click.option(
-    "--all", "all_jobs", is_flag=True, help="Show all jobs of this folder side by side, with their hyperparameters."
-)
-def tensorboard(job: str | None, port: int, all_jobs: bool) -> None:
+@click.option("--all", "all_jobs", is_flag=True, help="Show all jobs of this folder, also those that start later.")
+def tensorboard(jobs: tuple[str, ...], port: int, all_jobs: bool) -> None:
     """Serve the training curves of JOB (default: the newest job).
 
-    TensorBoard listens on 127.0.0.1 until Ctrl-C.
+    Several jobs are shown side by side, with their hyperparameters. TensorBoard listens on 127.0.0.1 until Ctrl-C.
     """
     from cluster.display import tensorboard as display_tensorboard
     from cluster.jobs import store
 
+    if all_jobs and jobs:
+        raise BadInput("--all shows every job; leave out the names, or leave out --all")
     if all_jobs:
         sys.exit(display_tensorboard.serve_all(port))
-    sys.exit(display_tensorboard.serve(store.find(job), port))
+    found_jobs = [store.find(name) for name in dict.fromkeys(jobs)] or [store.find()]
+    sys.exit(display_tensorboard.serve(found_jobs, port))
 
 
 COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

@@ -1,30 +1,51 @@
-"""The commands that start, stop and change a job: launch, stop, resume, lose, adopt."""
+"""The commands that start, stop and change a job (launch, stop, resume, rehearse-loss, adopt), and config."""
 
+import functools
+import shlex
 import sys
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, NoCloudAccess
+from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, NoCloudAccess, NoCloudAnswer
 
+from .cloud import region_option
 from .options import (
+    CONFIGURED_SOURCES,
     DEFAULT_BACKEND,
+    FaultTolerantCommand,
     FiniteFloatRange,
     GroupedCommand,
     GroupedOption,
+    changeable_options,
+    cloud_option,
+    configured_options,
+    confirm_or_abort,
     dataclass_options,
     deferred_options,
+    describe_source,
     dry_run_option,
+    format_value,
     given_options,
     grouped_option,
     only_option,
+    open_cloud,
+    output_option,
     pluralize,
+    print_json,
+    typed_options,
     yes_option,
 )
-from .plan import make_plan, select_recipes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cluster.jobs.job import Job
+    from cluster.machines.host_check import HostReport
+    from cluster.planning.plan import Plan
+    from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(
     "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
@@ -39,8 +60,14 @@ def backend_choices() -> list[GroupedOption]:
     choices = []
     for name, options_class in catalog.usable_options().items():
         help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
-        switch = GroupedOption([f"--{name}", switch_name(name)], is_flag=True, help=help_text, help_group="Machines")
-        own_options = dataclass_options(options_class)
+        switch = GroupedOption(
+            [f"--{name}", switch_name(name)],
+            is_flag=True,
+            help=help_text,
+            help_group="Machines",
+            config_name=switch_name(name),
+        )
+        own_options = dataclass_options(options_class, is_configurable=True)
         choices.append(next((option for option in own_options if f"--{name}" in option.opts), switch))
     return choices
 
@@ -49,7 +76,7 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that every backend has."""
     from cluster.planning.launch_options import LaunchOptions
 
-    return dataclass_options(LaunchOptions)
+    return dataclass_options(LaunchOptions, is_configurable=True)
 
 
 def backend_options() -> list[GroupedOption]:
@@ -59,7 +86,7 @@ def backend_options() -> list[GroupedOption]:
     return [
         option
         for name, options_class in catalog.usable_options().items()
-        for option in dataclass_options(options_class)
+        for option in dataclass_options(options_class, is_configurable=True)
         if f"--{name}" not in option.opts
     ]
 
@@ -80,85 +107,203 @@ def backend_options() -> list[GroupedOption]:
 @deferred_options(backend_options)
 @detach_option
 @dry_run_option
+@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
 @yes_option
 def launch(
     recipe: str,
     parallel: int | None,
     detach: bool,
     dry_run: bool,
+    requests: bool,
     yes: bool,
     only: tuple[str, ...],
     **options: object,
 ) -> None:
     """Train RECIPE and follow the job.
 
-    Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first.
-    Ctrl-C stops following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
+    Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first,
+    and machines that cost money are rented only after a yes, or with -y. With --dry-run nothing is started; AWS is
+    asked for the plan, and the plan says so when AWS cannot be asked. The machines of --ssh are asked what
+    `imgnet-cluster check --ssh FILE` asks. Ctrl-C stops following; the job keeps running. Exit code: 0 done,
+    100 failed, 103 stopped.
+    """
+    from cluster.jobs import queue
+    from cluster.planning.commands import plan_work, select_work
+    from cluster.planning.launch_options import add_configured, make_launch_options
+
+    if requests and not dry_run:
+        raise BadInput("--requests needs --dry-run")
+    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
+    launch_options = make_launch_options(backend, **keywords)
+    makers = [
+        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in select_work(recipe, only)
+    ]
+    plans, unasked_reason = plan_all(makers, dry_run)
+    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
+    carry_out(plans, unasked_reason, max_parallel, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+
+
+def carry_out(
+    plans: "list[Plan]",
+    unasked_reason: str,
+    max_parallel: int = 1,
+    *,
+    detach: bool,
+    dry_run: bool,
+    requests: bool,
+    yes: bool,
+) -> None:
+    """Show plans of one backend, ask before money is spent, launch them, and follow the jobs.
+
+    Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
     from cluster.backends import registry
     from cluster.backends.base import BilledBackend
+    from cluster.display import next_commands, sweep
     from cluster.display import plan as display_plan
-    from cluster.display import progress
+    from cluster.display.tables import print_wrapped
     from cluster.jobs import queue, store, submit
-    from cluster.planning.launch_options import choose_backend, make_launch_options
 
-    keywords = given_options(options)
-    backend = choose_backend(keywords, DEFAULT_BACKEND)
-    launch_options = make_launch_options(backend, **keywords)
-    try:
-        plans = [
-            make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
-            for selected_recipe in select_recipes(recipe, only)
-        ]
-    except NoCloudAccess as error:
-        raise NoCloudAccess(
-            f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
-        ) from error
-    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
+    plans = [_with_command(plan, is_only=len(plans) == 1) for plan in plans]
+    display_plan.show_plan(plans[0], unasked_reason)
+    if len(plans) > 1:
+        sweep.show_other_plans(plans)
+    display_plan.show_other_jobs(plans[0].spec, max_parallel)
+    backend_class = registry.backend_class(plans[0].spec.backend)
     for plan in plans:
-        if dry_run:  # before the plan: the requests are long, and the plan should be the last thing on the screen
+        if requests:
             display_plan.show_rental_requests(plan)
-        display_plan.show_plan(plan)
-        backend_class = registry.backend_class(backend)
         if not (dry_run and issubclass(backend_class, BilledBackend)):  # a dry run shows the price from any computer
             backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
-        click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
-        return
-    if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
-        click.echo("nothing was started", err=True)
-        sys.exit(EXIT_ERROR)
-    if len(plans) > 1:
-        sys.exit(_follow_all(queue.enqueue(plans, max_parallel), max_parallel, detach))
+        largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
+        show_machine_checks(backend_class.check_machines(largest_spec), largest_spec.machines)
+        return print_wrapped(
+            f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started"
+        )
+    for plan in plans:
+        plan.require_no_obstacle()
+    if issubclass(backend_class, BilledBackend):
+        for plan in plans:
+            _tell_of_duplicate(plan)
+        confirm_or_abort(display_plan.rental_question(plans), yes)
     existing_names = {job.name for job in store.all_jobs()}
-    job = submit.launch(plans[0])
+    try:
+        if len(plans) > 1:
+            jobs = queue.enqueue(plans, max_parallel)
+        else:
+            job = submit.launch(plans[0])
+    except KeyboardInterrupt:
+        _tell_of_interrupted_launch([job for job in store.all_jobs() if job.name not in existing_names])
+        sys.exit(EXIT_INTERRUPTED)
+    if len(plans) > 1:
+        sys.exit(_follow_all(jobs, max_parallel, detach))
     if job.name in existing_names:
         click.echo(f"resuming interrupted {job.name}, run folder {job.path} (run again to launch a new job)")
     else:
         click.echo(f"{job.name} launched, run folder {job.path}")
-    progress.print_next_commands(job)
+    next_commands.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
 
 
+def _tell_of_interrupted_launch(new_jobs: "Sequence[Job]") -> None:
+    """Say on stderr which jobs were submitted before Ctrl-C, and how to stop them."""
+    if not new_jobs:
+        return click.echo("interrupted; nothing was started", err=True)
+    names = ", ".join(job.name for job in new_jobs)
+    verb = "is" if len(new_jobs) == 1 else "are"
+    stops = "; ".join(f"imgnet-cluster stop {job.name}" for job in new_jobs)
+    click.echo(f"interrupted; {names} {verb} submitted and may go on; to stop: {stops}", err=True)
+
+
+def _tell_of_duplicate(plan: "Plan") -> None:
+    """Say on stderr that a job of the same work and options runs already, if one does."""
+    from cluster.jobs import submit
+    from train.metrics.text import format_duration
+
+    if job := submit.find_running_duplicate(plan.spec):
+        age = format_duration(time.time() - job.spec.created)
+        click.echo(
+            f"note: {job.name} runs already, with the same {plan.spec.work_kind} and options; it was launched {age} "
+            f"ago and has cost ${job.backend.cost_dollars():,.2f}. Follow it instead of a second job: "
+            f"imgnet-cluster logs -f {job.name}",
+            err=True,
+        )
+
+
+def _with_command(plan: "Plan", is_only: bool) -> "Plan":
+    """Return a plan whose job will know the command that launches it alone, as it was typed."""
+    from cluster.notifications.targets import describe_target
+
+    words = ["imgnet-cluster", *sys.argv[1:]]
+    for target in plan.spec.notify:
+        words = [word.replace(target, describe_target(target)) for word in words]
+    if not (is_only or "--only" in words):
+        words += ["--only", plan.spec.workload.name]
+    return replace(plan, spec=replace(plan.spec, command=shlex.join(words)))
+
+
+def show_machine_checks(reports: "Sequence[HostReport]", needed: int) -> None:
+    """Print the reports of checked machines; nothing when no machine was checked.
+
+    Raises `ClusterError` when fewer machines are usable than the job needs.
+    """
+    from cluster.display import plan as display_plan
+
+    if not reports:
+        return
+    display_plan.show_host_reports(reports)
+    usable = sum(not report.errors for report in reports)
+    if usable < needed:
+        raise ClusterError(f"a launch would fail: {usable} of the {needed} machines that it needs can be used")
+
+
+def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
+    """Return the plans that the functions make, and why the cloud could not be asked, "" if it was.
+
+    Each function takes the keyword `offline`. A launch raises `NoCloudAccess` or `NoCloudAnswer` when the cloud cannot
+    be asked. A dry run plans without it.
+    """
+    plans = []
+    unasked_reason = ""
+    for make in makers:
+        try:
+            plans.append(make(offline=bool(unasked_reason)))
+        except (NoCloudAccess, NoCloudAnswer) as error:
+            if dry_run:
+                unasked_reason = str(error)
+                plans.append(make(offline=True))
+            elif isinstance(error, NoCloudAccess):
+                other_machines = "without AWS: --local (this computer) or --ssh FILE (your own machines)"
+                raise NoCloudAccess(f"{error}; {other_machines}") from error
+            else:
+                raise
+    return plans, unasked_reason
+
+
 def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
-    """Follow the jobs of a sweep one after the other. Returns the largest exit code."""
+    """Follow the jobs of a sweep one after the other, then show their table. Returns the largest exit code."""
+    from cluster.display import sweep
+
     names = ", ".join(job.name for job in launched_jobs)
     click.echo(f"{names} launched, {max_parallel} at a time\n  list         imgnet-cluster ls")
-    click.echo("  all curves   imgnet-cluster tensorboard --all")
+    click.echo(f"  curves       imgnet-cluster tensorboard {' '.join(job.name for job in launched_jobs)}")
     code = EXIT_OK
-    for job in [] if detach else launched_jobs:
-        code = max(code, _follow(job))
+    for number, job in enumerate([] if detach else launched_jobs, 1):
+        code = max(code, _follow(job, launched_jobs[number:]))
         if code == EXIT_INTERRUPTED:
-            break
+            return code
+    if not detach:
+        sweep.show_sweep(launched_jobs)
     return code
 
 
-def _follow(job: "Job") -> int:
-    """Follow a job until it ends. Returns its exit code; Ctrl-C only detaches."""
+def _follow(job: "Job", others: "Sequence[Job]" = ()) -> int:
+    """Follow a job until it ends, beside others of its sweep. Returns its exit code; Ctrl-C only detaches."""
     from cluster.display import progress
 
     try:
-        return progress.follow(job)
+        return progress.follow(job, others)
     except KeyboardInterrupt:
         click.echo(
             f"\ndetached; {job.name} keeps running. Follow it: imgnet-cluster logs -f {job.name}; "
@@ -168,12 +313,61 @@ def _follow(job: "Job") -> int:
         return EXIT_INTERRUPTED
 
 
+@click.command(cls=FaultTolerantCommand)
+@output_option
+def config(output: str) -> None:
+    """Show the defaults of the options and where each is set.
+
+    An option that is typed counts first, then its environment variable, such as IMGNET_MAX_HOURS, then the
+    configuration file, in which the line is max-hours = 4, then the built-in default. Other commands that have the
+    option take the same default.
+    """
+    from cluster.display.tables import print_table, print_wrapped
+    from cluster.planning.config_file import config_path
+
+    context = launch.make_context("launch", ["RECIPE"], parent=click.get_current_context())
+    options = [option for option in launch.params if isinstance(option, GroupedOption) and option.config_name]
+    rows = [ConfigRow.of(option, context) for option in options]
+    if output == "json":
+        from train.tools.records import encode
+
+        return print_json({"file": str(config_path()), "options": [encode(row) for row in rows]})
+    print_table(("option", "value", "source"), [(row.option, row.value, row.source) for row in rows])
+    note = "" if config_path().exists() else ", which does not exist"
+    print_wrapped(f"configuration file: {config_path()}{note}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigRow:
+    """The default of an option, as `config` shows it."""
+
+    option: str
+    value: str  # "": it depends on other options, or there is none
+    source: str  # "default", an environment variable, or the path of the configuration file
+
+    @classmethod
+    def of(cls, option: GroupedOption, context: click.Context) -> "ConfigRow":
+        """Return the default of an option of the launch that the context has parsed."""
+        from cluster.planning.config_file import config_key, config_keys
+
+        key = config_key(next(name for name in option.opts if name.startswith("--")))
+        source = context.get_parameter_source(option.name or "")
+        value = context.params[option.name or ""]
+        is_switch = isinstance(option.flag_value, str)
+        is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
+        if not is_set:
+            declared = config_keys()[key].option
+            value = None if declared is None or is_switch else declared.default
+        text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
+        return cls(option=key, value=text, source=describe_source(option, source) if is_set else "default")
+
+
 @click.command()
-@click.argument("job")
-def stop(job: str) -> None:
+@click.argument("job", required=False)
+def stop(job: str | None) -> None:
     """Save a checkpoint of JOB and stop it.
 
-    `imgnet-cluster resume JOB` continues from the checkpoint.
+    Without JOB, the newest job is taken. `imgnet-cluster resume JOB` continues from the checkpoint.
     """
     from cluster.jobs import store
     from cluster.state.states import JobState
@@ -185,24 +379,60 @@ def stop(job: str) -> None:
     click.echo(f"{stopped_job.name} {state}{hint}")
 
 
+def resume_options() -> list[GroupedOption]:
+    """Return the options that a resume may change, under the names that a launch has for them."""
+    from cluster.backends import catalog
+    from cluster.planning.launch_options import LaunchOptions
+
+    options_classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
+    return [option for options_class in options_classes for option in changeable_options(options_class)]
+
+
 @click.command(cls=GroupedCommand)
-@click.argument("job")
+@click.argument("job", required=False)
+@deferred_options(resume_options)
+@grouped_option(
+    "Command",
+    "--env",
+    multiple=True,
+    metavar="NAME|NAME=VALUE",
+    help="New value of a secret variable of the job's command: that of this shell, or VALUE.",
+)
 @detach_option
-def resume(job: str, detach: bool) -> None:
+@dry_run_option
+@yes_option
+def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, yes: bool, **options: object) -> None:
     """Continue JOB from its newest checkpoint, and follow it.
 
-    Ctrl-C stops following; the job keeps running.
+    Without JOB, the newest job is taken. An option changes what the job was launched with; without it, the job keeps
+    its value. The schedule stays the same, on other machines too. What is left to do is shown first, and machines that
+    cost money are rented only after a yes, or with -y. Ctrl-C stops following; the job keeps running.
     """
+    from cluster.backends.base import BilledBackend
+    from cluster.display import plan as display_plan
     from cluster.jobs import store
 
     resumed_job = store.find(job)
-    resumed_job.resume()
+    plan = resumed_job.plan_resume(**given_options(options))
+    secrets = resumed_job.check_secrets(env)
+    display_plan.show_resume_plan(plan)
+    display_plan.show_other_jobs(plan.spec)
+    is_billed = isinstance(resumed_job.backend, BilledBackend)
+    if not (dry_run and is_billed):  # as with a launch
+        resumed_job.backend.check(plan.spec, resumed_job.path.parent)
+    if dry_run:
+        return click.echo(f"would resume {resumed_job.name}; nothing was started")
+    if is_billed:
+        plan.require_no_obstacle()
+        confirm_or_abort(display_plan.rental_question([plan]), yes)
+    resumed_job.change_secrets(secrets)
+    resumed_job.resume(plan)
     click.echo(f"{resumed_job.name} resumed")
     sys.exit(EXIT_OK if detach else _follow(resumed_job))
 
 
-@click.command()
-@click.argument("job")
+@click.command("rehearse-loss")
+@click.argument("job", required=False)
 @click.option("--machine", metavar="N", required=True, type=click.IntRange(0), help="Number of the machine.")
 @click.option(
     "--notice",
@@ -211,10 +441,11 @@ def resume(job: str, detach: bool) -> None:
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
 @click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
-def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
+def rehearse_loss(job: str | None, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 
-    Without --notice it fails at once, as in a power cut.
+    Without JOB, the newest job is taken. It goes on without the machine, which is then replaced. Without --notice the
+    machine fails at once, as in a power cut.
     """
     from cluster.jobs import store
 
@@ -227,19 +458,32 @@ def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
 
 @click.command()
 @click.argument("uid", required=False)
-@click.option("--ssh", "hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
-def adopt(uid: str | None, hosts: str) -> None:
+@click.option("--ssh", "hosts", metavar="FILE", help="The machines of a job on your own machines: a hosts.toml file.")
+@region_option
+@cloud_option
+def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str | None) -> None:
     """Supervise a job that another computer launched.
 
-    Its files are copied here, and lost machines are replaced from here. UID is the name of the job on its machines,
-    such as job-3-9073e811; it is needed when several jobs are unfinished.
+    Its files are copied here, and lost machines are replaced from here. UID is the name of the job on its machines and
+    in `ls --cloud`, such as job-3-9073e811. With --ssh it is needed only when several jobs are unfinished.
+
+    Without --ssh the job has rented machines, and this computer has credentials of the same account. The other computer
+    then rents and terminates nothing more for the job.
     """
-    from cluster.display import progress
-    from cluster.jobs.adopt import adopt as adopt_job
+    from cluster.display import next_commands
+    from cluster.jobs import adopt as adoption
 
-    job = adopt_job(hosts, uid)
+    if hosts:
+        job = adoption.adopt(hosts, uid)
+    elif uid:
+        cloud = open_cloud(backend)
+        job = adoption.adopt_rented(cloud, cloud.resolve_regions([region] if region else [])[0], uid)
+    else:
+        raise BadInput(
+            "which job? pass --ssh hosts.toml for your own machines, or the UID of a job that `ls --cloud` lists"
+        )
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.path}")
-    progress.print_next_commands(job)
+    next_commands.print_next_commands(job)
 
 
-COMMANDS = (launch, stop, resume, lose, adopt)
+COMMANDS = (launch, stop, resume, rehearse_loss, adopt, config)

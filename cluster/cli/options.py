@@ -4,13 +4,13 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from cluster.display.terminal import clean_output, cut_text, discard
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
@@ -20,8 +20,22 @@ CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 CommandT = TypeVar("CommandT", bound=CommandFunction)
 
 DEFAULT_BACKEND = "aws"
+CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
+OUTPUT_FORMATS = ("table", "json")
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
-OPTION_GROUPS = ("Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
+OPTION_GROUPS = (
+    "Machines",
+    "Command",
+    "Slurm",
+    "AWS",
+    "Data",
+    "Training",
+    "Recovery",
+    "Limits",
+    "Notifications",
+    "Forecast",
+    "Output",
+)
 
 
 class FiniteFloatRange(click.FloatRange):
@@ -41,11 +55,68 @@ class FiniteFloatRange(click.FloatRange):
 
 
 class GroupedOption(click.Option):
-    """An option that names the group under which `--help` shows it."""
+    """An option that names the group under which `--help` shows it.
 
-    def __init__(self, *args: Any, help_group: str, **attributes: Any) -> None:  # Any: as click.Option takes them
-        super().__init__(*args, **attributes)
+    An option with a `config_name` takes its default from the environment and the configuration file: that is the
+    keyword of the launch option whose default it takes. `show` returns a value as people may see it.
+    """
+
+    def __init__(
+        self,
+        declarations: Sequence[str],
+        *,
+        help_group: str,
+        config_name: str = "",
+        show: Callable[[object], object] = lambda value: value,
+        **attributes: Any,  # Any: as click.Option takes them
+    ) -> None:
+        if config_name:
+            flag = next(name for name in declarations if name.startswith("--"))
+            attributes["envvar"] = environment_variable(flag)
+        super().__init__(declarations, **attributes)
         self.help_group = help_group
+        self.config_name = config_name
+        self.show = show
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the name of the option in a message: its environment variable when the value comes from there."""
+        if ctx and self.name and ctx.get_parameter_source(self.name) is click.core.ParameterSource.ENVIRONMENT:
+            return str(self.envvar)
+        return super().get_error_hint(ctx)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return names and text for `--help`. The text names the configured value, if there is one."""
+        record = super().get_help_record(ctx)
+        if record is None or not self.config_name:
+            return record
+        value, source = self.consume_value(ctx, {})
+        is_other_switch = isinstance(self.flag_value, str) and value != self.flag_value
+        if source not in CONFIGURED_SOURCES or is_other_switch:
+            return record
+        return record[0], f"{record[1]}  [{describe_source(self, source)}: {format_value(self.show(value))}]"
+
+
+def environment_variable(flag: str) -> str:
+    """Return the environment variable that sets the default of an option, such as IMGNET_MAX_HOURS."""
+    return "IMGNET_" + flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+
+
+def describe_source(param: click.Parameter, source: "click.core.ParameterSource | None") -> str:
+    """Return the source of an option's value: an environment variable, the configuration file, or "default"."""
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return str(param.envvar)
+    if source is click.core.ParameterSource.DEFAULT_MAP:
+        from cluster.planning.config_file import config_path
+
+        return str(config_path())
+    return "default"
+
+
+def format_value(value: object) -> str:
+    """Return the value of an option as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def grouped_option(
@@ -56,10 +127,10 @@ def grouped_option(
 
 
 class DeferredOptions(click.Option):
-    """Stands for options of a `GroupedCommand` that are made when it is first used: other commands start without."""
+    """Stands for options that a `GroupedCommand` makes when it is first used, so that other commands start faster."""
 
     def __init__(self, declarations: object, make_options: Callable[[], list[GroupedOption]]) -> None:
-        self.make_options = make_options  # and no more: click never sees this as an option
+        self.make_options = make_options  # nothing else is set: click never sees this as an option
 
 
 def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callable[[CommandT], CommandT]:
@@ -67,7 +138,50 @@ def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callabl
     return click.option(cls=DeferredOptions, make_options=make_options)
 
 
-class GroupedCommand(click.Command):
+class ConfiguredCommand(click.Command):
+    """A command whose options may have defaults in the configuration file.
+
+    Only a command that rents or creates something is refused when the file is wrong. A `FaultTolerantCommand` and
+    `--help` go on with a warning, without the wrong lines.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises `BadInput` when the configuration file is wrong and the command needs it."""
+        names = {
+            param.config_name: param for param in self.get_params(ctx) if isinstance(param, GroupedOption)
+        }  # options that are switches of one keyword overwrite each other: one of them is enough
+        if any(names) and not ctx.resilient_parsing:
+            from cluster.planning.config_file import config_path, refuse
+
+            if config_path().exists():
+                asks_for_help = any(option in args for option in ctx.help_option_names)
+                callers = [context.command for context in (ctx, ctx.parent) if context]  # `config` parses a launch
+                is_tolerant = any(isinstance(command, FaultTolerantCommand) for command in callers)
+                on_fault = _warn_of_config if is_tolerant or asks_for_help else refuse
+                ctx.default_map = _configured_defaults(names, on_fault)
+        return super().parse_args(ctx, args)
+
+
+class FaultTolerantCommand(ConfiguredCommand):
+    """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
+
+
+def _warn_of_config(fault: ClusterError) -> None:
+    warn(f"{fault}; it does not count here")
+
+
+def _configured_defaults(params: Mapping[str, click.Option], on_fault: Callable[[BadInput], None]) -> dict[str, object]:
+    """Return the values of the configuration file for the options of a command, by the name that click has for each."""
+    from cluster.planning.config_file import read_config
+
+    defaults = {}
+    for name, value in read_config(on_fault).items():
+        if param := params.get(name):
+            defaults[param.name] = value[0] if isinstance(value, tuple) and not param.multiple else value
+    return defaults
+
+
+class GroupedCommand(ConfiguredCommand):
     """A command whose `--help` shows the options under headings, in the order of `OPTION_GROUPS`.
 
     Within a group, options are listed in the order of their declaration: the common ones first.
@@ -87,7 +201,7 @@ class GroupedCommand(click.Command):
 
     @params.setter
     def params(self, declared_params: list[click.Parameter]) -> None:
-        """Keep what is declared. click sets it."""
+        """The parameters of the command, which click assigns."""
         self._params = declared_params
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -123,11 +237,39 @@ class GroupedCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands in the order of a job's life. Turns every foreseen error into one line with its exit code."""
+    """A group of commands in the order of a job's life. Turns every foreseen error into one line with its exit code.
+
+    `sections` are the headings of `--help`, each with the names of its commands; without them there is one list.
+    """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:  # Any: as click.Group takes them
+        super().__init__(*args, **attributes)
+        self.sections: dict[str, list[str]] = {}
+
+    def add_section(self, title: str, *commands: click.Command) -> None:
+        """Add commands under a heading of `--help`."""
+        for command in commands:
+            self.add_command(command)
+            self.sections.setdefault(title, []).append(str(command.name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of their definition."""
         return list(self.commands)
+
+    def commands_by_section(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Return the names of the commands under their headings. Commands without one come last."""
+        in_sections = {name for names in self.sections.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in in_sections]
+        return {**self.sections, "Commands": others} if others else self.sections
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands into the help text, each with the whole first sentence of its help."""
+        name_width = max(map(len, self.commands), default=0)
+        for title, names in self.commands_by_section(ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(name_width), self.commands[name].get_short_help_str(limit=1000)) for name in names]
+                )
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command. Errors that the user can fix become one line on stderr."""
@@ -165,23 +307,8 @@ def exit_with_error(text: str, code: int) -> NoReturn:
 
 
 def warn(text: object) -> None:
-    """Print one line on stderr about what is wrong while the command goes on."""
+    """Print a warning in one line on stderr. The command goes on."""
     click.echo(f"warning: {cut_text(str(text))}", err=True)
-
-
-def translate_data_errors(command: CommandFunction) -> CommandFunction:
-    """Decorate a command so that errors of a data set become `ClusterError`."""
-
-    @functools.wraps(command)
-    def wrapped(*args: object, **kwargs: object) -> object:
-        from train.data.index.open import DataError
-
-        try:
-            return command(*args, **kwargs)
-        except (DataError, ValueError) as error:
-            raise ClusterError(str(error)) from error
-
-    return wrapped
 
 
 def print_json(value: object) -> None:
@@ -192,8 +319,9 @@ def print_json(value: object) -> None:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return "1 file" or "2 files"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Return "1 file", "2,000 files" or "2 classes"."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending * (number != 1)}"
 
 
 class CheckedType(click.ParamType[object]):
@@ -204,6 +332,10 @@ class CheckedType(click.ParamType[object]):
     def __init__(self, option: "Option") -> None:
         self.option = option
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the values in an environment variable. Where a value may have spaces, each has a line of its own."""
+        return rv.splitlines() if self.option.parse else rv.split()
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         """Return the value of the option. Fails as click's types do."""
         try:
@@ -212,51 +344,85 @@ class CheckedType(click.ParamType[object]):
             self.fail(str(error), param, ctx)
 
 
-def dataclass_options(options_class: "type[OptionSet]", *names: str) -> list[GroupedOption]:
-    """Return the options of a dataclass, or those with these names, in the declared order."""
+def dataclass_options(
+    options_class: "type[OptionSet]", *names: str, is_configurable: bool = False, shows_default: bool = True
+) -> list[GroupedOption]:
+    """Return the options of a dataclass, or those with these names, in the declared order.
+
+    If they are configurable, their defaults may be in the environment and in the configuration file. `shows_default`
+    says whether their help names the default.
+    """
     return [
         click_option
         for option in options_class.launch_options()
         if not names or option.name in names
-        for click_option in _click_options(option)
+        for click_option in _click_options(option, is_configurable, shows_default)
     ]
 
 
-def _click_options(option: "Option") -> Iterator[GroupedOption]:
+def changeable_options(options_class: "type[OptionSet]") -> list[GroupedOption]:
+    """Return the options of a dataclass that a resume may change, in the declared order.
+
+    Their help names no defaults: without an option, the job keeps its value.
+    """
+    return [
+        click_option
+        for option in options_class.launch_options()
+        if not option.is_fixed
+        for click_option in _click_options(option, shows_default=False)
+    ]
+
+
+def _click_options(
+    option: "Option", is_configurable: bool = False, shows_default: bool = True
+) -> Iterator[GroupedOption]:
     """Yield the options of the command line for one option: several when each of its values has a flag."""
-    make = functools.partial(GroupedOption, help_group=option.group)
+    config_name = option.name if is_configurable else ""
+    make = functools.partial(GroupedOption, help_group=option.group, config_name=config_name, show=option.show)
+    help_text = option.full_help if shows_default else option.help_without_default
     if option.switches:
-        for value, help_text in option.switches.items():
-            yield make([f"--{value}", option.name], flag_value=value, default=None, help=help_text)
+        for value in option.switches:
+            switch_help = option.switch_help(value, shows_default)
+            yield make([f"--{value}", option.name], flag_value=value, default=None, help=switch_help)
     elif option.kind is bool:
         is_pair = "/" in option.flags[0]
         flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}  # Any: for click
-        yield make([*option.flags, option.name], default=None, help=option.full_help, **flag)
+        yield make([*option.flags, option.name], default=None, help=help_text, **flag)
     else:
         yield make(
             [*option.flags, option.name],
             type=CheckedType(option),
             multiple=option.is_multiple,
             metavar=option.metavar,
-            help=option.full_help,
+            help=help_text,
         )
 
 
+def typed_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a command that the user typed."""
+    return _options_from(options, (click.core.ParameterSource.COMMANDLINE,))
+
+
+def configured_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a command that were not typed, but are set by the environment or the configuration file."""
+    return _options_from(options, CONFIGURED_SOURCES)
+
+
 def given_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return those of a command's options that the user typed. The defaults of the others are in the dataclasses."""
+    """Return the options of a command that are typed or configured. The dataclasses have the defaults of all others."""
+    return configured_options(options) | typed_options(options)
+
+
+def _options_from(options: Mapping[str, object], sources: "Sequence[click.core.ParameterSource]") -> dict[str, object]:
     ctx = click.get_current_context()
-    return {
-        name: value
-        for name, value in options.items()
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
+    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) in sources}
 
 
 output_option = grouped_option(
     "Output",
     "-o",
     "--output",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(OUTPUT_FORMATS),
     default="table",
     show_default=True,
     help="Output format.",
@@ -268,6 +434,21 @@ dry_run_option = grouped_option(
 only_option = grouped_option(
     "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
+
+
+def confirm_or_abort(question: str, assume_yes: bool) -> None:
+    """Ask for confirmation on stderr, so that the question is seen when stdout is redirected.
+
+    When the answer is no, the command exits. Raises `ClusterError` when there is no terminal and `assume_yes` is not
+    set.
+    """
+    if assume_yes:
+        return
+    if not sys.stdin.isatty():
+        raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
+    if not click.confirm(question, default=False, err=True):
+        click.echo("nothing was done", err=True)
+        sys.exit(EXIT_ERROR)
 
 
 cloud_option = grouped_option(
@@ -282,3 +463,26 @@ def open_cloud(backend: str | None) -> "CloudAdministration":
 
     process_log.log_to_user()
     return registry.open_cloud(backend or DEFAULT_BACKEND)
+
+
+regions_option = grouped_option(
+    "AWS",
+    "--region",
+    "regions",
+    multiple=True,
+    metavar="REGION",
+    config_name="regions",
+    help="AWS region. Can be given several times.  [default: the configured ones and those of this folder's jobs]",
+)
+
+
+def regions_to_search(cloud: "CloudAdministration", regions: Sequence[str]) -> list[str]:
+    """Return the regions of `regions_option` if they were typed; else also those of this folder's jobs."""
+    from cluster.jobs import billing
+
+    asked_regions = cloud.resolve_regions(regions)
+    if typed_options({"regions": regions}):
+        return asked_regions
+    own_specs = [job.spec for job in billing.rented_jobs() if job.spec.backend == cloud.backend]
+    job_regions = {region for spec in own_specs for region in cloud.regions_of(spec)}
+    return list(dict.fromkeys([*asked_regions, *sorted(job_regions)]))

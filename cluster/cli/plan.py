@@ -67,7 +67,8 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that a plan and a launch have."""
     from cluster.planning.launch_options import LaunchOptions
 
-    return dataclass_options(LaunchOptions, "procs", "data", "seed", "scale", "max_steps", "keep_batch")
+    names = ("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
+    return dataclass_options(LaunchOptions, *names, is_configurable=True)
 
 
 @click.command(cls=GroupedCommand)
@@ -87,6 +88,7 @@ def shared_options() -> list[GroupedOption]:
     "types",
     multiple=True,
     metavar="TYPE",
+    config_name="types",
     help="EC2 instance type, or a comma-separated list, for a forecast on each.  [default: the recipe's first type]",
 )
 @grouped_option(
@@ -118,14 +120,14 @@ def shared_options() -> list[GroupedOption]:
     type=click.Choice(["ours", "imagenet18"]),
     default="ours",
     show_default=True,
-    help="Trainer whose preset speeds are used: this project's (ours), or the one of 2018 (imagenet18).",
+    help="Trainer whose preset speeds are used: this project's (ours), or that of the project imagenet18 (2018).",
 )
 @grouped_option(
     "Output",
     "--plot",
     type=click.Path(path_type=Path),
     metavar="PNG",
-    help="Plot minutes and dollars over the number of machines.",
+    help="Plot minutes and dollars against the number of machines.",
 )
 @output_option
 def plan(
@@ -146,8 +148,8 @@ def plan(
     """Show the schedule of RECIPE and a forecast; start nothing.
 
     For each phase: global batch, learning rate and steps. With several --machines, or with --type, also for each
-    combination: minutes, dollars, where the time goes, and the number of machines beyond which more save little. Prices
-    are the on-demand prices shipped with this program; AWS is not contacted.
+    combination: minutes, dollars, where the time goes, and the number of machines beyond which more of them save little
+    time. Prices are the on-demand prices shipped with this program; AWS is not contacted.
     """
     from cluster.planning import choose as planning_choose
     from cluster.planning.launch_options import make_launch_options
@@ -273,6 +275,10 @@ def _forecast_candidates(
         )
         if machine_type.retired_reason:
             notes.append(f"{machine_type.name}: {machine_type.retired_reason}; for comparison only")
+    if any(machine_type.on_demand_price for machine_type in machine_types):
+        notes.append(
+            "dollars are of the machines alone; with disks, addresses and traffic: imgnet-cluster launch --dry-run"
+        )
     return candidates, notes
 
 
@@ -283,9 +289,9 @@ def _plan_json(job_plan: "Plan") -> dict[str, object]:
         "recipe": job_plan.spec.recipe.name,
         "machines": job_plan.spec.machines,
         "gpus": job_plan.spec.schedule_gpus,
-        "images": job_plan.schedule.images,
-        "phases": encode(job_plan.schedule.table()),
-        "steps": job_plan.schedule.steps,
+        "images": job_plan.recipe_schedule.images,
+        "phases": encode(job_plan.recipe_schedule.table()),
+        "steps": job_plan.recipe_schedule.steps,
         "notes": list(job_plan.notes),
     }
 
@@ -302,7 +308,7 @@ def _choice_json(candidate: "Candidate", chosen: "Candidate | None", launch_comm
 
 
 def _draw_forecast(path: Path, title: str, candidates: "list[Candidate]") -> None:
-    """Plot minutes and dollars over the number of machines, a curve for each type. Raises `BadInput`."""
+    """Plot minutes and dollars against the number of machines, a curve for each type. Raises `BadInput`."""
     from cluster.planning.candidates import group_by_type
     from cluster.plots import forecast
 
@@ -328,6 +334,7 @@ def _print_forecast(
 ) -> None:
     from cluster.display import forecast as display_forecast
     from cluster.display import plan as display_plan
+    from cluster.display.tables import print_wrapped
 
     if len(candidates) == 1:
         display_plan.show_plan(candidates[0].plan)
@@ -335,7 +342,7 @@ def _print_forecast(
     else:
         display_forecast.show_candidates(candidates)
     for note in notes:
-        click.echo(f"note: {note}")
+        print_wrapped(f"note: {note}", len("note: "))
     if plot:
         click.echo(f"plot: {plot}")
     if chosen:

@@ -1,14 +1,19 @@
-"""`imgnet-cluster record`: writes a run as DAWNBench's TSV and JSON and as MLPerf's log, and checks such files."""
+"""The commands `report` and `record`: the HTML report of jobs, and a run as DAWNBench's and MLPerf's records."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.errors import BadInput, ClusterError
 from train.tools.records import MALFORMED_DATA_ERRORS
+
+from .inspect import refresh
+from .options import OUTPUT_FORMATS, warn
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
@@ -19,13 +24,63 @@ FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
 MLLOG_MARK = ":::MLLOG"
 
 
+class OutputFile(click.Path):
+    """A file that a command writes. The formats that `-o` of other commands takes are refused: nobody means a file."""
+
+    def convert(
+        self,
+        value: Any,  # Any: a text or a path
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # Any: as click.Path returns it, here always a path
+        """Return the path. Fails as click's types do."""
+        if str(value) in OUTPUT_FORMATS:
+            self.fail(f"of this command -o names the file to write; a file of this name is ./{value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def has_display() -> bool:
+    """Whether a browser can show something: without a display, xdg-open tries all it knows, and fails with noise."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+@click.command()
+@click.argument("job", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write.  [default: report.html in the run folder; for several jobs, in the folder of all runs]",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the report in the browser.")
+def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> None:
+    """Write an HTML report about JOB (default: the newest job).
+
+    Several jobs are shown side by side. The report is one file and needs no network. Jobs that are running, failed or
+    were stopped have one too, of the data that exists so far.
+    """
+    from cluster import report as reports
+    from cluster.jobs import store
+
+    named_jobs = [store.find(name) for name in job] or [store.find()]
+    jobs = list({found_job.name: found_job for found_job in named_jobs}.values())
+    for found_job in jobs:
+        refresh(found_job)
+    folder = jobs[0].path if len(jobs) == 1 else store.runs_folder()
+    path = reports.write_report(jobs, output or folder / reports.REPORT_FILENAME)
+    click.echo(path)
+    if open_browser and not (has_display() and click.launch(str(path)) == 0):
+        warn(f"no browser could be started here; copy the file to a computer with one: {path}")
+
+
 @click.command()
 @click.argument("job", required=False)
 @click.option(
     "-o",
     "--output",
     "output_path",
-    type=click.Path(path_type=Path),
+    type=OutputFile(path_type=Path),
     metavar="FILE",
     help="File to write: x.tsv, x.json or x.log. A name without these endings writes all three.  [default: stdout]",
 )
@@ -80,11 +135,13 @@ def record(
 
 def _load_run_data(job: "Job") -> "RunData":
     """Return the data of a run from its run folder. Raises `ClusterError`."""
+    from cluster.jobs import checkpoints
     from cluster.records import run_data
 
     from .inspect import refresh
 
     refresh(job)
+    checkpoints.require_recipe(job)
     with job.report_damaged_files():
         return run_data.collect_run_data(job)
 
@@ -237,4 +294,4 @@ def _check_summary(text_by_format: dict[str, str], entry: "JsonDict | None", job
     return ", ".join(parts) + (f"; as {job.name} ran" if job else "")
 
 
-COMMANDS = (record,)
+COMMANDS = (record, report)

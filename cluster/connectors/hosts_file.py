@@ -2,11 +2,12 @@
 
     shared = "/mnt/shared/imgnet"
     user = "ubuntu"
-    machines = ["gpu1", "gpu2"]
+    machines = ["gpu1", "gpu2:2222"]
 
 A key at the top level applies to every machine whose `[[machines]]` table does not set it.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -63,6 +64,7 @@ VALUE_DESCRIPTIONS = {
     "host_key": 'a key type and a key, such as host_key = "ssh-ed25519 AAAA..."',
 }
 MACHINE_KEYS = tuple(field.name for field in fields(Host) if field.name != "jump_host_key")
+HOST_AND_PORT_PATTERN = re.compile(r"(\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+)):(?P<port>\d{1,5})")
 Values = Mapping[str, Any]  # Any: what `_validate_value` returned
 INHERITED_KEYS = tuple(key for key in MACHINE_KEYS if key not in ("host", "address", "host_key"))
 
@@ -107,8 +109,20 @@ def _parse_host(value: object, index: int, inherited: Values) -> Host:
     _reject_unknown_keys(table, MACHINE_KEYS, key_prefix)
     if "host" not in table:
         raise ValueError(f'{key_prefix}host: is missing; write host = "gpu1", an address or a name in ~/.ssh/config')
+    table = _split_port(table, key_prefix)
     own_values = {key: _validate_value(key, item, key_prefix) for key, item in table.items()}
     return Host(**{**inherited, **own_values})
+
+
+def _split_port(table: dict[str, object], key_prefix: str) -> dict[str, object]:
+    """Return the table with the port that was written behind the host, as in "gpu1:2222" or "[fd00::1]:2222"."""
+    host = table["host"]
+    match = HOST_AND_PORT_PATTERN.fullmatch(host) if isinstance(host, str) else None
+    if not match:
+        return table
+    if "port" in table:
+        raise ValueError(f"{key_prefix}port: is given twice, in host = {host!r} too; leave one of them out")
+    return {**table, "host": match["bracketed"] or match["host"], "port": int(match["port"])}
 
 
 def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...], key_prefix: str) -> None:

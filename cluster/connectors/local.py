@@ -16,11 +16,13 @@ from pathlib import Path
 from subprocess import PIPE
 
 from cluster.errors import ClusterError
+from train.tools.agent_protocol import module_folders_variable
 from train.tools.filesystem import write_atomic
 
 from . import untrusted
 
 MAX_QUOTED_BYTES = 10_000  # of a failed command's output
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"  # the GPUs that a process sees: indices or UUIDs (NVIDIA, "CUDA C++ guide")
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -107,32 +109,43 @@ class Connector:
         except FileNotFoundError:
             return b""
 
-    def list_files(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by relative path. Hidden files are left out."""
+    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
+        """Return the size in bytes of every file below a folder, by relative path; of hidden files if wanted."""
         sizes = {}
         for parent, _, names in os.walk(folder):  # ignores folders that vanish meanwhile
-            for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            for path in (Path(parent, name) for name in names if with_hidden or name[0] != "."):
                 with contextlib.suppress(FileNotFoundError):  # renamed or removed since it was listed
                     sizes[str(path.relative_to(folder))] = path.stat().st_size
         return sizes
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this project from any folder.
+def module_command(
+    module: str,
+    *arguments: str,
+    module_folders: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return the command that runs a module of this project from any folder, with `environment` added to the caller's.
 
-    `python -P` ignores packages of the current folder, which may have the same names as the project's.
+    `python -P` ignores packages of the current folder, which may have the same names as the project's. The user's own
+    modules are imported from `module_folders`.
     """
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *arguments]
+    variables = {
+        "PYTHONPATH": path,
+        **(module_folders_variable(module_folders) if module_folders else {}),
+        **(environment or {}),
+    }
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *assignments, sys.executable, "-P", "-m", module, *arguments]
 
 
-def visible_gpu_count() -> int:
-    """Return how many NVIDIA GPUs a process on this computer can see.
+def visible_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that a process on this computer can see, as CUDA_VISIBLE_DEVICES names them.
 
-    Reads CUDA_VISIBLE_DEVICES or else the driver's files in /proc, because importing torch takes seconds.
+    Reads that variable or else the driver's files in /proc, because importing torch takes seconds.
     """
-    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible_devices is not None:
-        return len([device for device in visible_devices.split(",") if device.strip() not in ("", "-1")])
-    gpus = Path("/proc/driver/nvidia/gpus")
-    return len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    names = os.environ.get(GPUS_VARIABLE)
+    if names is not None:
+        return tuple(name.strip() for name in names.split(",") if name.strip() not in ("", "-1"))
+    return tuple(map(str, range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))))

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
@@ -19,7 +19,7 @@ from cluster.errors import ClusterError
 from . import ssh_scripts, untrusted
 from .hosts_file import Host
 from .local import CommandFailed, CommandResult, Connector
-from .ssh_channel import SSHChannel
+from .ssh_channel import AnswerTimeLimit, SSHChannel
 from .ssh_config import Route, resolve_route
 from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
 from .untrusted import BadAnswer, CommandExit, NewBytes
@@ -28,8 +28,12 @@ __all__ = ["SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
 DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
+SCRIPT_SECONDS = 120.0  # for reading or writing a file, beside the time that its bytes take
 READ_LIMIT_BYTES = 1 << 24
 NEW_BYTES_LIMIT = 1 << 24
+# Of a command's answer, the bytes for whose way a slow link gets more time: a minute in all. The set-up of a machine
+# has about six commands. Whoever answers bit by bit can hold it up for hardly longer than a machine that hangs.
+MAX_COUNTED_BYTES = 1 << 17
 EXTRA_BYTES = 1 << 16  # of an answer beside what was asked for: what the login shell prints, and stderr
 MAX_QUICK_DROPS = 5  # how often in a row a connection may drop within a second of being used
 ReturnType = TypeVar("ReturnType")
@@ -40,20 +44,31 @@ class SSHConnector(Connector):
 
     Connects at the first use. May be used from several threads, which share the connection. `name` precedes the text of
     its errors. Paths on the machine may begin with ~/. An answer that breaks a rule of `untrusted` raises `BadAnswer`
-    and ends the connection.
+    and ends the connection. The commands are those of the job `owner`, in its launch `launch`.
     """
 
     max_output_bytes = untrusted.MAX_OUTPUT_BYTES  # of one command
 
-    def __init__(self, host: Host, name: str = "", reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS) -> None:
+    def __init__(
+        self,
+        host: Host,
+        name: str = "",
+        reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS,
+        owner: str = "",
+        launch: str = "",
+    ) -> None:
         self.host = host
         self.name = name or host.host
         self.reconnect_seconds = reconnect_seconds
+        self.owner = owner
+        self.launch = launch
         self._lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._route_lock = threading.Lock()
         self._route: Route | None = None
         self._connection: SSHConnection | None = None
         self._has_swept = False
+        self.received_bytes = 0  # of all answers, without what ssh adds to them
 
     def change_keys(self, host: Host) -> None:
         """Expect other host keys from the next login on. The connection, if there is one, is kept."""
@@ -96,12 +111,15 @@ class SSHConnector(Connector):
         Background processes that the command leaves running do not delay the return.
 
         Raises `CommandFailed` as `Connector.run` does, and `Unreachable` if the connection is lost for
-        `reconnect_seconds`; the command may then still run on the machine.
+        `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still run
+        on the machine.
         """
         command_id = uuid.uuid4().hex
         start = time.monotonic()
         was_sent = False
         silence_timeout = None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
+        seconds = (timeout or 0) + 2 * DEADLINE_GRACE_SECONDS
+        time_limit = None if timeout is None else AnswerTimeLimit(seconds, MAX_COUNTED_BYTES + len(input))
 
         def attempt(connection: SSHConnection) -> tuple[CommandExit, bytes]:
             nonlocal was_sent
@@ -116,9 +134,11 @@ class SSHConnector(Connector):
                 env=env,
                 is_retry=was_sent,
                 sweep=sweep,
+                owner=self.owner,
+                launch=self.launch,
             )
             was_sent = True
-            return self._wait_for_command(connection, command_id, script, input, silence_timeout)
+            return self._wait_for_command(connection, command_id, script, input, silence_timeout, time_limit)
 
         try:
             command_exit, output = self._retry_on_reconnect(attempt)
@@ -138,12 +158,18 @@ class SSHConnector(Connector):
         return result
 
     def _wait_for_command(
-        self, connection: SSHConnection, command_id: str, script: bytes, input: bytes, silence_timeout: float | None
+        self,
+        connection: SSHConnection,
+        command_id: str,
+        script: bytes,
+        input: bytes,
+        silence_timeout: float | None,
+        time_limit: AnswerTimeLimit | None,
     ) -> tuple[CommandExit, bytes]:
         """Start a command, or find the one already started. Returns how it ended, and its stdout followed by stderr."""
         received = bytearray()
         parsed_exit = None
-        with SSHChannel(connection, script, self.max_output_bytes + EXTRA_BYTES) as channel:
+        with self._open_channel(connection, script, self.max_output_bytes + EXTRA_BYTES, time_limit) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(input)
             for data in channel.receive(silence_timeout):
@@ -158,6 +184,8 @@ class SSHConnector(Connector):
             code, stderr = channel.wait_for_exit()
         if code == ssh_scripts.EXIT_INPUT_TRUNCATED:
             raise EOFError("the input did not arrive")
+        if code == ssh_scripts.EXIT_ENDED:
+            raise ClusterError(f"{self.name}: the job has ended")
         problem = (
             f"{self.host.folder}/commands cannot be used"
             if code == ssh_scripts.EXIT_NO_FOLDER
@@ -169,10 +197,32 @@ class SSHConnector(Connector):
         """Kill a command whose result is no longer needed, if the machine can be reached within 5 s."""
         with contextlib.suppress(Exception):
             connection = self._connect(5.0)
-            script = ssh_scripts.kill_script(command_id, self.host.folder)
-            with SSHChannel(connection, script, EXTRA_BYTES) as channel:
+            script = ssh_scripts.kill_script(command_id, self.host.folder, self.owner)
+            with self._open_channel(connection, script, EXTRA_BYTES) as channel:
                 for _ in channel.receive(5.0):
                     pass
+
+    def end_commands(self, next_script: str = "", **variables: str) -> bytes:
+        """End all commands of the job, also those that another process started, with all that they started.
+
+        No command of this launch begins afterwards, on whichever connection. Then runs a script, as `run_repeatable`
+        does.
+        """
+        ending = ssh_scripts.end_commands_script(self.host.folder, self.owner, self.launch)
+        return self.run_repeatable(f"{ending}\n{next_script}", **variables)
+
+    def run_repeatable(self, script: str, **variables: str) -> bytes:
+        """Run a script that may run twice when the connection drops, and return what it prints. It leaves no file.
+
+        `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
+        """
+        script_bytes = ssh_scripts.build_script(script, **variables)
+        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, EXTRA_BYTES)
+        return self._retry_on_reconnect(
+            lambda connection: self._run_script(
+                connection, script_bytes, self.host.folder, limit_bytes=EXTRA_BYTES, time_limit=time_limit
+            )
+        )
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -186,24 +236,29 @@ class SSHConnector(Connector):
         self._write_file(path, content, len(content))
 
     def _write_file(self, path: str, content: bytes | BinaryIO, size: int) -> None:
+        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, size + EXTRA_BYTES)
+
         def attempt(connection: SSHConnection) -> None:
-            self._run_script(connection, ssh_scripts.write_script(path, size, uuid.uuid4().hex), path, content)
+            script = ssh_scripts.write_script(path, size, uuid.uuid4().hex)
+            self._run_script(connection, script, path, content, time_limit=time_limit)
 
         self._retry_on_reconnect(attempt)
 
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
         script = ssh_scripts.read_script(path, offset, limit)
+        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, limit + EXTRA_BYTES)
         return self._retry_on_reconnect(
-            lambda connection: self._run_script(connection, script, path, limit_bytes=limit)
+            lambda connection: self._run_script(connection, script, path, limit_bytes=limit, time_limit=time_limit)
         )[:limit]
 
-    def list_files(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by relative path. Hidden files are left out."""
-        script = ssh_scripts.list_files_script(folder)
+    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
+        """Return the size in bytes of every file below a folder, by relative path; of hidden files if wanted."""
+        script, limit = ssh_scripts.list_files_script(folder, with_hidden), untrusted.MAX_LISTING_BYTES
+        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, limit + EXTRA_BYTES)
         return self._retry_on_reconnect(
             lambda connection: untrusted.parse_listing(
-                self._run_script(connection, script, folder, limit_bytes=untrusted.MAX_LISTING_BYTES)
+                self._run_script(connection, script, folder, limit_bytes=limit, time_limit=time_limit)
             )
         )
 
@@ -219,7 +274,7 @@ class SSHConnector(Connector):
 
         Paths are relative to `folder`, in `known_sizes` and in the result. A new empty file is included, with no bytes;
         the status files of `machine_names` and attempt files are whole. At most about `limit` bytes; the next call
-        brings the rest. `on_data` is called whenever a part of the answer has come.
+        brings the rest. `on_data` is called whenever a part of the answer has come. It may take any time.
         """
         delimiter = uuid.uuid4().hex
         script = ssh_scripts.new_bytes_script(folder, machine_names, known_sizes, delimiter, limit)
@@ -240,13 +295,14 @@ class SSHConnector(Connector):
         content: bytes | BinaryIO = b"",
         limit_bytes: int = 0,
         on_data: Callable[[], None] = lambda: None,
+        time_limit: AnswerTimeLimit | None = None,
     ) -> bytes:
         """Run a script to its end, with `content` as its input, and return its stdout of at most `limit_bytes`.
 
         Raises `ClusterError` with the path and the last line of stderr if the script fails.
         """
         stdout = bytearray()
-        with SSHChannel(connection, script, limit_bytes + EXTRA_BYTES) as channel:
+        with self._open_channel(connection, script, limit_bytes + EXTRA_BYTES, time_limit) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(content)
                 channel.paramiko_channel.shutdown_write()
@@ -257,6 +313,19 @@ class SSHConnector(Connector):
         if code:
             raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
         return bytes(stdout)
+
+    @contextlib.contextmanager
+    def _open_channel(
+        self, connection: SSHConnection, script: bytes, limit_bytes: int, time_limit: AnswerTimeLimit | None = None
+    ) -> Iterator[SSHChannel]:
+        """Run a script on a channel of its own, and count what it prints."""
+        channel = SSHChannel(connection, script, limit_bytes, time_limit)
+        try:
+            with channel:
+                yield channel
+        finally:
+            with self._count_lock:
+                self.received_bytes += channel.received_bytes
 
     # --- the connection -------------------------------------------------------------------------------------------
 

@@ -13,16 +13,42 @@ from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
 from .untrusted import BadAnswer
 
 MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kept
+SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to work
+
+
+class AnswerTimeLimit:
+    """Time limit of one answer: some seconds, plus time for the bytes that were moved, of which `max_bytes` count.
+
+    A machine that answers bit by bit is never silent for long. This limit keeps it from blocking the caller.
+    """
+
+    def __init__(self, seconds: float, max_bytes: int) -> None:
+        self.seconds = seconds
+        self.max_bytes = max_bytes
+        self.moved_bytes = 0
+        self.start: float | None = None  # of the first question
+
+    def check(self) -> None:
+        """Raise `TimeoutError` when the answer has taken too long."""
+        now = time.monotonic()
+        if self.start is None:
+            self.start = now
+        moved_seconds = min(self.moved_bytes, self.max_bytes) / SLOWEST_BYTES_PER_SECOND
+        if (seconds := now - self.start) > self.seconds + moved_seconds:
+            raise TimeoutError(f"{self.moved_bytes} bytes in {seconds:.0f} s, and no end")
 
 
 class SSHChannel:
     """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends.
 
-    A script that prints more than `limit_bytes` raises `BadAnswer`.
+    A script that prints more than `limit_bytes` raises `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
     """
 
-    def __init__(self, connection: SSHConnection, script: bytes, limit_bytes: int) -> None:
+    def __init__(
+        self, connection: SSHConnection, script: bytes, limit_bytes: int, time_limit: AnswerTimeLimit | None = None
+    ) -> None:
         self.connection = connection
+        self.time_limit = time_limit
         self.limit_bytes = limit_bytes
         self.received_bytes = 0
         self.script = script
@@ -31,6 +57,7 @@ class SSHChannel:
     def __enter__(self) -> Self:
         import paramiko  # takes 0.1 s and more, which `imgnet-cluster --help` need not wait for
 
+        self._require_progress()
         with self.exit_stack:
             self.paramiko_channel = self.exit_stack.enter_context(self.connection.open_session())
             self.paramiko_channel.settimeout(0.5)
@@ -60,13 +87,15 @@ class SSHChannel:
             unsent = part
             while unsent:
                 try:
-                    unsent = unsent[self.paramiko_channel.send(unsent) :]
-                    self.connection.heard()
+                    sent_bytes = self.paramiko_channel.send(unsent)
                 except TimeoutError:
-                    self._require_connection()
+                    self._require_progress()
                 except OSError:
-                    self._require_connection()
+                    self._require_progress()
                     raise BrokenPipeError from None
+                else:
+                    unsent = unsent[sent_bytes:]
+                    self._note_moved(sent_bytes)
 
     def receive(self, silence_timeout: float | None) -> Iterator[bytes]:
         """Yield what the script prints until it closes its stdout.
@@ -78,10 +107,10 @@ class SSHChannel:
             try:
                 data = self.paramiko_channel.recv(1 << 20)
             except TimeoutError:
-                self._require_connection()
                 self._drain_stderr()
-                if deadline and time.monotonic() > deadline:
+                if deadline and time.monotonic() > deadline and self.connection.is_alive:
                     raise TimeoutError(f"{silence_timeout:g} s of silence") from None
+                self._require_progress()
                 continue
             if not data:
                 return
@@ -91,6 +120,8 @@ class SSHChannel:
 
     def wait_for_exit(self) -> tuple[int, bytes]:
         """Return the script's exit code and its stderr. Raises `EOFError` if the connection was lost before them."""
+        while not self.paramiko_channel.status_event.wait(0.5):  # a machine may close its output and never end
+            self._require_progress()
         code = self.paramiko_channel.recv_exit_status()
         self._drain_stderr()
         if code < 0:
@@ -106,11 +137,19 @@ class SSHChannel:
             self.stderr = (self.stderr + data)[-MAX_STDERR_BYTES:]
 
     def _count(self, data: bytes) -> None:
-        self.connection.heard()
         self.received_bytes += len(data)
+        self._note_moved(len(data))
         if self.received_bytes > self.limit_bytes:
             raise BadAnswer(f"is longer than {self.limit_bytes / 1e6:.1f} MB")
 
-    def _require_connection(self) -> None:
+    def _note_moved(self, byte_count: int) -> None:
+        self.connection.heard()
+        if self.time_limit:
+            self.time_limit.moved_bytes += byte_count
+            self.time_limit.check()
+
+    def _require_progress(self) -> None:
         if not self.connection.is_alive:
             raise EOFError("the connection was cut")
+        if self.time_limit:
+            self.time_limit.check()

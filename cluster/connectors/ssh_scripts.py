@@ -4,6 +4,9 @@ A command runs once, however often the connection drops. sshd starts the script 
 its connection. The script makes a folder commands/<id>. Only the first call with an id succeeds in making it and runs
 the command, whose outputs and exit code become files in the folder. A later call with the same id waits for these
 files. The folder is removed when the caller has received everything.
+
+The commands of a job have its name before their id, so that all of them can be ended, whoever started them. What ends
+them leaves a mark first, and a command begins only without a mark: none can slip through.
 """
 
 import os
@@ -16,19 +19,23 @@ from train.tools.agent_protocol import LOG_FOLDERS
 from . import untrusted
 
 COMMAND_KEPT_MINUTES = 24 * 60
+END_GRACE_SECONDS = 3.0  # for a command to tidy up when it is ended
 # Exit codes of RUN_SCRIPT itself, from sysexits.h.
 EXIT_NO_FOLDER = 71  # the command's folder cannot be made, for example on a full disk; EX_OSERR
+EXIT_ENDED = 69  # the commands of this launch were ended; EX_UNAVAILABLE
 EXIT_INPUT_TRUNCATED = 75  # not all of the input arrived; EX_TEMPFAIL
 
-# $n: bytes of input on stdin; $k: "" or "again" for a retry; "$@": the command. $b is the ID of the machine's current
-# boot: a process ID written during an earlier boot means nothing. A retry keeps the folder with the exit code, because
-# the first call may still arrive later and must not run the command again. The redirections are at exec because dash
-# drops those of a subshell before it.
+# $n: bytes of input on stdin; $k: "" or "again" for a retry; $g: "" or what precedes the id in the folder's name; $e:
+# "" or the name of the mark; "$@": the command. $b is the ID of the machine's current boot: a process ID written during
+# an earlier boot means nothing. A retry keeps the folder with the exit code, because the first call may still arrive
+# later and must not run the command again. The redirections are at exec because dash drops those of a subshell before
+# it.
 RUN_SCRIPT = r"""
 read -r b </proc/sys/kernel/random/boot_id
 [ -d "$d" ] || mkdir -p "$d" || exit 71
 t=$d/.$i.$$
-d=$d/$i
+e=${e:+$d/$e}
+d=$d/$g$i
 in=/dev/null
 if [ "$n" -gt 0 ]; then
   head -c "$n" >"$t"
@@ -36,6 +43,7 @@ if [ "$n" -gt 0 ]; then
 fi
 if mkdir "$d" 2>/dev/null; then
   echo "$$ $b" >"$d/pid" || exit 71
+  [ -z "$e" ] || [ ! -e "$e" ] || { rm -rf "$d" "$t"; exit 69; }
   if [ "$n" -gt 0 ]; then mv "$t" "$d/in"; in=$d/in; fi
   (exec "$@" <"$in" >"$d/out" 2>"$d/err")
   c=$?
@@ -88,6 +96,43 @@ done
 rm -rf "$d"
 """
 
+# Ends the commands whose folders begin with $g, and lets no more begin under the mark $e. What they started gets
+# SIGTERM and, $grace tenths of a second later, SIGKILL. The scripts that wait for the commands, the leaders of the
+# sessions, stay to report how they ended. One whose process ID has become that of another program is left alone.
+END_SCRIPT = r"""
+read -r b </proc/sys/kernel/random/boot_id
+{ mkdir -p "$d" && : >"$d/$e"; } 2>/dev/null
+sessions=
+for f in "$d/$g"*/; do
+  f=${f%/}
+  [ ! -e "$f/code" ] && { read -r p q <"$f/pid"; } 2>/dev/null && [ "$q" = "$b" ] || continue
+  [ ! -e "/proc/$p" ] || grep -qs 'head -c' "/proc/$p/cmdline" || continue
+  sessions="$sessions $p "
+done
+send_signal() {
+  n=0
+  for f in /proc/[0-9]*/stat; do
+    { read -r line <"$f"; } 2>/dev/null || continue
+    pid=${line%% *}
+    set -- "$1" ${line##*) }
+    case $sessions in *" $5 "*) ;; *) continue;; esac
+    [ "$2" = Z ] || [ "$5" = "$pid" ] || { kill "-$1" "$pid" 2>/dev/null && n=$((n + 1)); }
+  done
+}
+send_signal TERM
+w=0
+while [ "$n" -gt 0 ] && [ "$w" -lt "$grace" ]; do
+  w=$((w + 1))
+  sleep 0.1
+  send_signal 0
+done
+while [ "$n" -gt 0 ] && [ "$w" -lt $((grace + 40)) ]; do
+  w=$((w + 1))
+  send_signal KILL
+  sleep 0.05
+done
+"""
+
 # Replaces the file by $n bytes of stdin, if all of them arrive.
 WRITE_SCRIPT = r"""
 [ ! -d "$p" ] || { echo "is a folder" >&2; exit 1; }
@@ -102,7 +147,7 @@ fi
 
 LIST_FILES_SCRIPT = r"""
 cd "$f" 2>/dev/null || exit 0
-find . \( -type f -o -type l -xtype f \) ! -name '.*' -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
+find . \( -type f -o -type l -xtype f \) {names} -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
 exit 0
 """
 
@@ -137,12 +182,15 @@ def run_script(
     env: Mapping[str, str] | None = None,
     is_retry: bool = False,
     sweep: bool = False,
+    owner: str = "",
+    launch: str = "",
 ) -> bytes:
     """Return the script that runs a command once under this ID, or fetches its outcome if it was started before.
 
     `input_bytes` is the length of the input that follows the script on stdin. `timeout` is in seconds; the machine
     itself kills the command then. `is_retry` says that the command may have been started by an earlier call. `sweep`
-    also removes what commands of more than a day ago left behind.
+    also removes what commands of more than a day ago left behind. The command is one of the launch `launch` of the job
+    `owner`, by which `end_commands_script` ends it.
     """
     full_argv = list(argv)
     if env:
@@ -156,12 +204,34 @@ def run_script(
         i=command_id,
         n=str(input_bytes),
         k="again" if is_retry else "",
+        g=shlex.quote(f"{owner}." if owner else ""),
+        e=shlex.quote(_end_mark(owner, launch) if owner else ""),
     )
 
 
-def kill_script(command_id: str, folder: str) -> bytes:
+def end_commands_script(folder: str, owner: str, launch: str) -> str:
+    """Return a body for `build_script` that ends all commands of a job, and lets no more of this launch begin.
+
+    Without `owner` it ends all commands.
+    """
+    variables = {
+        "d": quote_path(f"{folder}/commands"),
+        "g": shlex.quote(f"{owner}." if owner else ""),
+        "e": shlex.quote(_end_mark(owner, launch)),
+        "grace": f"{10 * END_GRACE_SECONDS:.0f}",
+    }
+    return " ".join(f"{name}={value}" for name, value in variables.items()) + END_SCRIPT
+
+
+def _end_mark(owner: str, launch: str) -> str:
+    """Return the name of the file that says that the commands of a launch were ended. `SWEEP_SCRIPT` removes it."""
+    return f"ended-{owner}-{launch}"
+
+
+def kill_script(command_id: str, folder: str, owner: str = "") -> bytes:
     """Return the script that kills a command with every process that it started, and removes its folder."""
-    return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{command_id}"))
+    name = f"{owner}.{command_id}" if owner else command_id
+    return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{name}"))
 
 
 def write_script(path: str, content_bytes: int, unique_suffix: str) -> bytes:
@@ -177,9 +247,10 @@ def read_script(path: str, offset: int, limit: int) -> bytes:
     return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
 
 
-def list_files_script(folder: str) -> bytes:
-    """Return the script that prints size, space, ./path and NUL for each file below a folder, hidden files left out."""
-    return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
+def list_files_script(folder: str, with_hidden: bool = False) -> bytes:
+    """Return the script that prints size, space, ./path and NUL for each file below a folder, hidden ones if wanted."""
+    script = LIST_FILES_SCRIPT.replace("{names}", "" if with_hidden else "! -name '.*'")
+    return build_script(script, f=quote_path(folder))
 
 
 # --- new bytes of growing files -----------------------------------------------------------------------------------
@@ -196,7 +267,7 @@ find {names} -maxdepth {depth} -type f ! -name '.*' ! -path '*
   while read -r s p; do
     [ "$r" -gt 0 ] || break
     case $p in
-      */[.-]*|*[!A-Za-z0-9._/+=,@-]*) continue;;
+      */[.-]*|*[!A-Za-z0-9._/+=,@-]*|{importable}) continue;;
     esac
     [ "${#p}" -le {path_bytes} ] || continue
     case $p in
@@ -250,6 +321,7 @@ def new_bytes_script(
     values = {
         "names": " ".join(quote_path(name) for name in names),
         "known": "\n".join(f"      {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items()),
+        "importable": "|".join(f"*{suffix}" for suffix in untrusted.IMPORTABLE_SUFFIXES),
         "depth": untrusted.MAX_PATH_DEPTH,
         "path_bytes": untrusted.MAX_PATH_BYTES,
         "record_bytes": untrusted.MAX_RECORD_BYTES,

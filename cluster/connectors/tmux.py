@@ -7,6 +7,7 @@ attached session behaves as usual. `new_session_argv` and `new_window_argv` are 
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +19,30 @@ if TYPE_CHECKING:
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
-# These override the user's configuration: a session lives while nobody is attached, and ends with its commands.
-SESSION_OPTIONS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
+SERVER_ENDED = "server exited unexpectedly"  # printed by tmux when the server ends before it answers
+DETACH_KEYS = "Ctrl-b d"
+NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
+# These override the user's configuration: a session lives while nobody is attached, and ends with its commands. The
+# status line shows whole names, and how to leave: "#{prefix}" is the key that the user has set.
+SESSION_OPTIONS = {
+    "destroy-unattached": "off",
+    "exit-unattached": "off",
+    "remain-on-exit": "off",
+    "status-left-length": "40",
+    "status-right": "leave: #{prefix} d (in your own tmux: #{prefix} #{prefix} d)",
+    "status-right-length": "60",
+}
+# Shows a file that grows. Ctrl-C, by which people try to leave a session, has no effect on it.
+TAIL_SCRIPT = 'trap "" INT QUIT TSTP; exec tail -n +1 -F "$@" 2>/dev/null'
+# The places of windows in the status line: those of many machines in the order of their numbers, the trainers first.
+FIRST_TRAIN_WINDOW = 1
+FIRST_AGENT_WINDOW = 100
+MONITOR_WINDOW = 200
 # Set in a session's environment to the run folder of its job, because another folder may have a job-1 too.
 OWNER_VARIABLE = "IMGNET_RUN"
 DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal attaches
 # Starts the command "$@" in a session of processes of its own, and shows what it writes to the log "$0".
-FOLLOWED_COMMAND_SCRIPT = 'setsid "$@" </dev/null >>"$0" 2>&1 & exec tail -n +1 -F --pid=$! "$0" 2>/dev/null'
+FOLLOWED_COMMAND_SCRIPT = f'setsid "$@" </dev/null >>"$0" 2>&1 & set -- --pid=$! "$0"; {TAIL_SCRIPT}'
 
 
 def require_tmux() -> None:
@@ -71,6 +89,11 @@ def window_names(name: str) -> list[str]:
     return [window.window_name or "" for window in session.windows] if session else []
 
 
+def session_owners() -> list[str]:
+    """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
+    return [str(session.show_environment().get(OWNER_VARIABLE) or "") for session in _server().sessions]
+
+
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
     session = find_session(name)
@@ -98,22 +121,29 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
     global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
     options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
     folder = str(Path.cwd()).replace("#", "##")
-    completed = server.cmd(
-        "start-server",
-        ";",
-        *_set_options(options),
-        *_escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv]),
-    )
-    if completed.stderr:
-        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+    new_session = _escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv])
+    deadline = time.monotonic() + SERVER_TIMEOUT_SECONDS
+    while True:
+        completed = server.cmd("start-server", ";", *_set_options(options), *new_session)
+        if not completed.stderr:
+            return
+        # The server ends with its last session. A command that reaches it at that moment is lost; the next one starts
+        # another server.
+        if SERVER_ENDED not in completed.stderr or time.monotonic() > deadline:
+            raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
 
 
-def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False) -> None:
-    """Add a window to a session, and select it if `in_front`. Raises `ClusterError` when that fails."""
-    new_window = ["new-window", "-t", f"={name}:", "-n", window, *([] if in_front else ["-d"])]
-    completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
-    if completed.stderr:
-        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
+    """Add a window to a session, and select it if `in_front`. Raises `ClusterError` when that fails.
+
+    `index` is its place in the status line, by which tmux orders the windows; the next free one if it is taken.
+    """
+    for place in ("",) if index is None else (str(index), ""):
+        new_window = ["new-window", "-t", f"={name}:{place}", "-n", window, *([] if in_front else ["-d"])]
+        completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
+        if not completed.stderr:
+            return
+    raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
 
 
 def _new_session(name: str, window: str, owner: str) -> list[str]:
@@ -128,6 +158,11 @@ def _set_options(options: dict[str, str]) -> list[str]:
 def _escape_semicolons(argv: Sequence[str]) -> list[str]:
     """Return arguments that tmux takes literally. To tmux, a semicolon at the end of an argument ends the command."""
     return [word[:-1] + r"\;" if word.endswith(";") else word for word in argv]
+
+
+def tail_argv(path: Path | str, *options: str) -> list[str]:
+    """Return the command of a window that shows a file while it grows. Ctrl-C does not end it."""
+    return ["sh", "-c", TAIL_SCRIPT, "tail", *options, str(path)]
 
 
 def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
@@ -159,3 +194,8 @@ def kill_session(name: str, run_folder: Path) -> None:
 def attach_argv(name: str, window: str = "") -> list[str]:
     """Return the command that attaches this terminal to a session, or to a window of it."""
     return ["tmux", "-L", SOCKET_NAME, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]
+
+
+def detach_keys() -> str:
+    """Return the keys that leave a session from this terminal. Inside the user's own tmux they are different."""
+    return NESTED_DETACH_KEYS if os.environ.get("TMUX") else DETACH_KEYS

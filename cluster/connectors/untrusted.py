@@ -8,11 +8,12 @@ writes the bytes; it never follows a symbolic link.
 
 import contextlib
 import errno
+import ipaddress
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,18 +21,26 @@ from uuid import uuid4
 
 from cluster.errors import ClusterError
 from train.tools.agent_protocol import LOG_FOLDERS
+from train.tools.shared_files import folder_below, open_below, overwrite_below
 
 MAX_PATH_BYTES = 200  # of a mirrored file, relative to the job's folder
 MAX_PATH_DEPTH = 3  # of a mirrored file below its folder
 MAX_RECORD_BYTES = 1 << 16  # of a status or attempt file; the largest known ones have 4 KB
 MAX_FILE_BYTES = 1 << 32  # of a file that grows; a week of metrics, one line a second, has 0.3 GB
 MAX_FILE_COUNT = 50_000  # of a job's logs and attempt files: 100 attempts of 500 processes
-MAX_OUTPUT_BYTES = 1 << 24  # of one command
+MAX_ATTEMPTS_BYTES = 1 << 26  # of all attempt files of a job: every command reads all of them
+MAX_OUTPUT_BYTES = 1 << 22  # of one command
 MAX_LISTING_BYTES = 1 << 22
 MAX_CHECKPOINT_BYTES = 1 << 36  # the weights and momenta of ten billion parameters have 80 GB
 FREE_DISK_BYTES = 1 << 28  # bytes of machines leave this free, or a twentieth of a smaller disk
+MAX_ADDRESSES = 100  # that one machine reports
 MAX_LINE_CHARACTERS = 1000
 MAX_QUOTED_CHARACTERS = 100
+
+# A program that was started in the run folder could import such a file, so that a machine's code would run here.
+IMPORTABLE_SUFFIXES = (".py", ".pyc", ".so")
+# The files that commands read. A folder of such a name would make each reader fail.
+READ_SUFFIXES = (".json", ".jsonl", ".log")
 
 _NAME = r"[A-Za-z0-9_+=,@][A-Za-z0-9._+=,@-]*"  # begins neither with "." nor with "-"
 _MIRRORED_PATH = re.compile(
@@ -61,9 +70,25 @@ def is_mirrored_path(path: str, machine_names: Collection[str] | None = None) ->
 
     With `machine_names` a status file has to belong to one of these machines.
     """
-    match = _MIRRORED_PATH.fullmatch(path) if len(path) <= MAX_PATH_BYTES else None
+    has_readable_folder = any(folder.endswith(READ_SUFFIXES) for folder in parent_folders(path))
+    is_allowed = len(path) <= MAX_PATH_BYTES and not path.endswith(IMPORTABLE_SUFFIXES) and not has_readable_folder
+    match = _MIRRORED_PATH.fullmatch(path) if is_allowed else None
     machine = match and match["machine"]
     return bool(match) and (machine is None or machine_names is None or machine in machine_names)
+
+
+def parent_folders(path: str) -> list[str]:
+    """Return the folders in which a relative path lies, the outermost first."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: index + 1]) for index in range(len(parts))]
+
+
+def is_obstructed(path: str, known_paths: Collection[str], folders: Collection[str]) -> bool:
+    """Whether a new file would need the place of a known file or folder of this computer.
+
+    `folders` are the parent folders of `known_paths`. No machine has both, but it may have had one after the other.
+    """
+    return path in folders or any(folder in known_paths for folder in parent_folders(path))
 
 
 def is_below(path: str) -> bool:
@@ -93,6 +118,22 @@ def port_number(answer: bytes) -> str:
     if not (match := re.fullmatch(rb"\s*([0-9]{1,5})\s*", answer)):
         raise BadAnswer(f"names {_quote(answer)}, which is not a port")
     return match[1].decode()
+
+
+def file_size(answer: bytes) -> int:
+    """Return the size of a file that a machine names. Raises `BadAnswer`."""
+    if not re.fullmatch(rb"[0-9]{1,18}", answer):
+        raise BadAnswer(f"names {_quote(answer)}, which is not the size of a file")
+    return int(answer)
+
+
+def ip_addresses(texts: Sequence[str]) -> set[str]:
+    """Return the texts of a machine that are IPv4 or IPv6 addresses. Only the first `MAX_ADDRESSES` texts count."""
+    addresses = set()
+    for text in texts[:MAX_ADDRESSES]:
+        with contextlib.suppress(ValueError):
+            addresses.add(str(ipaddress.ip_address(text)))
+    return addresses
 
 
 def one_line(text: bytes | str, max_characters: int = MAX_LINE_CHARACTERS) -> str:
@@ -155,7 +196,7 @@ def parse_listing(stdout: bytes) -> dict[str, int]:
             match = re.fullmatch(rb"([0-9]{1,18}) (?:\./)?(.+)", entry, re.DOTALL)
             path = os.fsdecode(match[2]) if match else ""
             if not match or not is_below(path):
-                raise BadAnswer(f"lists {_quote(entry)}, which is not a file below the folder")
+                raise BadAnswer(f"lists {_quote(entry)}, which is not the size and path of a file in the folder")
             sizes[path] = int(match[1])
     return sizes
 
@@ -183,6 +224,10 @@ def parse_new_bytes(
     kept_paths = {path for path in contents if not path.startswith("status/")} | known_sizes.keys()
     if len(kept_paths) > max(MAX_FILE_COUNT, len(known_sizes)):
         raise BadAnswer(f"has more than {MAX_FILE_COUNT} files")
+    sizes = {**known_sizes, **{path: len(content) for path, content in contents.items()}}
+    attempts_bytes = sum(size for path, size in sizes.items() if path.startswith("attempts/"))
+    if attempts_bytes > MAX_ATTEMPTS_BYTES:
+        raise BadAnswer(f"makes the attempt files {attempts_bytes / 1e6:.1f} MB long together")
     return NewBytes(contents=contents, is_complete=trailer == b"end\n")
 
 
@@ -190,7 +235,7 @@ def parse_new_bytes(
 
 
 class ArrivalFolder:
-    """A folder of this computer for bytes of machines.
+    """A folder of this computer into which bytes from machines are written.
 
     Paths are relative to it. A symbolic link, or anything else but a folder or a regular file, is never followed or
     written below it, at any level. Every method raises `OSError` with the path.
@@ -204,7 +249,8 @@ class ArrivalFolder:
 
         Returns the file's size, also when it is shorter than `offset` and nothing can be appended.
         """
-        with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+        self.require_space(len(data))
+        with self._open(path, os.O_WRONLY | os.O_APPEND) as file:
             size = file.seek(0, os.SEEK_END)
             if offset <= size < offset + len(data):
                 file.write(memoryview(data)[size - offset :])
@@ -212,9 +258,8 @@ class ArrivalFolder:
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Overwrite a small file in place, which takes a tenth of the time of a rename. A reader drops a torn state."""
-        with self._open(path, os.O_RDWR | os.O_CREAT) as file:
-            file.write(data)
-            file.truncate()
+        _require_below(path)
+        overwrite_below(self.path, path, data)
 
     def create(self, path: str, write_content: Callable[[BinaryIO], object]) -> None:
         """Write or replace a file atomically and durably."""
@@ -222,7 +267,7 @@ class ArrivalFolder:
         temp_name = f".{name}.{uuid4().hex}"
         with self._open_parent(path) as parent:
             try:
-                with self._open(f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                with self._open(f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_EXCL) as file:
                     write_content(file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -237,6 +282,8 @@ class ArrivalFolder:
         """Return the sizes of the regular files in these folders, by path."""
         sizes = {}
         for folder in folders:
+            if (self.path / folder).is_symlink():
+                continue
             for parent, _, names in os.walk(self.path / folder):
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
@@ -246,42 +293,20 @@ class ArrivalFolder:
         return sizes
 
     def require_space(self, size: int) -> None:
-        """Raise `OSError` when the disk has no room for so many bytes of a machine."""
+        """Raise `OSError` when the disk has no room for `size` bytes from a machine."""
         usage = shutil.disk_usage(self.path)
         if usage.free - size < min(FREE_DISK_BYTES, usage.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
-    @contextlib.contextmanager
-    def _open_parent(self, path: str) -> Iterator[int]:
-        """Open the folder of a file and create it if necessary; yield its descriptor."""
-        if not is_below(path):
-            raise ValueError(f"{path!r} does not stay below its folder")
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for part in path.split("/")[:-1]:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-            yield folder
-        except OSError as error:
-            raise self._with_path(error, path) from None
-        finally:
-            os.close(folder)
+    def _open_parent(self, path: str) -> contextlib.AbstractContextManager[int]:
+        _require_below(path)
+        return folder_below(self.path, path)
 
-    @contextlib.contextmanager
-    def _open(self, path: str, flags: int) -> Iterator[BinaryIO]:
-        with self._open_parent(path) as parent:
-            # With O_NONBLOCK the opening of a FIFO does not wait for its reader.
-            handle = os.open(path.rpartition("/")[2], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=parent)
-            with os.fdopen(handle, "wb") as file:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-                yield file
+    def _open(self, path: str, flags: int) -> contextlib.AbstractContextManager[BinaryIO]:
+        _require_below(path)
+        return open_below(self.path, path, flags)
 
-    def _with_path(self, error: OSError, path: str) -> OSError:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            message = "a part of this path is a symbolic link or not a regular file; remove it"
-            return OSError(error.errno, message, str(self.path / path))
-        return OSError(error.errno, error.strerror, str(self.path / path))
+
+def _require_below(path: str) -> None:
+    if not is_below(path):
+        raise ValueError(f"{path!r} does not stay below its folder")

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from cluster.backends.rentals import LaunchFinding, OfferRow, RentalSummary, RentedJob
+from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalSummary, RentedJob
 from cluster.jobs.billing import CostReport
 
-from .tables import print_table
+from .tables import print_table, print_wrapped
 
 LABEL_WIDTH = 14
 
@@ -21,39 +21,62 @@ def format_hours(hours: float) -> str:
     if hours >= 2:
         return f"{hours:.3g} hours"
     minutes = 60 * hours
-    return f"{minutes:.1f} minutes" if minutes < 10 else f"{minutes:.0f} minutes"
+    return f"{minutes:.3g} minutes"
 
 
 def print_field(name: str, text: str) -> None:
     """Print a label and its text, indented."""
-    print(f"  {name:{LABEL_WIDTH}} {text}")
+    print_wrapped(f"  {name:{LABEL_WIDTH}} {text}", LABEL_WIDTH + 3)
 
 
 def show_rental_plan(summary: RentalSummary) -> None:
-    """Print what a launch would rent, the price first."""
-    rate = summary.dollars_per_hour
+    """Print what a launch or a resume would rent, the price first. On a narrow terminal no number is cut."""
+    rate, minutes = summary.dollars_per_hour, summary.minutes
+    on_demand_rate = summary.on_demand_dollars_per_hour
     per_hour = "unknown price" if rate is None else f"{format_dollars(rate)} an hour"
+    if on_demand_rate is not None:
+        per_hour += f" (on demand {format_dollars(on_demand_rate)} an hour, us-east-1, 2026)"
     gpus = "" if summary.gpus == "none" else f" ({summary.gpus} each)"
-    print(f"rents {summary.machines} x {summary.type}{gpus}, {summary.market}: {per_hour}")
+    print_wrapped(f"rents {summary.machines} x {summary.type}{gpus}, {summary.market}: {per_hour}")
+    if summary.spares:
+        print_field("spares", summary.spares)
 
-    if summary.minutes is None:
+    if minutes is None:
         run = "unknown: there are no measurements of this model on this GPU"
     else:
         cost = "" if summary.dollars is None else f", {format_dollars(summary.dollars)}"
-        run = f"about {format_hours(summary.minutes / 60)}{cost}, with boot and set-up (a forecast from presets)"
-    print_field("the run", run)
+        if on_demand_rate is not None:
+            cost = f", on demand {format_dollars(on_demand_rate * minutes / 60)}"
+        source = summary.forecast_source
+        measured = source if source == "presets" else f"what {source} has measured; boot and set-up from presets"
+        run = f"about {format_hours(minutes / 60)}{cost}, with boot and set-up (a forecast from {measured})"
+    print_field("the run" if summary.spent_dollars is None else "the rest", run)
+    if summary.spent_dollars is not None:
+        print_field("spent before", format_dollars(summary.spent_dollars))
     poweroff = f"the machines power off {summary.poweroff_grace / 60:.0f} minutes later"
     print_field("limits", f"{format_hours(summary.max_hours)}; {poweroff}")
     if summary.max_dollars is not None:
         counted = "--max-price-total" if summary.is_dollar_limit_set else "at the dearest of the places below"
         dollars = format_dollars(summary.max_dollars)
-        print_field("at most", f"{dollars} until power-off, with disks and addresses ({counted})")
-    print_field("zones, in order", ", ".join(summary.zones))
-    if summary.other_choices:
-        print_field("and then", ", ".join(summary.other_choices))
+        print_field("at most", f"{dollars} until power-off, with disks, addresses and expected traffic ({counted})")
+    for number, line in enumerate(summary.traffic):
+        print_field("" if number else "traffic", line)
+    for extra_cost in summary.extra_costs:
+        print_field("not counted", extra_cost)
+    print_field("zones in order", ", ".join(summary.zones))
+    for choice in summary.other_choices:
+        print_field("then", choice)
+    for label, fact in summary.facts.items():
+        print_field(label, fact)
     print_field("ssh", f"from {summary.ssh_address} only")
     for part in summary.missing_stack_parts:
         print_field("creates", part)
+
+
+def extension_question(job_name: str, before: RentalLimit, after: RentalLimit) -> str:
+    """Return the question that the user answers before the limit of a job is raised."""
+    cost = "at an unknown price" if after.dollars is None else f"for at most {format_dollars(after.dollars)} in all"
+    return f"let {job_name} run for {format_hours(after.hours)} instead of {format_hours(before.hours)}, {cost}?"
 
 
 def show_aws_requests(requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
@@ -82,12 +105,20 @@ def show_cost(report: CostReport) -> None:
         )
         for machine in cost.machines
     ]
-    print_table(columns, rows)
-    print(
+    print_table(columns, rows, optional=("id", "market", "price/h", "zone"))
+    print_wrapped(
         f"{format_dollars(cost.dollars, 4)} in all: machines {format_dollars(cost.machine_dollars, 4)}, "
         f"disks {format_dollars(cost.disk_dollars, 4)}, addresses {format_dollars(cost.address_dollars, 4)}"
-        + (f", NAT gateway without traffic {format_dollars(cost.nat_dollars, 4)}" if cost.nat_dollars else "")
+        + (f", NAT gateway {format_dollars(cost.nat_dollars, 4)}" if cost.nat_dollars else "")
+        + f", traffic {format_dollars(cost.traffic_dollars, 4)}"
+        + (f", before its adoption {format_dollars(cost.earlier_dollars, 4)}" if cost.earlier_dollars else "")
     )
+    if cost.traffic:
+        traffic_rows = [
+            (row.name, f"{row.amount:,.3f} {row.unit}", f"${row.price:g}", format_dollars(row.dollars, 4))
+            for row in cost.traffic
+        ]
+        print_table(("traffic", "amount", "price", "dollars"), traffic_rows)
     dollars_by_label = {
         "per epoch": report.per_epoch,
         "until the target": report.to_target,
@@ -100,10 +131,14 @@ def show_cost(report: CostReport) -> None:
         print(f"{report.wasted_seconds / 60:.1f} minutes were lost by recoveries: pauses and repeated steps")
     if cost.unknown:
         print(f"not included: {', '.join(cost.unknown)}, whose price is unknown")
-    if cost.running:
+    if report.warning:
+        print_wrapped(f"not included: all since the job was adopted. {report.warning}")
+    elif cost.running:
         print(f"{cost.running} machines are still billed")
     if cost.machines:
-        print("not included: the stack's shared file system, which is billed until down --stack --delete-data")
+        print_wrapped(
+            "not included: the data in the stack's shared file system, which is billed until down --stack --delete-data"
+        )
 
 
 def show_offers(rows: Sequence[OfferRow]) -> None:
@@ -113,8 +148,8 @@ def show_offers(rows: Sequence[OfferRow]) -> None:
         (
             row.type,
             row.zone,
-            f"{row.gpus} x {row.gpu}",
-            row.gpu_gb,
+            f"{row.gpus} x {row.gpu}" if row.gpus else "none",
+            row.gpu_gb or "",
             row.efa,
             row.gbit,
             format_dollars(row.spot),
@@ -124,11 +159,43 @@ def show_offers(rows: Sequence[OfferRow]) -> None:
         )
         for row in rows
     ]
-    print_table(columns, cells)
+    print_table(columns, cells, optional=("GB each", "EFA", "Gbit/s", "GPUs", "minutes"))
     if rows and rows[0].minutes is not None:
         print(f"minutes and dollars are for {rows[0].machines} machines, with boot and set-up")
     if any(row.on_demand_shipped for row in rows):
         print("* price of July 2026 that ships with the program, because AWS's price list could not be read")
+
+
+def show_capacity_blocks(rows: Sequence[CapacityBlockRow]) -> None:
+    """Print the capacity blocks that can be bought, and the command that buys the first."""
+    if not rows:
+        return print("EC2 offers no such capacity blocks here now; try another: --region, --machines, --hours")
+    columns = ("type", "zone", "GPUs", "machines", "start", "end", "hours", "price", "per machine and hour", "offering")
+    cells = [
+        (
+            row.type,
+            row.zone,
+            f"{row.gpus} x {row.gpu}",
+            row.machines,
+            row.start,
+            row.end,
+            f"{row.hours:.1f}",
+            _format_fee(row.fee, row.currency),
+            _format_fee(row.fee / row.machines / row.hours, row.currency),
+            row.offering,
+        )
+        for row in rows
+    ]
+    print_table(columns, cells)
+    print("hours: until EC2 ends the machines, 30 minutes before the end of the block")
+    print("nothing was bought; to buy the first block (another one by its offering), which cannot be cancelled:")
+    print(f"  {rows[0].buy}")
+    print("then, with the ID of the reservation that this prints: imgnet-cluster launch --reservation cr-... RECIPE")
+
+
+def _format_fee(fee: float, currency: str) -> str:
+    """Return a price in any currency as text."""
+    return format_dollars(fee) if currency == "USD" else f"{fee:,.2f} {currency}"
 
 
 def show_findings(findings: Sequence[LaunchFinding]) -> None:
@@ -139,7 +206,10 @@ def show_findings(findings: Sequence[LaunchFinding]) -> None:
             print(f"{'':8} {finding.type_next}")
 
 
-def show_rented_machines(rows: Sequence[RentedJob]) -> None:
-    """Print what is rented, a row for each job, from the tags of its machines."""
+def show_rented_machines(rows: Sequence[RentedJob], regions: Sequence[str]) -> None:
+    """Print what is rented in some regions, a row for each job, from the tags of its machines."""
+    if not rows:
+        return print_wrapped(f"nothing is rented in {', '.join(regions)}")
     columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
-    print_table(columns, [[getattr(row, column) for column in columns] for row in rows])
+    cells = [[getattr(row, column) for column in columns] for row in rows]
+    print_table(columns, cells, optional=("uid", "zone", "since", "owner", "market", "type"))

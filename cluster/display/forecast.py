@@ -8,7 +8,7 @@ from cluster.planning.candidates import Candidate, group_by_type
 from train.forecast import TermComparison
 
 from .cloud import format_dollars
-from .tables import print_table
+from .tables import print_table, print_wrapped
 
 TERM_COLUMNS = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed")
 
@@ -32,10 +32,10 @@ def dominant_terms(candidate: Candidate) -> str:
 
 
 def show_candidates(candidates: Sequence[Candidate]) -> None:
-    """Print a row for each candidate, and for each machine type where more machines stop being worth it."""
+    """Print a row for each candidate, and for each machine type from which number on more machines save little time."""
     has_target = any(candidate.epochs_to_target for candidate in candidates)
-    target_columns = ["to target", "for"] if has_target else []
-    columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", "spot", *target_columns]
+    target_columns = ["to target", "price to target"] if has_target else []
+    columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", *target_columns]
     rows = []
     for candidate in candidates:
         start_minutes = sum(candidate.forecast.startup_seconds.values()) / 60 if candidate.forecast else None
@@ -52,22 +52,26 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
                 format_minutes(candidate.minutes),
                 format_minutes(start_minutes),
                 format_dollars(candidate.dollars(candidate.minutes)),
-                "?",
                 *(target_cells if has_target else []),
                 "" if efficiency is None else f"{100 * efficiency:.0f} %",
                 dominant_terms(candidate) or "no measurements of this model on this GPU",
             ]
         )
-    print_table([*columns, "efficiency", "longest term, by epochs"], rows)
+    optional = ("start", "longest term, by epochs", "scaling efficiency", "GPUs")
+    print_table([*columns, "scaling efficiency", "longest term, by epochs"], rows, optional=optional)
     for type_name, of_type in group_by_type(candidates).items():
         if sentence := choose.diminishing_returns(of_type):
-            print(f"{type_name}: {sentence}")
+            print_wrapped(f"{type_name}: {sentence}")
     if has_target:
-        print("to target: until the epoch at which the recipe's source had reached it; without one, the whole run")
-    print("efficiency: images a second and machine, relative to the first row of the type")
-    print("spot: unknown in advance; for today's prices: imgnet-cluster offers")
+        print_wrapped(
+            "to target: until the epoch at which the recipe's source had reached it; without one, the whole run"
+        )
+    print_wrapped("scaling efficiency: images per second and machine, relative to the first row of the type")
+    print_wrapped("spot prices change: today's are shown by imgnet-cluster offers")
     sources = dict.fromkeys(candidate.forecast.source for candidate in candidates if candidate.forecast)
-    print(f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the start of the trainers")
+    print_wrapped(
+        f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the start of the trainers"
+    )
 
 
 def show_phase_forecasts(candidate: Candidate) -> None:
@@ -86,10 +90,11 @@ def show_phase_forecasts(candidate: Candidate) -> None:
         )
         for phase in candidate.forecast.phase_rows()
     ]
-    print_table(("epochs", "size", "batch", "seconds", *TERM_COLUMNS, "longest"), rows)
+    columns = ("epochs", "size", "batch", "seconds", *TERM_COLUMNS, "longest")
+    print_table(columns, rows, optional=("batch", "size", "longest"))
     startup = candidate.forecast.startup_seconds
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in startup.items() if seconds)
-    print(f"before the first step, in seconds: {parts or 'nothing'}; constants: {candidate.forecast.source}")
+    print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {candidate.forecast.source}")
 
 
 def show_forecast_line(candidate: Candidate) -> None:
@@ -101,12 +106,12 @@ def show_forecast_line(candidate: Candidate) -> None:
     cost = ""
     if candidate.machine_type.on_demand_price != 0:
         on_demand = format_dollars(candidate.dollars(candidate.minutes))
-        cost = f", {on_demand} on demand, spot {format_dollars(None)}"
+        cost = f", {on_demand} on demand"
     target = ""
     if candidate.epochs_to_target:
         target = f"; to the target {format_minutes(candidate.minutes_to_target)} minutes"
     longest = f"longest: {candidate.forecast.longest_term}"
-    print(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
+    print_wrapped(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
 
 
 def show_choice(candidate: Candidate, command: str) -> None:
@@ -118,7 +123,7 @@ def show_choice(candidate: Candidate, command: str) -> None:
 
 
 def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:
-    """Print the forecast of a job beside the actual times, term by term. Terms of less than a second get no error."""
+    """Print the forecast of a job beside the actual times, term by term. Terms below a second get no relative error."""
     cells = [
         (
             row.term,
@@ -128,8 +133,16 @@ def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: st
         )
         for row in rows
     ]
-    print_table(("forecast", "seconds", "took", "error"), cells)
+    print_table(("seconds of", "forecast", "actual", "error"), cells)
     if constants_source:
         print(
             f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from {job_name}"
         )
+
+
+def show_missing_forecast(job_name: str, recipe_file: str) -> None:
+    """Print that a job had no forecast, and the command for a forecast with the speeds that the job measured."""
+    command = f"imgnet-cluster plan --from {job_name} {recipe_file or 'RECIPE'}"
+    print_wrapped(
+        f"forecast: none, because the speed of these machines was not known; by the speeds of this job: {command}"
+    )

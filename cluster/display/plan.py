@@ -1,29 +1,106 @@
-"""Prints a plan: schedule, machines, price, and the requests that a dry run shows."""
+"""Prints a plan: machines, price and schedule; the requests of a launch; the reports of checked machines."""
 
+import time
 from collections.abc import Sequence
 
 from cluster.backends.catalog import UNKNOWN_MACHINES
+from cluster.jobs import store
+from cluster.jobs.queue_state import host_address
+from cluster.machines.checks import describe_age
+from cluster.machines.host_check import HostReport
+from cluster.machines.setup_progress import fold_by_machine
 from cluster.planning.plan import Plan
+from cluster.planning.resume import ResumePlan
+from cluster.state.spec import JobSpec
 from train.metrics.text import describe_training, format_lr_range
 from train.recipe.schedule import PhaseRow
 
 from . import cloud
-from .tables import print_table
+from .tables import print_table, print_wrapped
 
+LEVEL_CHARACTERS = 8  # of "error" and "warning" before a line
+UNKNOWN_WITHOUT_CLOUD = "what is on offer, spot prices, the image, quotas, and which shared resources are missing"
 # How a phase validates, appended to its validation shape: after each epoch, the last one, near the target, or never.
 VALIDATION_SUFFIXES = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 
 
-def show_plan(plan: Plan) -> None:
-    """Print what a launch would do: first the rental with its price, then the schedule and notes."""
+def show_plan(plan: Plan, unasked_reason: str = "") -> None:
+    """Print what a launch would do: first the rental with its price, then the schedule and notes.
+
+    `unasked_reason` says why the cloud could not be asked, "" if it was.
+    """
     if plan.rental_plan:
+        if unasked_reason:
+            print_wrapped(f"the cloud could not be asked: {unasked_reason}")
+            print_wrapped(f"so this plan does not know {UNKNOWN_WITHOUT_CLOUD}")
         cloud.show_rental_plan(plan.rental_plan.summary(plan.spec))
-    print(_summary_line(plan))
-    print(describe_training(plan.spec.recipe))
-    show_schedule(plan.schedule.table())
-    print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
+    print_wrapped(_summary_line(plan))
+    if plan.schedule:
+        print_wrapped(describe_training(plan.spec.recipe))
+        show_schedule(plan.schedule.table(), plan.missing_copies)
+        left_out = " (files; those that are no images are left out)" if plan.spec.train.skip_bad else ""
+        print(f"{plan.schedule.steps} steps over {plan.schedule.images} images{left_out}")
+    _show_notes(plan)
+
+
+def _show_notes(plan: Plan) -> None:
+    """Print the notes of a plan, then what would make the job fail."""
     for note in plan.notes:
-        print(f"note: {note}")
+        print_wrapped(f"note: {note}", len("note: "))
+    for obstacle in plan.obstacles:
+        print_wrapped(f"would be refused: {obstacle}", len("note: "))
+
+
+def show_other_jobs(spec: JobSpec, parallel: int = 1) -> None:
+    """Print a note on each of the user's other jobs that is on the machines of `parallel` jobs like this one."""
+    hosts = spec.host_list[: parallel * len(spec.machine_names)]
+    addresses = {host_address(host): host.host for host in hosts}
+    for job in store.jobs_on_machines(hosts):
+        if job.spec.uid != spec.uid:
+            shared_hosts = [addresses[key] for host in job.spec.host_list if (key := host_address(host)) in addresses]
+            folder = "" if job.path.parent == store.runs_folder() else f"{store.RUNS_ENV_VAR}={job.path.parent} "
+            age = describe_age(max(0.0, time.time() - job.spec.created))
+            print_wrapped(
+                f"note: {job.name}, launched {age}, is on {', '.join(shared_hosts)} too; two jobs share processors, "
+                f"GPUs and memory. Look at it, or stop it: {folder}imgnet-cluster status {job.name}, "
+                f"{folder}imgnet-cluster stop {job.name}",
+                len("note: "),
+            )
+
+
+def show_resume_plan(plan: ResumePlan) -> None:
+    """Print what a resume would do: what it rents, the phases that are left, and the options that it changes."""
+    spec, schedule = plan.spec, plan.schedule
+    if plan.rental_plan:
+        cloud.show_rental_plan(plan.rental_plan.summary(spec))
+    print_wrapped(_summary_line(plan))
+    if schedule is None:
+        print_wrapped(f"{spec.name} starts its command again, which continues from what it has saved")
+    elif plan.steps_done:
+        print_wrapped(
+            f"{spec.name} was trained until step {plan.steps_done} of {schedule.steps}; "
+            "it continues from its newest checkpoint"
+        )
+    else:
+        print_wrapped(f"{spec.name} has saved no step; it starts again from step 0 of {schedule.steps}")
+    epochs = schedule.epochs if schedule else ()
+    last_epoch = next((epoch for epoch in epochs if epoch.first_step + epoch.steps > plan.steps_done), None)
+    if schedule and last_epoch:
+        show_schedule([row for row in schedule.table() if row.end > last_epoch.number])
+    for change in plan.changes:
+        print_wrapped(f"changed: {change}", len("changed: "))
+    _show_notes(plan)
+
+
+def rental_question(plans: Sequence[Plan]) -> str:
+    """Return the question that the user answers before machines are rented, with their highest cost."""
+    machine_count = sum(len(plan.spec.machine_names) for plan in plans)
+    machines = "1 machine" if machine_count == 1 else f"{machine_count} machines"
+    limits = [plan.rental_plan.summary(plan.spec).max_dollars if plan.rental_plan else None for plan in plans]
+    known_limits = [limit for limit in limits if limit is not None]
+    if len(known_limits) < len(limits):
+        return f"rent {machines} at an unknown price?"
+    return f"rent {machines} for at most {cloud.format_dollars(sum(known_limits))}?"
 
 
 def _summary_line(plan: Plan) -> str:
@@ -36,7 +113,10 @@ def _summary_line(plan: Plan) -> str:
     processes = f"processes{' of each' if has_several_machines else ''}: {spec.procs}"
     own_price = "" if spec.backend == UNKNOWN_MACHINES else ", $0.00"
     price = ", price above" if plan.rental_plan else own_price
-    training = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
+    if command := spec.own_command:
+        training = f"{command.name}: {command.text}"
+    else:
+        training = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     return f"{training}; {machines}, {processes}{price}"
 
 
@@ -46,9 +126,15 @@ def show_rental_requests(plan: Plan) -> None:
         cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
 
 
-def show_schedule(rows: Sequence[PhaseRow]) -> None:
-    """Print a schedule in the columns of a paper's table, a row for each phase."""
-    columns = ("epochs", "size", "batch", "global", "rate", "rate/256", "steps", "copy", "scale", "val")
+def show_schedule(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> None:
+    """Print a schedule in the columns of a paper's table, a row for each phase.
+
+    A phase whose resized copies are missing reads the full-size images.
+    """
+    columns = (
+        *("epochs", "size", "batch", "global batch", "learning rate", "lr per 256", "steps", "pre-resized to"),
+        *("min scale", "val crop"),
+    )
     cells = [
         (
             f"{row.start}-{row.end}",
@@ -58,10 +144,36 @@ def show_schedule(rows: Sequence[PhaseRow]) -> None:
             format_lr_range(row.lr, row.peak),
             format_lr_range(row.lr_per_256),
             row.steps,
-            row.copy or "full",
+            "no" if row.copy in missing_copies else row.copy or "no",
             row.min_scale,
-            ("rect" if row.rect_val else "square") + VALIDATION_SUFFIXES[row.validate],
+            ("rectangle" if row.rect_val else "square") + VALIDATION_SUFFIXES[row.validate],
         )
         for row in rows
     ]
-    print_table(columns, cells)
+    print_table(columns, cells, optional=("lr per 256", "min scale", "pre-resized to", "val crop"))
+
+
+def show_host_reports(reports: Sequence[HostReport]) -> None:
+    """Print a row for each machine, then each problem once, with the machines that have it."""
+    columns = ("machine", "host", "result", "python", "torch", "GPUs", "CPUs", "memory GB", "free GB", "fsync ms")
+    cells = [(report.machine, report.host, _report_result(report), *_fact_cells(report)) for report in reports]
+    print_table(columns, cells, optional=("fsync ms", "memory GB", "CPUs", "python"))
+    hosts = {report.machine: report.host for report in reports}
+    for level in ("error", "warning"):
+        lines = [(report.machine, line) for report in reports for line in getattr(report, f"{level}s")]
+        for text in fold_by_machine(lines, hosts):
+            print_wrapped(f"{level:{LEVEL_CHARACTERS}} {text}", LEVEL_CHARACTERS + 1)
+
+
+def _report_result(report: HostReport) -> str:
+    return "error" if report.errors else "warning" if report.warnings else "ok"
+
+
+def _fact_cells(report: HostReport) -> Sequence[object]:
+    facts = report.facts
+    if not facts:
+        return (None,) * 7
+    gpu_names = list(dict.fromkeys(gpu.name for gpu in facts.gpus))
+    gpus = f"{len(facts.gpus)} x {', '.join(gpu_names)}" if gpu_names else "none"
+    torch = report.torch or "none"
+    return facts.python, torch, gpus, facts.cpus, facts.memory_gb, facts.work.free_gb, facts.shared.fsync_ms

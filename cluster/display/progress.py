@@ -1,26 +1,40 @@
 """Follows a running job in the terminal and prints how it ended."""
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 
+from cluster.errors import EXIT_UNFINISHED
 from cluster.jobs import billing
 from cluster.jobs.job import Job
+from cluster.script.snapshot import newest_version
+from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus
 from train.metrics.text import epoch_header, epoch_line, format_duration
+from train.recipe.history import EpochResult, best_epoch
 from train.recipe.target import describe_outcome
+from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
+from train.tools.filesystem import open_regular
+from train.tools.process_log import log_end
 
-from .status import show_machines, show_timeline
-from .tables import STATE_EXIT_CODES, console
+from .next_commands import print_commands_after
+from .status import describe_image_usage, show_machines, show_timeline
+from .tables import STATE_EXIT_CODES, console, print_state
 
 REFRESH_SECONDS = 0.3
+LOG_END_LINES = 10  # of a failed rank
+LOG_END_BYTES = 10_000
+MAX_OUTPUT_BYTES = 1 << 16  # of a command, shown at one look
 TRAINING_STATES = (MachineState.TRAINING, MachineState.VALIDATING)
 
 
-def follow(job: Job) -> int:
-    """Show a job until it ends: a line for each epoch and, on a terminal, a progress bar.
+def follow(job: Job, others: Sequence[Job] = ()) -> int:
+    """Show a job until it ends: a line for each epoch, or what a command prints; on a terminal, also a progress bar.
 
-    Off a terminal, each change of activity is a line. Returns the exit code for the job's final state.
+    `others` are further jobs of its sweep: the bar says how far each of them is. Off a terminal, each change of
+    activity is a line. Returns the exit code for the job's final state.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -33,6 +47,7 @@ def follow(job: Job) -> int:
         transient=True,
         disable=not out.is_terminal,
     )
+    output = CommandOutput(job) if job.spec.own_command else None
     shown_epochs = 0
     activity = ""
     # When training was first seen to run, and at which step: the remaining time is estimated from there.
@@ -46,14 +61,20 @@ def follow(job: Job) -> int:
             has_ended = job.has_ended
             status = job.status()
             epoch_rows = job.epochs()
-            if not has_shown_machines and status.doing == MachineState.TRAINING and len(job.spec.machine_names) > 1:
+            if not has_shown_machines and status.doing == MachineState.TRAINING:
                 has_shown_machines = True
-                show_machines(job.machine_details())
+                machines = job.machine_details()
+                if len(machines) > 1 or any(machine.notes for machine in machines.values()):
+                    bar.stop()  # else the table would begin behind the bar
+                    show_machines(machines)
+                    bar.start()
             for row in epoch_rows[shown_epochs:]:
                 if shown_epochs == 0:
                     out.print(epoch_header())
                 out.print(epoch_line(row))
                 shown_epochs += 1
+            for line in output.new_lines(has_ended) if output else ():
+                out.print(line)
             if status.doing != activity and not has_ended:
                 activity = status.doing
                 if activity and not out.is_terminal and activity not in (*TRAINING_STATES, MachineState.DONE):
@@ -63,43 +84,103 @@ def follow(job: Job) -> int:
                 training_start = time.monotonic()
                 first_step = step
             right = _progress_text(status, training_start, first_step)
+            if out.is_terminal:
+                right += "".join(f"  {_describe_other(other)}" for other in others)
             bar.update(task, description=f"{job.name} {activity}", completed=step, total=status.steps, right=right)
-            if has_ended:
+            if has_ended or status.state == JobState.ADOPTED:
                 break
             time.sleep(REFRESH_SECONDS)
+    if status.state == JobState.ADOPTED:
+        out.print(status.warning)
+        return EXIT_UNFINISHED
     show_outcome(job)
     return STATE_EXIT_CODES[job.state]
+
+
+class CommandOutput:
+    """Reads the new output of rank 0 of a command, from the launch or the last resume on."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.attempt = 0
+        self.printed_bytes = 0  # of that attempt's log
+
+    def new_lines(self, is_complete: bool = False) -> list[str]:
+        """Return the lines that are new since the last call; with `is_complete` also a last one without its end.
+
+        Of a progress bar, which returns to the begin of its line, only the last state counts.
+        """
+        lines: list[str] = []
+        launch_id = self.job.run_folder.launch_id
+        attempts = [attempt for attempt in self.job.run_folder.attempts.all() if attempt.members]
+        numbers = [attempt.number for attempt in attempts if attempt.launch_id == launch_id]
+        for number in (number for number in numbers if number >= self.attempt):
+            if number > self.attempt:
+                self.attempt, self.printed_bytes = number, 0
+            with contextlib.suppress(OSError):
+                lines += self._read_lines(is_complete or number != numbers[-1])
+        return lines
+
+    def _read_lines(self, is_complete: bool) -> list[str]:
+        with open_regular(self.job.log_path(0, self.attempt)) as file:
+            size = file.seek(0, os.SEEK_END)
+            left_out = max(0, size - self.printed_bytes - MAX_OUTPUT_BYTES)
+            file.seek(self.printed_bytes + left_out)
+            data = file.read(MAX_OUTPUT_BYTES)
+        if not is_complete:
+            data = data[: data.rfind(b"\n") + 1]
+        self.printed_bytes += left_out + len(data)
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n")]
+        note = [f"... {left_out:,} bytes are left out; all: imgnet-cluster logs {self.job.name}"] if left_out else []
+        return [*note, *(lines if lines[-1] else lines[:-1])]
+
+
+def _describe_other(job: Job) -> str:
+    """Return the state of another job in a few characters, such as "job-7 25%"."""
+    status = job.status()
+    if status.state == JobState.RUNNING and status.step and status.steps:
+        return f"{job.name} {100 * status.step // status.steps}%"
+    return f"{job.name} {status.state}"
 
 
 def _progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
-    The time left assumes the mean step time since `first_step`, at monotonic time `since`.
+    The time left assumes the mean step time since `first_step`, at monotonic time `since`. A command need not tell
+    more than its step.
     """
-    if not status.steps or status.step is None or not status.images_per_second:
+    is_told = (status.steps and status.images_per_second) or status.command
+    if not is_told or status.step is None:
         return status.progress.rpartition(": ")[2]
-    steps = f"{status.step}/{status.steps}"
-    epochs = f"{status.epoch}/{status.epochs}"
+    parts = [f"step {_count(status.step, status.steps)}"]
+    if status.epoch is not None:
+        parts.append(f"epoch {_count(status.epoch, status.epochs)}")
+    if status.images_per_second:
+        parts.append(f"{status.images_per_second:.0f} img/s")
     steps_done = status.step - first_step
-    steps_left = status.steps - status.step
-    time_left = ""
-    if steps_done > 0:
-        time_left = f"  {format_duration((time.monotonic() - since) * steps_left / steps_done)} left"
-    return f"step {steps}  epoch {epochs}  {status.images_per_second:.0f} img/s{time_left}"
+    if steps_done > 0 and status.steps:
+        seconds_left = (time.monotonic() - since) * max(0, status.steps - status.step) / steps_done
+        parts.append(f"{format_duration(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def _count(number: int, total: int | None) -> str:
+    return f"{number}/{total}" if total else f"{number}"
 
 
 def show_outcome(job: Job) -> None:
-    """Print how a job ended, and what to type next."""
+    """Print how a job ended, and the next commands."""
     result = job.result
     assert result
     seconds = result.seconds
-    print(f"{job.name} {result.state}{': ' if result.reason else ''}{result.reason}")
+    print_state(f"{job.name} ", result.state, f": {result.reason}" if result.reason else "")
     if result.state == JobState.DONE:
         training_seconds = seconds.get("training", 0.0) + seconds.get("validation", 0.0)
+        work = "the command ran" if job.spec.own_command else "training and validation"
         numbers = (
             ("top-1 {:.2f} %", result.top1),
             ("top-5 {:.2f} %", result.top5),
-            (f"training and validation {{:.1f}} s of {format_duration(seconds['total'])}", training_seconds),
+            (f"{work} {{:.1f}} s of {format_duration(seconds['total'])} at work", training_seconds),
             ("{:.0f} img/s", result.images_per_second),
             ("goodput {:.1f} %", None if result.goodput is None else 100 * result.goodput),
             ("${:.2f}", result.dollars),
@@ -115,24 +196,54 @@ def show_outcome(job: Job) -> None:
             f"machine {name} did not answer at the end, so processes may still be running there; "
             f"when it answers again, check: imgnet-cluster ssh {job.name} --machine {name}"
         )
+    if result.state == JobState.FAILED and job.spec.own_command:
+        _print_log_of_failed_rank(job)
     if result.ids_wrong is not None:
-        print("; ".join(result.ids_wrong) or "every image was used exactly once in every epoch")
-    print(f"  curves      imgnet-cluster tensorboard {job.name}")
-    print(f"  report      imgnet-cluster report {job.name}")
-    print(f"  log         imgnet-cluster logs {job.name}")
-    if result.state != JobState.DONE:
-        print(f"  continue    imgnet-cluster resume {job.name}")
-    print(f"  all results {job.run_folder.result_path}")
+        print(describe_image_usage(result.ids_wrong))
+    if job.spec.own_command:
+        _print_checkpoints(job)
+    elif result.state == JobState.DONE:
+        _print_network(job, result)
+    print_commands_after(job, result)
+
+
+def _print_log_of_failed_rank(job: Job) -> None:
+    """Print the last lines of the rank whose failure ended a command."""
+    end = job.run_folder.attempts.newest()
+    if end is None or end.failed_rank is None:
+        return
+    with contextlib.suppress(OSError):
+        path = job.log_path(end.failed_rank)
+        lines = log_end(path, LOG_END_BYTES).splitlines()[-LOG_END_LINES:]
+        print(f"the last lines of rank {end.failed_rank} ({path}):", *(f"  {line}" for line in lines), sep="\n")
+
+
+def _print_checkpoints(job: Job) -> None:
+    """Print where the newest copy of a command's checkpoint folder is."""
+    if version := newest_version(job.run_folder.shared):
+        print(f"  checkpoints {version}")
+    elif job.backend.is_remote:
+        print(f"  checkpoints those it has saved are on its machines; bring them here: imgnet-cluster pull {job.name}")
+
+
+def _print_network(job: Job, result: JobResult) -> None:
+    """Print where the trained network is, and what to do with it."""
+    folder = job.run_folder.network_folder
+    if not (folder / MODEL_FILE).exists():
+        if job.backend.is_remote:
+            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.name}")
+        return
+    epochs = {MODEL_FILE: next(reversed(result.epochs), None), BEST_MODEL_FILE: best_epoch(result.epochs)}
+    for title, name in (("network", MODEL_FILE), ("best", BEST_MODEL_FILE)):
+        if (folder / name).exists():
+            print(f"  {title:11} {folder / name}{_epoch_note(epochs[name])}")
+    print(f"  classes     {folder / CLASSES_FILE}")
+    print(f"  use it      imgnet-cluster predict {job.name} PHOTO.jpg    imgnet-cluster export {job.name}")
+
+
+def _epoch_note(epoch: EpochResult | None) -> str:
+    return f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
 
 
 def _unpriced_note(machines: Sequence[str]) -> str:
     return f" without {', '.join(machines)}, whose price is unknown" if machines else ""
-
-
-def print_next_commands(job: Job) -> None:
-    """Print what to type while a job runs."""
-    keys = job.backend.detach_keys
-    print(f"  session     imgnet-cluster attach {job.name}        (detach with {keys}, the job continues)")
-    print(f"  follow      imgnet-cluster logs -f {job.name}")
-    print(f"  curves      imgnet-cluster tensorboard {job.name}")
-    print(f"  stop        imgnet-cluster stop {job.name}")

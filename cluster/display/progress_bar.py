@@ -36,7 +36,7 @@ class ProgressBar:
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """Show the progress, unless what is shown is still true."""
+        """Show the progress, unless the shown text stays the same."""
         percent = 100 * done // max(total, 1)
         step = percent if self.bar else percent // 10
         if step == self.last_shown_step:

@@ -3,31 +3,34 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from cluster.state.states import SetupStep
+from cluster.state.states import SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
-from cluster.state.timeline import AttemptRow
-from train.metrics.text import format_duration, time_table_lines
+from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
+from train.metrics.text import START_TITLES, format_duration, time_table_lines
 from train.tools.records import encode
 
-from .tables import print_table
+from .tables import DAMAGED, print_state, print_table
 
 MAX_REASON_CHARACTERS = 140
-DAMAGED = "damaged"  # in place of the state of a job that cannot be read
+MAX_ATTEMPTS = 20  # in the table of a status; a long run has thousands
+DAY_SECONDS = 86_400
 # The labels under which `show_status` prints values whose keys are not plain words.
 STATUS_LABELS = {
     "procs": "processes",
+    "risk": "at risk",
     "images_per_second": "images/s",
     "lr": "learning rate",
     "top1": "top-1 %",
     "top5": "top-5 %",
     "run": "run folder",
-    "seconds": "time",
+    "seconds": "time at work",
 }
 
 
 def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
     """Print a row for each job, by name. None: a file of its run folder is damaged."""
-    columns = ("job", "recipe", "state", "machines", "epoch", "step", "top1", "top5", "img/s", "time")
+    work = work_title(status.work for status in job_statuses.values() if status)
+    columns = ("job", work, "state", "machines", "epoch", "step", "top-1", "top-5", "img/s", "at work")
     rows = [
         (
             name,
@@ -45,18 +48,29 @@ def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
         else (name, "", DAMAGED, *[""] * 7)
         for name, status in job_statuses.items()
     ]
-    print_table(columns, rows)
+    print_table(columns, rows, optional=("top-5", "img/s", "machines", "step"))
 
 
-def show_status(status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow]) -> None:
-    """Print the status of a job, then tables of its machines and attempts if there are several."""
+def show_status(
+    status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow], with_parts: bool = False
+) -> None:
+    """Print the status of a job, then tables of its machines and attempts if there are several.
+
+    With `with_parts`, also a table of the steps of each machine's set-up.
+    """
     created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created))
     for name, value in {**encode(status), "created": created}.items():
-        if name != "where" and value not in (None, ""):
-            print(f"{STATUS_LABELS.get(name, name):18} {_format_status_value(name, value)}")
+        if name == "state":
+            print_state(f"{name:19}", status.state)
+        elif name not in ("where", "work") and value not in (None, ""):
+            label = "name" if name == "recipe" and status.command else STATUS_LABELS.get(name, name)
+            print(f"{label:18} {_format_status_value(name, value)}")
     if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()
         show_machines(machines)
+        if with_parts:
+            print()
+            show_setup_steps(machines)
     if len(attempts) > 1:
         print()
         show_timeline(attempts)
@@ -69,35 +83,69 @@ def _format_status_value(name: str, value: object) -> str:
         return f"{value}"
     if name == "seconds":
         return format_duration(value)
+    if name == "goodput":
+        return f"{100 * value:.1f} %"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def show_machines(machines: Mapping[str, MachineRow]) -> None:
-    """Print a row for each machine, with the seconds of each step until its first training step."""
-    steps = [step for step in SetupStep if any(step in machine.seconds for machine in machines.values())]
+    """Print a row for each machine, with the seconds until its first training step."""
+    rows = [
+        (
+            name,
+            machine.host,
+            machine.state,
+            f"{sum(machine.seconds.values()):.1f}" if machine.seconds else "",
+            machine.reason or "; ".join(machine.notes),
+        )
+        for name, machine in machines.items()
+    ]
+    print_table(("machine", "host", "state", "set-up s", "note"), rows, optional=("host",))
+
+
+def show_setup_steps(machines: Mapping[str, MachineRow]) -> None:
+    """Print a row for each step until the first training step: its seconds on the fastest and the slowest machine."""
     rows = []
-    for name, machine in machines.items():
-        seconds = [f"{machine.seconds[step]:.1f}" if step in machine.seconds else "" for step in steps]
-        rows.append((name, machine.host, machine.state, *seconds, machine.reason or "; ".join(machine.notes)))
-    print_table(("machine", "host", "state", *steps, "note"), rows)
+    for step in SetupStep:
+        seconds_by_machine = {
+            name: machine.seconds[step] for name, machine in machines.items() if step in machine.seconds
+        }
+        if seconds_by_machine:
+            slowest = max(seconds_by_machine, key=seconds_by_machine.__getitem__)
+            least, most = min(seconds_by_machine.values()), seconds_by_machine[slowest]
+            rows.append((START_TITLES.get(step, step), f"{least:.1f}", f"{most:.1f}", slowest))
+    print_table(("set-up step", "least s", "most s", "on machine"), rows)
 
 
 def show_timeline(attempts: Sequence[AttemptRow]) -> None:
-    """Print a row for each attempt: start, machines, reason, and the time and steps that the change cost."""
+    """Print a row for each of the last attempts: start, machines, reason, and the time and steps that it cost."""
+    shown = attempts[-MAX_ATTEMPTS:]
+    if len(shown) < len(attempts):
+        print(f"the last {len(shown)} of {len(attempts):,} attempts; all: imgnet-cluster status JOB -o json")
+    time_format = "%H:%M:%S" if shown[-1].at - shown[0].at < DAY_SECONDS else "%m-%d %H:%M"
     rows = [
         (
             attempt.attempt if attempt.machines else "end",
-            time.strftime("%H:%M:%S", time.localtime(attempt.at)),
-            " ".join(attempt.machines),
-            attempt.first_step,
+            time.strftime(time_format, time.localtime(attempt.at)),
+            describe_members(attempt.machines),
+            first_step,
             "" if attempt.pause is None else f"{attempt.pause:.1f} s",
             attempt.steps_lost,
             _truncate(attempt.reason),
         )
-        for attempt in attempts
+        for attempt, first_step in zip(shown, known_first_steps(shown), strict=True)
     ]
-    print_table(("attempt", "at", "machines", "from step", "pause", "steps lost", "reason"), rows)
+    columns = ("attempt", "at", "machines", "from step", "pause", "steps lost", "reason")
+    # Of a command, nothing is known of its steps.
+    kept = range(len(columns)) if rows[0][3] is not None else (0, 1, 2, 6)
+    kept_rows = [[row[index] for index in kept] for row in rows]
+    print_table([columns[index] for index in kept], kept_rows, optional=("from step", "at"))
 
 
 def _truncate(text: str) -> str:
     return text if len(text) < MAX_REASON_CHARACTERS else f"{text[: MAX_REASON_CHARACTERS - 4]} ..."
+
+
+def describe_image_usage(errors: Sequence[str]) -> str:
+    """Return a line on whether each image was used once in each epoch. `errors` come from the log of used images."""
+    return "; ".join(errors) or "every image was used exactly once in every epoch"

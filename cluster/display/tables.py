@@ -1,25 +1,40 @@
 """The console and the table layout that all terminal output uses."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
-from cluster.state.states import JobState
+from cluster.state.states import JobState, MachineState
 
 from .terminal import clean, styled_stream
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
+DAMAGED = "damaged"  # shown as the state of a job whose files cannot be read
 STATE_EXIT_CODES = {JobState.DONE: EXIT_OK, JobState.FAILED: EXIT_JOB_FAILED, JobState.STOPPED: EXIT_JOB_STOPPED}
-STATE_COLORS: dict[str, str] = {  # of the states of jobs, and of the states of machines with the same names
+STATE_COLORS: dict[str, str] = {  # of jobs and machines; states of preparation have the color of the text
     JobState.DONE: "green",
-    JobState.FAILED: "red",
-    JobState.STOPPED: "yellow",
     JobState.RUNNING: "cyan",
+    MachineState.TRAINING: "cyan",
+    MachineState.VALIDATING: "cyan",
+    JobState.RECOVERING: "yellow",
+    JobState.STOPPED: "yellow",
+    MachineState.STOPPING: "yellow",
+    MachineState.LEFT: "yellow",
     JobState.WAITING: "blue",
+    JobState.ADOPTED: "blue",
+    MachineState.LOST: "magenta",
+    MachineState.GONE: "magenta",
+    JobState.FAILED: "red",
+    DAMAGED: "red",
 }
 PLAIN_WIDTH_CHARACTERS = 200  # of output that does not go to a terminal
+WRAPPED_TEXT_CHARACTERS = 16  # the least width of a column whose texts are wrapped
 
 
 def console(to_stderr: bool = False) -> "Console":
@@ -43,27 +58,113 @@ def console(to_stderr: bool = False) -> "Console":
     return CleanConsole(file=stream, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print rows under their column names, with numbers aligned to the right.
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], optional: Sequence[str] = ()) -> None:
+    """Print rows under their column names, with numbers aligned to the right. No number is ever cut.
 
-    If the third column is "state", each row has the color of its state.
+    If the table is wider than the terminal, long texts are wrapped within their column, and columns of `optional` are
+    left out in that order. On a terminal, the cells of the column "state" have the color of their state.
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     cell_rows = [[format_cell(value) for value in row] for row in rows]
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 0)
-    )
-    for index, name in enumerate(columns):
-        is_numeric = all(cells[index][:1] in "-0123456789" for cells in cell_rows)
-        table.add_column(name, justify="right" if is_numeric else "left", no_wrap=True)
-    has_state = len(columns) > 2 and columns[2] == "state"
-    for cells in cell_rows:
-        table.add_row(*cells, style=STATE_COLORS.get(cells[2]) if has_state else None)
+    table_columns = [
+        TableColumn.measure(name, [cells[index] for cells in cell_rows]) for index, name in enumerate(columns)
+    ]
     out = console()
-    out.width = PLAIN_WIDTH_CHARACTERS  # of any terminal: a narrower one wraps lines, while rich would cut the cells
-    out.print(table)
+    is_narrow = out.width < PLAIN_WIDTH_CHARACTERS
+    shown = choose_columns(table_columns, optional, out.width) if is_narrow else range(len(columns))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0))
+    shown_columns = [table_columns[index] for index in shown]
+    widths = fit_widths(shown_columns, out.width) if is_narrow else [column.width for column in shown_columns]
+    for column, width in zip(shown_columns, widths, strict=True):
+        table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold", width=width)
+    for cells in cell_rows:
+        table.add_row(
+            *(
+                Text(cells[index], STATE_COLORS.get(cells[index], "")) if columns[index] == "state" else cells[index]
+                for index in shown
+            )
+        )
+    # A terminal that is narrower than the table wraps the lines, while rich would cut the cells.
+    out.width = max(out.width, table_width(widths))
+    with out.capture() as capture:
+        out.print(table)
+    out.file.write("\n".join(line.rstrip(" ") for line in capture.get().split("\n")))
+    if left_out := [name for index, name in enumerate(columns) if index not in shown]:
+        out.print(f"not shown in {out.width} columns: {', '.join(left_out)}", style="dim", soft_wrap=False)
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table: its width in characters, and the least to which its texts can be wrapped."""
+
+    name: str
+    is_numeric: bool
+    width: int
+    min_width: int
+
+    @classmethod
+    def measure(cls, name: str, cells: Sequence[str], can_wrap: bool = True) -> "TableColumn":
+        """Return the column of these cells.
+
+        Texts longer than `WRAPPED_TEXT_CHARACTERS` can be wrapped, and so can a heading of several words above numbers.
+        """
+        from rich.cells import cell_len
+
+        heading_width = max(map(cell_len, name.split()), default=0)  # of the longest word
+        width = max(map(cell_len, (name, *cells)))
+        is_numeric = all(cell[:1] in "$+-0123456789" for cell in cells)
+        if not can_wrap:
+            return cls(name, is_numeric, width, width)
+        min_width = max(heading_width, *map(cell_len, ("", *cells)))
+        if not is_numeric or any(" " in cell for cell in cells):  # texts, or lists of numbers
+            min_width = min(min_width, max(WRAPPED_TEXT_CHARACTERS, heading_width))
+        return cls(name, is_numeric, width, min_width)
+
+
+def table_width(widths: Iterable[int], gap: int = 1) -> int:
+    """Return the width of a table with columns of these widths, and `gap` spaces between two columns."""
+    return sum(width + gap for width in widths) - gap
+
+
+def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int, gap: int = 1) -> list[int]:
+    """Return the indexes of the columns to show: all that fit, without the first of `optional` that do not."""
+    shown = list(range(len(columns)))
+    for name in optional:
+        if table_width((columns[index].min_width for index in shown), gap) <= width:
+            break
+        shown = [index for index in shown if columns[index].name != name]
+    return shown
+
+
+def fit_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
+    """Return column widths for a table of at most this width, if possible. The widest columns are narrowed first."""
+    widths = [column.width for column in columns]
+    while table_width(widths) > width:
+        wrappable = [index for index, column in enumerate(columns) if widths[index] > column.min_width]
+        if not wrappable:
+            break
+        widths[max(wrappable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def print_state(before: str, state: str, after: str = "") -> None:
+    """Print a line that contains a state. On a terminal the state is colored."""
+    from rich.text import Text
+
+    console().print(Text.assemble(before, (state, STATE_COLORS.get(state, "")), after))
+
+
+def print_wrapped(line: str, indent: int = 0) -> None:
+    """Print a line. On a narrower terminal it is wrapped between words, and the lines after the first are indented."""
+    if not sys.stdout.isatty():
+        return print(line)
+    width = shutil.get_terminal_size().columns
+    indentation = " " * indent
+    lines = textwrap.wrap(line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False)
+    print("\n".join(lines))
 
 
 def format_cell(value: object) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from train.tools.agent_protocol import EVENTS_FOLDER
 
 BIND_ADDRESS = "127.0.0.1"
 TENSORBOARD_START_TIMEOUT_SECONDS = 60.0
+SETTINGS_SUFFIX = ".settings"  # of the event file with the arguments of a command
 REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 
 
@@ -39,13 +41,12 @@ def check_port_is_free(port: int) -> None:
             ) from error
 
 
-def serve(job: Job, port: int) -> int:
-    """Serve one job's curves until Ctrl-C, and copy its new events while it runs. Returns an exit code."""
-    events_folder = job.path / EVENTS_FOLDER
-    events_folder.mkdir(exist_ok=True)
-    return _run_server(
-        events_folder, port, job.path / ".tensorboard.log", f"{job.name}, until Ctrl-C", lambda: _refresh_jobs([job])
-    )
+def serve(jobs: Sequence[Job], port: int) -> int:
+    """Serve the curves of some jobs side by side until Ctrl-C, and copy their new events while they run.
+
+    Returns an exit code.
+    """
+    return _serve(lambda: jobs, port, ", ".join(job.name for job in jobs))
 
 
 def serve_all(port: int) -> int:
@@ -53,30 +54,62 @@ def serve_all(port: int) -> int:
 
     Returns an exit code. Raises `NoSuchJob` when there is no job yet.
     """
-    runs_folder = store.find().path.parent
-    links_folder = runs_folder / ".board"
-    links_folder.mkdir(exist_ok=True)
+    return _serve(store.all_jobs, port, f"all jobs of {store.find().path.parent}")
 
-    def refresh() -> None:
-        jobs = store.all_jobs()
-        _refresh_jobs(jobs)
-        link_event_folders(links_folder, jobs)
 
-    link_event_folders(links_folder, store.all_jobs())
-    return _run_server(
-        links_folder, port, runs_folder / ".tensorboard.log", f"all jobs of {runs_folder}, until Ctrl-C", refresh
-    )
+def _serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
+    """Serve the curves of the jobs that `find_jobs` returns.
+
+    TensorBoard names a run after its folder, so each job gets a link of its name in a temporary folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
+
+        def refresh() -> None:
+            jobs = find_jobs()
+            _refresh_jobs(jobs)
+            link_event_folders(Path(folder), jobs)
+
+        link_event_folders(Path(folder), find_jobs())
+        log_path = store.runs_folder() / ".tensorboard.log"
+        exit_code = _run_server(Path(folder), port, log_path, f"{title}, until Ctrl-C", refresh)
+        if exit_code == 0:
+            unfinished = [job.name for job in find_jobs() if not job.has_ended]
+            goes_on = f"; still at work: {', '.join(unfinished)}" if unfinished else ""
+            print(f"TensorBoard stopped{goes_on}", file=sys.stderr)
+        return exit_code
 
 
 def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
-    """Make `links_folder` contain exactly one link per job, from the job's name to its event folder."""
+    """Make `links_folder` contain exactly one link per job with events, from the job's name to its event folder."""
     for path in links_folder.iterdir():
         if not path.exists() or path.name not in {job.name for job in job_list}:
             path.unlink(missing_ok=True)
     for job in job_list:
         if (job.path / EVENTS_FOLDER).is_dir():
             with contextlib.suppress(FileExistsError):
-                (links_folder / job.name).symlink_to(Path("..") / job.name / EVENTS_FOLDER)
+                (links_folder / job.name).symlink_to(job.path / EVENTS_FOLDER)
+            with contextlib.suppress(OSError):  # the curves are shown on a full disk, too
+                write_settings(job)
+
+
+def write_settings(job: Job) -> None:
+    """Write the arguments of a job's command beside its events, once, as TensorBoard's HParams plugin reads them.
+
+    A recipe's trainer has written its own. Raises `OSError`.
+    """
+    folder = job.path / EVENTS_FOLDER
+    if job.spec.own_command is None or any(folder.glob(f"*{SETTINGS_SUFFIX}")):
+        return
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder), filename_suffix=SETTINGS_SUFFIX)
+    try:
+        summary = hparams_pb(job.hparams, trial_id=job.name, start_time_secs=job.spec.created)
+        writer.add_event(Event(wall_time=job.spec.created, summary=summary))
+    finally:
+        writer.close()
 
 
 def _refresh_jobs(job_list: Sequence[Job]) -> None:
@@ -99,7 +132,6 @@ def _run_server(log_folder: Path, port: int, log_path: Path, description: str, r
             time.sleep(REFRESH_SECONDS)
         return int(server.returncode)
     except KeyboardInterrupt:
-        print("TensorBoard stopped; the job goes on", file=sys.stderr)
         return 0
     finally:
         process.kill_process_groups([server])

@@ -40,9 +40,9 @@ def cut_text(text: str) -> str:
 
 
 class TerminalStream:
-    """Stdout or stderr, which takes text as it is. All else is that of the stream.
+    """Wraps stdout or stderr: writes text unchanged, and passes every other attribute on.
 
-    When the reader has gone (`imgnet-cluster launch ... | head -1`), the rest is discarded: the command does its work.
+    When the reader has gone (`imgnet-cluster launch ... | head -1`), the rest is discarded, and the command goes on.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,7 +64,7 @@ class TerminalStream:
 
 
 class CleanStream(TerminalStream):
-    """Stdout or stderr, to which text is written clean."""
+    """Wraps stdout or stderr: removes control characters from the text that is written."""
 
     def write(self, text: str) -> int:
         """Write a text without its control characters. Raises `OSError`, but not when the reader has gone."""
@@ -89,14 +89,14 @@ def discard(stream: TextIO) -> None:
 
 
 def styled_stream(to_stderr: bool = False) -> TextIO:
-    """Return stdout or stderr for rich, which writes escape sequences of its own around text that is clean."""
+    """Return stdout or stderr without cleaning, for rich: its console cleans the text, then adds escape sequences."""
     stream = sys.stderr if to_stderr else sys.stdout
     return cast(TextIO, TerminalStream(stream.stream if isinstance(stream, TerminalStream) else stream))
 
 
 @contextlib.contextmanager
 def clean_output() -> Iterator[None]:
-    """Let all output within the `with` block be clean."""
+    """Remove control characters from all output of the `with` block."""
     if isinstance(sys.stdout, CleanStream):
         yield
         return

@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from cluster.state.heartbeats import MachineLoad, find_slowest_rank
-from cluster.state.states import MachineState
+from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus, MachineRow
 from train.metrics.text import format_duration
 from train.tools.trainer_reports import TrainingNumbers
 
-from .tables import STATE_COLORS, STATE_EXIT_CODES, console, format_cell
+from .tables import STATE_COLORS, STATE_EXIT_CODES, TableColumn, choose_columns, console, format_cell
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -31,11 +31,13 @@ TOP_COLUMNS = (
     *("in Gbit/s", "out Gbit/s", "last status", "slowest"),
 )
 LEFT_ALIGNED_COLUMNS = ("machine", "state", "slowest")
+COLUMNS_OF_SOME_JOBS = ("slowest", "GPU %", "min %", "GPU GB", "°C")  # left out where no machine has an entry
 # The order in which a narrow terminal loses columns. The column "machine" always stays.
 COLUMN_DROP_ORDER = (
     *("RAM GB", "CPU %", "°C", "attempt", "GPU GB", "min %", "out Gbit/s", "in Gbit/s", "loss", "img/s", "step"),
     *("GPU %", "slowest", "last status", "state"),
 )
+COLUMN_GAP = 2  # spaces between two columns
 UNCUT_WIDTH_CHARACTERS = 1000  # of output that does not go to a terminal, so that nothing is cut
 TOP_REFRESH_SECONDS = 1.0
 STALE_STATUS_SECONDS = 5.0  # an agent writes its status about once a second
@@ -43,7 +45,7 @@ STALE_STATUS_SECONDS = 5.0  # an agent writes its status about once a second
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of the table, with what its colors depend on."""
+    """One row of the table, with the facts on which its colors depend."""
 
     cells: Mapping[str, str]  # by column
     state: str = ""
@@ -153,8 +155,11 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def job_summary_line(status: JobStatus) -> str:
-    """Return the job in one line: state, step, epoch, images per second, top-1 and time, as far as they are known."""
+def job_summary_line(status: JobStatus, width: int = UNCUT_WIDTH_CHARACTERS) -> str:
+    """Return the job in one line: state, step, epoch, images per second, top-1 and time, as far as they are known.
+
+    What does not fit into `width` characters is left out.
+    """
     parts = (
         ("{}", f"{status.job} {status.state}"),
         ("{}", status.doing if status.doing not in (MachineState.TRAINING, status.state) else ""),
@@ -164,37 +169,31 @@ def job_summary_line(status: JobStatus) -> str:
         ("top-1 {} %", _format_number(status.top1, ".2f")),
         ("after {}", format_duration(status.seconds)),
     )
-    return "  ".join(template.format(text) for template, text in parts if text)
+    line, *others = (template.format(text) for template, text in parts if text)
+    for part in others:
+        if len(line) + 2 + len(part) <= width:
+            line += f"  {part}"
+    return line
 
 
 def fitting_columns(machine_rows: Sequence[TableRow], width: int) -> list[str]:
     """Return the columns that fit into `width` characters, dropping them by `COLUMN_DROP_ORDER`.
 
-    "slowest" is dropped first of all if no machine has an entry there.
+    A column of `COLUMNS_OF_SOME_JOBS` is dropped first, if no machine has an entry in it.
     """
-    from rich.cells import cell_len
-
-    widths = {
-        column: max(cell_len(text) for text in (column, *(row.cells[column] for row in machine_rows)))
-        for column in TOP_COLUMNS
-    }
-    columns = [
-        column for column in TOP_COLUMNS if column != "slowest" or any(row.cells[column] for row in machine_rows)
+    names = [
+        name for name in TOP_COLUMNS if name not in COLUMNS_OF_SOME_JOBS or any(row.cells[name] for row in machine_rows)
     ]
-    for dropped in COLUMN_DROP_ORDER:
-        if sum(widths[column] + 2 for column in columns) - 2 <= width:
-            break
-        columns = [column for column in columns if column != dropped]
-    return columns
+    columns = [TableColumn.measure(name, [row.cells[name] for row in machine_rows], can_wrap=False) for name in names]
+    return [names[index] for index in choose_columns(columns, COLUMN_DROP_ORDER, width, COLUMN_GAP)]
 
 
-def _build_table(machine_rows: Sequence[TableRow], width: int) -> "Table":
+def _build_table(machine_rows: Sequence[TableRow], columns: Sequence[str]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    columns = fitting_columns(machine_rows, width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, COLUMN_GAP - 1, 0, 0))
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in LEFT_ALIGNED_COLUMNS else "right"
         table.add_column(Text(column), justify=justify, no_wrap=True, overflow="ellipsis")
@@ -215,7 +214,7 @@ def _render(status: JobStatus, machine_rows: Sequence[TableRow], width: int) -> 
 
     style = STATE_COLORS.get(status.state, "")
     header: list[RenderableType] = [
-        Text(job_summary_line(status), style=style, no_wrap=True, overflow="ellipsis"),
+        Text(job_summary_line(status, width), style=style, no_wrap=True, overflow="ellipsis"),
         Text(""),
     ]
     reasons = [
@@ -223,7 +222,11 @@ def _render(status: JobStatus, machine_rows: Sequence[TableRow], width: int) -> 
         for row in machine_rows
         if row.reason
     ]
-    return Group(*header, _build_table(machine_rows, width), *reasons)
+    columns = fitting_columns(machine_rows, width)
+    left_out = [name for name in fitting_columns(machine_rows, UNCUT_WIDTH_CHARACTERS) if name not in columns]
+    note = f"not shown in {width} columns: {', '.join(left_out)}; all: imgnet-cluster top --once | cat"
+    notes = [Text(note, style="dim", overflow="fold")] if left_out else []
+    return Group(*header, _build_table(machine_rows, columns), *reasons, *notes)
 
 
 def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
@@ -252,6 +255,6 @@ def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
         while True:
             status, picture = render()
             live.update(picture, refresh=True)
-            if status.state in STATE_EXIT_CODES:
+            if status.state in (*STATE_EXIT_CODES, JobState.ADOPTED):
                 return
             time.sleep(TOP_REFRESH_SECONDS)

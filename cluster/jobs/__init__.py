@@ -9,9 +9,17 @@ if TYPE_CHECKING:
     from .store import find as find
     from .store import runs_folder as runs_folder
     from .submit import launch as launch
+    from .submit import run as run
 
-MODULE_BY_NAME = {"Job": "job", "all_jobs": "store", "find": "store", "launch": "submit", "runs_folder": "store"}
-__all__ = ["Job", "all_jobs", "find", "launch", "runs_folder"]
+MODULE_BY_NAME = {
+    "Job": "job",
+    "all_jobs": "store",
+    "find": "store",
+    "launch": "submit",
+    "run": "submit",
+    "runs_folder": "store",
+}
+__all__ = ["Job", "all_jobs", "find", "launch", "run", "runs_folder"]
 
 
 def __getattr__(name: str) -> object:

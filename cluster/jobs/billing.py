@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from cluster.backends.base import BilledBackend
+from cluster.backends.rentals import RentalLimit
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
@@ -13,9 +14,33 @@ from infra.costs import JobCost
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
+from .store import all_jobs
 
 DOWN_REASON = "ended by the user (imgnet-cluster down)"
-JOB_LOCK_TIMEOUT_SECONDS = 60.0  # for another command to finish its change of the job
+# For another process to finish its change of the job. A supervisor that ends the job may wait for a minute until
+# machines of its last request are visible.
+JOB_LOCK_TIMEOUT_SECONDS = 120.0
+
+
+def rented_jobs() -> list[Job]:
+    """Return the jobs of this runs folder that run, or ran, on rented machines. Damaged run folders are left out."""
+    found_jobs = []
+    for job in all_jobs():
+        with contextlib.suppress(ClusterError):
+            if job.spec.cloud:
+                found_jobs.append(job)
+    return found_jobs
+
+
+def unfinished_jobs() -> list[Job]:
+    """Return the jobs of this runs folder that have not ended, waiting jobs first. Damaged run folders are left out."""
+    found_jobs: list[Job] = []
+    waiting_jobs: list[Job] = []
+    for job in all_jobs():
+        with contextlib.suppress(ClusterError):
+            if not job.has_ended:
+                (waiting_jobs if job.is_waiting else found_jobs).append(job)
+    return waiting_jobs + found_jobs
 
 
 def terminate_job(job: Job) -> None:
@@ -51,6 +76,7 @@ class CostReport:
     to_target: float | None  # spent until validation first reached the target
     wasted: float | None  # spent on steps that had to be repeated, and in the pauses after losses
     wasted_seconds: float
+    warning: str = ""  # why the job may cost more than this computer knows: another one has adopted it
 
     def to_json(self) -> dict[str, object]:
         """Return the report as plain data."""
@@ -62,11 +88,14 @@ class CostReport:
             "to_target": self.to_target,
             "wasted": self.wasted,
             "wasted_seconds": self.wasted_seconds,
+            "warning": self.warning,
         }
 
 
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
     """Return what a job has cost: nothing if its machines are not rented. The target is an accuracy in percent.
+
+    Of a job that another computer has adopted, the cost until then: what it has rented since is known there only.
 
     Raises `ClusterError` when a file of the run folder is damaged.
     """
@@ -86,15 +115,17 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.run_folder)
+    adoption = job.adoption
     return CostReport(
         job=job.name,
         backend=job.backend.description,
         is_billed=isinstance(job.backend, BilledBackend),
-        cost=_job_cost(job),
+        cost=_job_cost(job, adoption.adopted_since if adoption else None),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
         wasted_seconds=sum(end - start for start, end in losses),
+        warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
     )
 
 
@@ -114,11 +145,30 @@ def _job_cost(job: Job, moment: float | None = None) -> JobCost:
     return job.backend.job_cost(moment) if isinstance(job.backend, BilledBackend) else JobCost()
 
 
-def extend(job: Job, hours: float) -> None:
-    """Set the time limit of a job's machines, in hours since the first of them started.
+def rental_limit(job: Job, hours: float | None = None, dollars: float | None = None) -> RentalLimit | None:
+    """Return the limit of a job's machines. `hours` and `dollars`, if given, replace its own limits.
 
-    Raises `ClusterError` when the job has no rented machines at work, or with the machines that did not get the change.
+    Returns None for a job that has no rented machines at work.
     """
-    if not isinstance(job.backend, BilledBackend) or job.has_ended:
-        raise ClusterError(f"{job.name} has no rented machines at work; see: imgnet-cluster status {job.name}")
-    job.backend.extend_time_limit(hours)
+    if job.has_ended or job.is_waiting or not isinstance(job.backend, BilledBackend):
+        return None
+    return job.backend.rental_limit(hours, dollars)
+
+
+def extend(job: Job, hours: float | None = None, dollars: float | None = None) -> float | None:
+    """Set the time limit of a job's machines, in hours since the first of them started, its price limit, or both.
+
+    Returns the hours after which the machines end, None for a job that has ended: its price limit can be raised before
+    it is resumed. Raises `ClusterError` when the job has no rented machines at work, `BadInput` for a limit that is
+    over already, `ClusterError` with the machines that did not get the change.
+    """
+    if not isinstance(job.backend, BilledBackend):
+        raise ClusterError(
+            f"{job.name} has no rented machines: it runs on {job.backend.description}; to change its time limit: "
+            f"imgnet-cluster stop {job.name}, then imgnet-cluster resume {job.name} --max-hours HOURS"
+        )
+    if job.has_ended and (hours is not None or job.state == JobState.DONE):
+        raise ClusterError(f"{job.name} is {job.state}: no machines are running; see: imgnet-cluster status {job.name}")
+    if job.is_waiting:
+        raise ClusterError(f"{job.name} waits in its queue; it has no machines yet")
+    return job.backend.extend_limits(hours, dollars)

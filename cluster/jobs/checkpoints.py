@@ -1,24 +1,86 @@
-"""The newest complete checkpoint of a job on this computer, downloaded from the machines of the job where necessary."""
+"""Finds the checkpoints and networks of a job on this computer, or downloads them from its machines."""
 
 from pathlib import Path
 
-from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import newest_local_checkpoint
+from cluster.errors import BadInput, ClusterError
+from cluster.machines.trained_files import newest_local_checkpoint
+from cluster.script.snapshot import newest_version
+from cluster.state.states import JobState
+from train.metrics.time_table import TimePart
+from train.recipe.history import best_epoch
+from train.tools.agent_protocol import (
+    BEST_MODEL_FILE,
+    CHECKPOINT_PATTERN,
+    MODEL_FILE,
+    NETWORK_FILES,
+    checkpoint_files,
+    checkpoint_folders,
+)
 from train.tools.process_log import Progress, no_progress
 
 from .job import Job
 
 
-def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
-    """Return the path of the newest complete checkpoint of a job.
+def trained_weights(job: Job, is_best: bool = False, progress: Progress = no_progress) -> Path:
+    """Return the weights that a job left at its end, the last or the best; of an unfinished job, its checkpoint.
 
     `progress` is called with the bytes that have been downloaded from another machine, and with their total.
 
-    Raises `ClusterError` when the job has not saved one yet, or when its machines cannot be reached and none is here.
+    Raises `ClusterError` when they are not here and no machine sends them, and `BadInput` for a job that runs a command
+    of the user, and when the best are asked for and were not kept.
     """
-    path = newest_local_checkpoint(job.run_folder.shared)
+    require_recipe(job)
+    fetch_network(job, progress)
+    result = job.result
+    last, best = (job.run_folder.network_folder / name for name in (MODEL_FILE, BEST_MODEL_FILE))
+    if is_best:
+        if result is None or result.state != JobState.DONE:
+            raise BadInput(f"{job.name} is {job.state}; its best network is known when it is done: leave out --best")
+        if best.exists():
+            return best
+        if best_epoch(result.epochs) is not result.epochs[-1]:
+            raise BadInput(f"{job.name} has not kept its best network (launch --keep best,last): leave out --best")
+    return last if last.exists() else newest_checkpoint(job, progress)
+
+
+def require_recipe(job: Job) -> None:
+    """Raise `BadInput` for a job that runs a command of the user: what it has saved is for the user's own programs."""
+    if job.spec.own_command:
+        saved = "on its machines" if job.backend.is_remote else f"in {job.run_folder.shared / 'checkpoints'}"
+        raise BadInput(
+            f"{job.name} runs a command of your own, whose network this program does not know; what it has saved to "
+            f"IMGNET_CHECKPOINTS is {saved}"
+        )
+
+
+def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
+    """Download the network of a finished job unless it is on this computer, and return its local files.
+
+    Raises `ClusterError` when it is not on this computer and no machine sends it.
+    """
+    folder = job.run_folder.network_folder
+    result = job.result
+    is_recipe = job.spec.own_command is None
+    if is_recipe and result and result.state == JobState.DONE and not (folder / MODEL_FILE).exists():
+        try:
+            job.backend.fetch_network(progress)
+        except ClusterError as error:
+            raise ClusterError(
+                f"{job.name}: its network is on its machines, and no machine sent it: {error}"
+            ) from error
+    return [folder / name for name in NETWORK_FILES if (folder / name).exists()]
+
+
+def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
+    """Return the path of the newest complete checkpoint of a job, of a command the copy of its checkpoint folder.
+
+    `progress` is called as by `trained_weights`. Raises `ClusterError` when the job has not saved one yet, or when its
+    machines cannot be reached and none is here.
+    """
+    is_command = job.spec.own_command is not None
+    path = (newest_version if is_command else newest_local_checkpoint)(job.run_folder.shared)
     failure = ""
-    if job.backend.is_remote and not (path and job.has_ended):
+    if job.backend.is_remote and not (path and job.has_ended and not (is_command and job.spec.hosts)):
         try:
             path = job.backend.download_checkpoint(progress) or path
         except ClusterError as error:
@@ -28,3 +90,17 @@ def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
     if failure:
         raise ClusterError(f"{job.name}: its checkpoints are on its machines, and no machine sent one: {failure}")
     raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; see: imgnet-cluster status {job.name}")
+
+
+def has_saved(job: Job) -> bool:
+    """Whether a job has written a checkpoint, as far as this computer knows: checkpoints stay on the machines."""
+    folders = checkpoint_folders(job.run_folder.shared)
+    if any(path for folder in folders for path in checkpoint_files(folder, CHECKPOINT_PATTERN)):
+        return True
+    if not job.backend.is_remote:
+        return False
+    if any(attempt.resume for attempt in job.run_folder.attempts.all()):
+        return True
+    status = job.status()
+    has_waited_for_save = status.where is not None and status.where.parts[TimePart.CHECKPOINTS].seconds > 0
+    return has_waited_for_save or (status.state == JobState.STOPPED and bool(status.step))  # it saves when it stops

@@ -4,21 +4,31 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from cluster.errors import ClusterError
+from cluster.backends.base import BilledBackend
+from cluster.errors import BadInput, ClusterError, JobAdopted, NoCloudAccess
+from cluster.machines.user_project import copy_project
+from cluster.notifications.notifier import has_untold_end
+from cluster.script import secret_values
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, lock_holder
+from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
+from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
 from train.tools.process import command_line
 
 from . import queue_state
 from .job_reader import AGENT_START_SECONDS, SUPERVISOR_START_MARKER, JobReader, is_recent, last_change
+
+if TYPE_CHECKING:
+    from cluster.planning.resume import ResumePlan
 
 JOB_STOP_TIMEOUT_SECONDS = 45.0
 WRITE_RESULT_LOCK_SECONDS = 5.0
@@ -27,6 +37,15 @@ STOP_POLL_SECONDS = 0.1
 START_POLL_SECONDS = 0.05
 SUPERVISOR_END_SECONDS = 5.0  # after each signal
 ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
+
+
+def trouble_of(error: Exception) -> SupervisorTrouble:
+    """Return the record of an error that keeps the supervisor from its work."""
+    return SupervisorTrouble(
+        error=str(error),
+        lacks_access=isinstance(error, NoCloudAccess),
+        adopted_since=error.since if isinstance(error, JobAdopted) else 0.0,
+    )
 
 
 class JobBusy(ClusterError):
@@ -49,6 +68,8 @@ class Job(JobReader):
             with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
+                elif not self.is_supervisor and has_untold_end(self.run) and not self.backend.is_supervised():
+                    self._tell_end()
         except OSError as error:
             reason = error.strerror or error
             raise ClusterError(
@@ -67,6 +88,14 @@ class Job(JobReader):
         if not self.backend.poll() and may_have_ended:
             self._write_result(launch_id)
 
+    def _tell_end(self) -> None:
+        """Start the supervisor of an ended job again: the last one was killed before it told users of the end."""
+        start_marker = self.path / SUPERVISOR_START_MARKER
+        with contextlib.suppress(JobBusy, ClusterError), self.locked():
+            if not is_recent(last_change(start_marker, self.run_folder.result_path)):
+                start_marker.touch()
+                self.backend.start_session()
+
     def _ensure_supervisor(self) -> None:
         """Start the supervisor when none is running, for example after a reboot.
 
@@ -77,6 +106,9 @@ class Job(JobReader):
         start_marker = self.path / SUPERVISOR_START_MARKER
         with contextlib.suppress(JobBusy), self.locked():
             trouble = supervisor_records.read_trouble(self.path)
+            if trouble and trouble.adopted_since:
+                self.access_error = trouble.error
+                return
             lacked_access = trouble is not None and trouble.lacks_access
             if not lacked_access and (self.is_alive or is_recent(last_change(start_marker))):
                 self.access_error = ""
@@ -88,6 +120,8 @@ class Job(JobReader):
                 self.backend.check_access(ask_cloud=lacked_access)
             except ClusterError as error:
                 self.access_error = "" if self.is_alive else str(error)
+                if isinstance(error, JobAdopted) and self._end_supervisor():
+                    supervisor_records.write_trouble(self.path, trouble_of(error))
                 return
             self.access_error = ""
             if self._end_supervisor():
@@ -96,7 +130,7 @@ class Job(JobReader):
                 self.backend.launch()
 
     def _end_supervisor(self) -> bool:
-        """End the job's supervisor, so that this process can start another. Returns whether none is at work any more.
+        """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
 
         The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
         of another computer.
@@ -114,8 +148,10 @@ class Job(JobReader):
 
     def _require_supervisor(self) -> None:
         """Raise `ClusterError` when no supervisor is at work and `refresh` could start none: nothing would change."""
+        if adoption := self.adoption:
+            raise ClusterError(adoption.error)
         if self.access_error:
-            raise ClusterError(f"{self.name}: no supervisor is at work: {self.access_error}")
+            raise ClusterError(f"{self.name}: no supervisor is running: {self.access_error}")
 
     def _write_result(self, launch_id: str) -> None:
         """Write the result of a launch whose agents are gone, once all its processes are gone. Idempotent.
@@ -159,20 +195,26 @@ class Job(JobReader):
             self.start_locked()
 
     def claim_machines(self) -> None:
-        """Take free machines of the hosts file that the jobs of a queue share.
+        """Take free machines of the hosts file that the jobs of a queue share, or GPUs of this computer.
 
-        Raises `ClusterError` when too few are free.
+        Raises `ClusterError` when too few machines are free.
         """
-        spec = queue_state.with_free_machines(self.run)
+        self._change_spec(queue_state.with_free_machines(self.run))
+        self._change_spec(queue_state.with_gpus(self.run))
+
+    def _change_spec(self, spec: JobSpec) -> None:
         if spec != self.spec:
             self.run_folder.write_spec(spec)
             self.run = replace(self.run, spec=spec)
             vars(self).pop("backend", None)  # it works by the old specification
 
-    def start_locked(self) -> None:
-        """Start the job. The caller holds its lock. Raises `ClusterError`."""
+    def _refuse_if_alive(self) -> None:
         if self.is_alive:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
+
+    def start_locked(self) -> None:
+        """Start the job. The caller holds its lock. Raises `ClusterError`."""
+        self._refuse_if_alive()
         (self.run_folder.shared / "stop").unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self.run_folder.disabled_marker(name).unlink(missing_ok=True)
@@ -251,15 +293,73 @@ class Job(JobReader):
             self.run_folder.disabled_marker(name).touch()
         self.backend.kill_machine(name, notice_seconds)
 
-    def resume(self) -> None:
-        """Start a stopped or failed job again, from its newest complete checkpoint.
+    def plan_resume(self, **options: object) -> "ResumePlan":
+        """Return the plan of a resume. `options` are changed options of the launch, named with underscores.
 
-        Raises `ClusterError` when the job is running or done, or cannot start.
+        Sends requests to the cloud of a rented job. Raises `ClusterError` as `resume` does, and `BadInput` for wrong
+        options.
         """
+        from cluster.planning.resume import plan_resume  # late, because most commands plan nothing
+
+        self._require_resumable()
+        self.backend.check_access(ask_cloud=True)
+        with self.report_damaged_files():
+            rented = self.backend.job_cost().machines if isinstance(self.backend, BilledBackend) else ()
+            types = {machine.type for machine in rented}
+            return plan_resume(
+                self.run,
+                self.status().step or 0,
+                self.backend.cost_dollars(),
+                rented_type=types.pop() if len(types) == 1 else "",
+                **options,
+            )
+
+    def resume(self, plan: "ResumePlan | None" = None) -> None:
+        """Start a stopped or failed job again from its newest checkpoint, with the changes of `plan` if given.
+
+        Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
+        """
+        self._require_resumable()
+        if plan:
+            plan.require_no_obstacle()
+        earlier_spec = self.spec
+        spec = plan.spec if plan else earlier_spec
+        self.backend.check(spec, self.path.parent)
+        with self.locked():
+            self._refuse_if_alive()
+            try:
+                self._change_spec(spec)
+                self.claim_machines()
+                if spec.user_project:  # the user may have corrected it before the resume
+                    copy_project(spec.user_project, self.run_folder.user_project)
+                self.start_locked()
+            except (ClusterError, OSError):
+                self._change_spec(earlier_spec)
+                raise
+
+    def check_secrets(self, assignments: Sequence[str]) -> dict[str, str]:
+        """Return the new values of secret variables that `resume --env` gives.
+
+        Raises `BadInput` for another variable than those of the command, and `ClusterError` when a value is unknown.
+        """
+        names = self.spec.own_command.secrets if self.spec.own_command else ()
+        values = secret_values.collect(assignments, [], os.environ)
+        if unknown := sorted(values.keys() - set(names)):
+            known = ", ".join(names) or "none"
+            raise BadInput(f"--env {unknown[0]}: is no secret variable of {self.name}, which has {known}")
+        secret_values.require(names, {**secret_values.kept_values(self.spec.uid), **values}, self.name)
+        return values
+
+    def change_secrets(self, values: Mapping[str, str]) -> None:
+        """Keep new values of the command's secret variables for the next launch. Raises `ClusterError`."""
+        if values:
+            secret_values.keep(self.spec.uid, self.path, {**secret_values.kept_values(self.spec.uid), **values})
+
+    def _require_resumable(self) -> None:
         self.refresh()
+        if adoption := self.adoption:
+            raise ClusterError(adoption.error)
         if not self.has_ended:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
         if self.state == JobState.DONE:
-            raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: imgnet-cluster launch")
-        self.backend.check(self.spec, self.path.parent)
-        self.start()
+            raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: {self.launch_command}")

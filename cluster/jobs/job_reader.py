@@ -1,4 +1,4 @@
-"""What the files of a job's run folder say, for commands and for Python; nothing here changes a job."""
+"""Reads a job from the files of its run folder, for commands and for Python. Changes nothing."""
 
 import contextlib
 import time
@@ -8,20 +8,21 @@ from functools import cached_property
 from pathlib import Path
 
 from cluster.backends import registry
-from cluster.backends.base import Backend
+from cluster.backends.base import Backend, BilledBackend
 from cluster.errors import BadInput, ClusterError
+from cluster.notifications import journal
 from cluster.state import status as state_status
 from cluster.state import supervisor_records
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import Run, RunFolder, setup_log_path
+from cluster.state.run_folder import Run, RunFolder, install_log_path, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
+from cluster.state.supervisor_records import SupervisorTrouble
 from cluster.state.timeline import AttemptRow
-from train.metrics.hparams import flat_settings
-from train.metrics.records import EpochRow, StepRow, val_scalars
-from train.recipe.schedule import Schedule, scaled_image_count
+from train.metrics.hparams import HParamValue, flat_settings
+from train.metrics.records import VAL_SCALARS, EpochRow, StepRow, val_scalars
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import NO_FILE_ERRORS
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
@@ -30,6 +31,14 @@ from . import queue_state
 
 AGENT_START_SECONDS = 20.0  # for an agent to write its first status
 SUPERVISOR_START_MARKER = ".supervised"  # in the run folder; changed whenever a command starts a supervisor
+
+
+def job_settings(spec: JobSpec) -> dict[str, HParamValue]:
+    """Return the settings of a job as one flat row: those of its recipe, or the arguments of its command."""
+    world_size = spec.machines * spec.procs
+    if command := spec.own_command:
+        return command.settings(world_size)
+    return flat_settings(spec.recipe_schedule, world_size)
 
 
 class DamagedJob(ClusterError):
@@ -116,17 +125,15 @@ class JobReader:
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
         with self.report_damaged_files():
-            images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
-            schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
-            return flat_settings(schedule, self.spec.machines * self.spec.procs)
+            return job_settings(self.spec)
 
     @property
     def state(self) -> JobState:
-        """The state."""
+        """The state of the job."""
         return self.status().state
 
     def status(self) -> JobStatus:
-        """Return what is known now.
+        """Return the state and the numbers of the job.
 
         Raises `ClusterError` when a file of the run folder is damaged.
         """
@@ -136,11 +143,16 @@ class JobReader:
     def _read_status(self) -> JobStatus:
         self.run_folder.attempts.check()
         job_status = state_status.job_status(self.run, self.result)
+        if self.spec.notify:
+            job_status = replace(job_status, notifications=journal.describe_trouble(self.path))
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run)
             return replace(job_status, state=JobState.WAITING, doing=wait)
         if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
             return replace(job_status, state=JobState.WAITING, doing=wait)
+        if adoption := self.adoption:
+            advice = "all shown here is from before then; whether it still rents machines: imgnet-cluster ls --cloud"
+            return replace(job_status, state=JobState.ADOPTED, doing="", warning=f"{adoption.error}; {advice}")
         job_status = replace(job_status, warning=self._describe_trouble())
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
@@ -151,8 +163,14 @@ class JobReader:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
 
+    @property
+    def adoption(self) -> SupervisorTrouble | None:
+        """What this computer's supervisor found when another computer had adopted the job, None if none has."""
+        trouble = None if self.has_ended else supervisor_records.read_trouble(self.path)
+        return trouble if trouble and trouble.adopted_since else None
+
     def _describe_trouble(self) -> str:
-        """Return what is wrong with the job's supervisor and what that means, "" when nothing is."""
+        """Return what is wrong with the job's supervisor, and the consequence; "" when nothing is wrong."""
         if self.has_ended:
             return ""
         trouble = supervisor_records.read_trouble(self.path)
@@ -161,17 +179,19 @@ class JobReader:
                 return trouble.error if trouble else ""
             error, lacks_access = trouble.error, True
         elif self.access_error:
-            error, lacks_access = f"no supervisor is at work: {self.access_error}", True
+            error, lacks_access = f"no supervisor is running: {self.access_error}", True
         elif trouble:
-            error, lacks_access = f"no supervisor is at work: {trouble.error}", trouble.lacks_access
+            error, lacks_access = f"no supervisor is running: {trouble.error}", trouble.lacks_access
         elif is_recent(last_change(self.path / SUPERVISOR_START_MARKER, self.run_folder.launch_path)):
             return ""
         else:
-            error, lacks_access = "no supervisor is at work", False
+            error, lacks_access = "no supervisor is running", False
         remedy = f"imgnet-cluster status {self.name}"
         if lacks_access:
             remedy += ", in a shell with credentials for the job's machines"
-        return f"{error}; lost machines are not replaced until you type: {remedy}"
+        are_rented = isinstance(self.backend, BilledBackend)
+        consequence = "nothing is rented, so lost and broken machines" if are_rented else "lost machines"
+        return f"{error}; {consequence} are not replaced until you type: {remedy}"
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
@@ -215,21 +235,35 @@ class JobReader:
         return state_status.iterate_steps(self.run_folder)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
-        """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
+        """Return (images seen, value) of a scalar by its name in TensorBoard: "accuracy/val_top1", "loss/train", ..."""
         values: list[tuple[int, float | None]]
-        if name.startswith("val/"):
+        if name in VAL_SCALARS:
             values = [(row.images, val_scalars(row).get(name)) for row in self.epochs()]
         else:
             values = [(row.images, row.scalars.get(name)) for row in self.steps()]
         return [(images, value) for images, value in values if value is not None]
 
+    @property
+    def launch_command(self) -> str:
+        """What launches the same job once more: the command as it was typed, or else its recipe alone."""
+        if self.spec.command:
+            return self.spec.command
+        if command := self.spec.own_command:
+            return f"imgnet-cluster run -- {command.text}"
+        return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
+
     def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
         """Return the log file of a rank in an attempt (default: the last one).
 
-        Before the first attempt it is the log of the machine's set-up.
+        Before the first attempt it is the newest log of the machine's set-up.
         """
         number = attempt or self.last_attempt_number
-        return rank_log_file(self.path, number, rank) if number else setup_log_path(self.path, machine)
+        return rank_log_file(self.path, number, rank) if number else self.setup_logs(machine)[-1]
+
+    def setup_logs(self, machine: str) -> list[Path]:
+        """Return the logs of a machine's set-up: over ssh, and by its agent. Those that exist, or the one to come."""
+        paths = [install_log_path(self.path, machine), setup_log_path(self.path, machine)]
+        return [path for path in paths if path.exists()] or paths[1:]
 
     @property
     def last_attempt_number(self) -> int:

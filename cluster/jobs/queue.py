@@ -18,7 +18,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends import registry
-from cluster.connectors.local import visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
 from cluster.state.spec import MAX_MACHINES
@@ -40,17 +39,14 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
     Without `parallel`, one on this computer, and as many as there are machines for in the hosts file. Raises `BadInput`
     when there are too few machines for `parallel` jobs, or when they would share GPUs.
     """
-    largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
+    largest_spec = max((plan.spec for plan in plans), key=lambda spec: (len(spec.machine_names), spec.procs))
     if parallel is None:
         listed_count = len(largest_spec.host_list)
         return max(1, min(len(plans), listed_count // len(largest_spec.machine_names)))
     if not 1 <= parallel <= MAX_MACHINES:
         raise BadInput(f"--parallel: must be from 1 to {MAX_MACHINES}, not {parallel}")
     queue_state.check_enough_machines(largest_spec, parallel)
-    # The trainers of every local job start at the first GPU.
-    gpus = visible_gpu_count() if largest_spec.is_one_computer and parallel > 1 else 0
-    if gpus:
-        raise BadInput(f"--parallel {parallel}: the jobs would share this computer's GPUs ({gpus}); leave it out")
+    queue_state.check_enough_gpus(largest_spec, parallel)
     return parallel
 
 
@@ -150,7 +146,7 @@ def main() -> int:
                 time.sleep(QUEUE_POLL_SECONDS)
             queue_state.remove_queue_files(runs_folder, queue_id)
     except BlockingIOError:
-        print(f"queue {queue_id}: another process is at work", file=sys.stderr)
+        print(f"queue {queue_id}: another process is running", file=sys.stderr)
     return 0
 
 

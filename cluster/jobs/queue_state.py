@@ -1,16 +1,17 @@
-"""Queued jobs: what each one waits for, which hosts are free, and whether the queue's process is alive.
+"""Queued jobs: what each one waits for, which hosts and GPUs are free, and whether the queue's process is alive.
 
 A job is waiting while its job.json names a queue, and there is neither a result nor a marker that it was started.
 """
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
-from cluster.connectors.local import module_command
+from cluster.connectors.local import module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
@@ -37,14 +38,14 @@ def has_left_queue(run: Run) -> bool:
     return not run.spec.queue or run.folder.started_marker.exists() or run.folder.result_path.exists()
 
 
-def queue_run_folders(runs_folder: Path, queue_id: str) -> list[RunFolder]:
-    """Return the run folders of a queue, ordered by job number. Damaged ones are left out."""
+def queue_run_folders(runs_folder: Path, queue_id: str | None) -> list[RunFolder]:
+    """Return the run folders of a queue (None: of all jobs), ordered by job number. Damaged ones are left out."""
     run_folders = []
     for spec_path in runs_folder.glob("job-*/job.json"):
         if not spec_path.parent.name.removeprefix("job-").isdecimal():
             continue
         spec_json = read_json(spec_path)
-        if isinstance(spec_json, dict) and spec_json.get("queue") == queue_id:
+        if isinstance(spec_json, dict) and queue_id in (None, spec_json.get("queue")):
             run_folders.append(RunFolder(spec_path.parent))
     return sorted(run_folders, key=_job_number)
 
@@ -86,8 +87,8 @@ def remove_queue_files(runs_folder: Path, queue_id: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def running_specs(runs_folder: Path, queue_id: str) -> list[JobSpec]:
-    """Return the specs of a queue's jobs that have started and not ended."""
+def running_specs(runs_folder: Path, queue_id: str | None = None) -> list[JobSpec]:
+    """Return the specs of all jobs, or of those of a queue, that have started and not ended."""
     specs = []
     for run_folder in queue_run_folders(runs_folder, queue_id):
         if run_folder.launch_path.exists() and not run_folder.result_path.exists():
@@ -110,8 +111,8 @@ def with_free_machines(run: Run) -> JobSpec:
     if spec.queue:
         running = running_specs(run.folder.path.parent, spec.queue)
         other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
-    used_addresses = {_host_address(host) for other_spec in other_specs for host in other_spec.host_list}
-    free_machines = tuple(host for host in machines if _host_address(host) not in used_addresses)
+    used_addresses = {host_address(host) for other_spec in other_specs for host in other_spec.host_list}
+    free_machines = tuple(host for host in machines if host_address(host) not in used_addresses)
     if len(free_machines) < needed_count:
         names = ", ".join(other_spec.name for other_spec in other_specs)
         verb = "is" if len(free_machines) == 1 else "are"
@@ -122,7 +123,37 @@ def with_free_machines(run: Run) -> JobSpec:
     return replace(spec, hosts=replace(spec.hosts, machines=free_machines[:needed_count]))
 
 
-def _host_address(host: Host) -> tuple[str, int]:
+def with_gpus(run: Run) -> JobSpec:
+    """Return the spec with a GPU of this computer for each trainer of a local job, or with none if there are too few.
+
+    Those that fewest other running jobs use come first.
+    """
+    spec = run.spec
+    visible = visible_gpus() if spec.is_one_computer else ()
+    if not visible:  # other machines have their own, and what drivers do not list in /proc is torch's to find
+        return replace(spec, gpus_of_computer=None)
+    if len(visible) < spec.trainer_count:
+        return replace(spec, gpus_of_computer=())
+    others = [other for other in running_specs(run.folder.path.parent) if other.uid != spec.uid]
+    uses = Counter(gpu for other in others for gpu in other.gpus_of_computer or ())
+    chosen = sorted(visible, key=lambda gpu: uses[gpu])[: spec.trainer_count]
+    return replace(spec, gpus_of_computer=tuple(gpu for gpu in visible if gpu in chosen))
+
+
+def check_enough_gpus(spec: JobSpec, parallel: int) -> None:
+    """Raise `BadInput` when one local job would have GPUs for all its trainers, and `parallel` jobs would not."""
+    gpu_count = len(visible_gpus())
+    if spec.is_one_computer and parallel > 1 and spec.trainer_count <= gpu_count < parallel * spec.trainer_count:
+        procs = gpu_count // (parallel * len(spec.machine_names))
+        advice = f"pass --procs {procs}, or leave --parallel out" if procs else "leave it out"
+        raise BadInput(
+            f"--parallel {parallel}: {parallel} jobs of {spec.trainer_count} trainer processes need a GPU for each "
+            f"process, and this computer has {gpu_count}; {advice}"
+        )
+
+
+def host_address(host: Host) -> tuple[str, int]:
+    """Return the address and port of a machine, the same for all entries of hosts files that name that machine."""
     return host.host.lower(), host.port or DEFAULT_SSH_PORT
 
 

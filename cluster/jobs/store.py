@@ -1,14 +1,18 @@
 """The run folders of this computer: find, list and create jobs."""
 
 import contextlib
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from cluster.errors import NoSuchJob
+from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Host
+from cluster.errors import ClusterError, NoSuchJob
 
 from .job import Job
+from .queue_state import host_address
 
 RUNS_ENV_VAR = "IMGNET_RUNS"
 MAX_JOBS_LISTED = 5  # in an error message
@@ -19,17 +23,45 @@ def runs_folder() -> Path:
     return Path(os.environ.get(RUNS_ENV_VAR) or "runs").absolute()
 
 
-def all_jobs() -> list[Job]:
-    """Return the jobs of this folder, oldest first.
+def busy_runs_folders() -> list[Path]:
+    """Return the other runs folders in which jobs of this user run now, by the tmux sessions on this computer."""
+    owners: list[str] = []
+    with contextlib.suppress(ClusterError):  # no tmux, or its server does not answer
+        owners = tmux.session_owners()
+    paths = {Path(owner) for owner in owners if owner}
+    # The session of a queue belongs to the runs folder itself.
+    folders = {path.parent if is_job_name(path.name) else path for path in paths}
+    return sorted(folder for folder in folders - {runs_folder()} if folder.is_dir())
+
+
+def all_jobs(folder: Path | None = None) -> list[Job]:
+    """Return the jobs of a runs folder (default: `runs_folder`), oldest first.
 
     A folder without job.json belongs to a launch that was killed, and is left out.
     """
     paths = [
         spec_path.parent
-        for spec_path in runs_folder().glob("job-*/job.json")
+        for spec_path in (folder or runs_folder()).glob("job-*/job.json")
         if re.fullmatch("job-[1-9][0-9]*", spec_path.parent.name)
     ]
     return [Job(path) for path in sorted(paths, key=lambda path: _job_number(path.name))]
+
+
+def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
+    """Return the jobs of this user, from any runs folder, that have not ended and are on any of these machines."""
+    addresses = {host_address(host) for host in hosts}
+    jobs = []
+    for job in [job for folder in (runs_folder(), *busy_runs_folders()) for job in all_jobs(folder)]:
+        with contextlib.suppress(ClusterError):  # damaged
+            is_at_work = not (job.has_ended or job.is_waiting)
+            if is_at_work and addresses.intersection(map(host_address, job.spec.host_list)):
+                jobs.append(job)
+    return jobs
+
+
+def is_job_name(text: str) -> bool:
+    """Whether a text has the form of a job's name, "job-3" or "3". The job need not exist."""
+    return bool(re.fullmatch(r"(job-)?[0-9]+", text))
 
 
 def _job_number(name: str) -> int:
@@ -49,7 +81,7 @@ def find(name: str | None = None) -> Job:
     existing = f" ({_describe_existing(jobs)})" if jobs else ""
     raise NoSuchJob(
         f"{what} in {runs_folder()}{existing}; change to the folder in which it was launched, or set {RUNS_ENV_VAR} to "
-        "its folder runs; to list what is rented: imgnet-cluster ls --cloud"
+        "its folder runs; to list all: imgnet-cluster ls --everywhere; what is rented: imgnet-cluster ls --cloud"
     )
 
 
@@ -62,17 +94,18 @@ def _describe_existing(jobs: Sequence[Job]) -> str:
     return f"there are {jobs[0].name} to {jobs[-1].name}"
 
 
-def create_run_folder(reserved_names: set[str]) -> Path:
-    """Create the run folder with the next free number, and return its path.
+def create_run_folder(reserved_names: set[str], wanted_name: str = "") -> Path:
+    """Create a run folder and return its path: `wanted_name` if it is free, else the name with the next free number.
 
     Two launches may do so at the same time: mkdir fails for the second one, which takes the next number.
     """
     runs_folder().mkdir(parents=True, exist_ok=True)
     number = max((_job_number(job.name) for job in all_jobs()), default=0) + 1
-    while True:
-        path = runs_folder() / f"job-{number}"
+    wanted_names = [wanted_name] if re.fullmatch("job-[1-9][0-9]{0,5}", wanted_name) else []
+    for name in itertools.chain(wanted_names, (f"job-{number + offset}" for offset in itertools.count())):
+        path = runs_folder() / name
         with contextlib.suppress(FileExistsError):
-            if path.name not in reserved_names:
+            if name not in reserved_names:
                 path.mkdir()
                 return path
-        number += 1
+    raise AssertionError("there are infinitely many names")

@@ -3,45 +3,78 @@
 import contextlib
 import shutil
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from cluster.backends import registry
+from cluster.backends import catalog, registry
 from cluster.errors import BadInput, ClusterError
-from cluster.planning.launch_options import make_launch_options
+from cluster.machines.user_project import copy_project
+from cluster.planning.commands import plan_command, plan_work
+from cluster.planning.launch_options import LaunchOptions, make_launch_options
 from cluster.planning.plan import Plan
-from cluster.planning.resolve import load_recipes, plan
+from cluster.planning.resolve import load_recipes, load_work, plan
+from cluster.script import secret_values
 from cluster.state.run_folder import Run, RunFolder
-from cluster.state.spec import JobSpec
-from train.recipe.schema import Recipe
-from train.tools.provenance import git_commit
+from cluster.state.spec import JobSpec, Workload
+from train.recipe.command import Command
+from train.tools.filesystem import json_roundtrip
+from train.tools.host import git_commit
+from train.tools.option_fields import OptionSet
 
 from .job import Job
 from .queue_state import with_free_machines
 from .store import all_jobs, create_run_folder, find, runs_folder
 
-__all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs_folder"]
+__all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "run", "runs_folder"]
 
+# The fields of a command that are no options of a launch, which has machines and types.
+COMMAND_KEYWORDS = {each.name for each in fields(Command)} - {"argv", "machines", "types"}
 # The fields of a spec that differ between two launches of the same command.
-FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
+FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "command", "git_commit", "cloud", "hosts", "forecast")
 
 
-def launch(recipe: str | Path | Recipe | Plan, backend: str | None = None, **options: object) -> Job:
+def launch(recipe: str | Path | Workload | Plan, backend: str | None = None, **options: object) -> Job:
     """Start a job and return it as soon as its agent is at work.
 
     `options` are those of `make_launch_options`: the options of the command line, with underscores. Raises `BadInput`,
     `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
     """
     if isinstance(recipe, str | Path):
-        recipes = load_recipes(str(recipe))
+        recipes = load_work(str(recipe))
         if len(recipes) > 1:
             raise BadInput(f"{recipe}: has {len(recipes)} recipes; launch one at a time")
-        job_plan = plan(recipes[0], make_launch_options(backend, **options), recipe_file=str(recipe))
-    elif isinstance(recipe, Recipe):
-        job_plan = plan(recipe, make_launch_options(backend, **options))
-    else:
+        job_plan = plan_work(recipes[0], make_launch_options(backend, **options), recipe_file=str(recipe))
+    elif isinstance(recipe, Plan):
         job_plan = recipe
+    else:
+        job_plan = plan_work(recipe, make_launch_options(backend, **options))
+    return launch_plan(job_plan)
+
+
+def run(
+    command: Sequence[str] | Command, backend: str | None = None, *, workdir: str | Path = "", **options: object
+) -> Job:
+    """Start a job that runs a command as torchrun would, and return it as soon as its agent is at work.
+
+    `options` are the fields of a `Command` and the options of `launch`. The command runs in the copy of `workdir`, by
+    default of the current folder. Raises `BadInput`, `ClusterError`.
+    """
+    own: dict[str, Any] = {  # Any: a field of a command
+        name: options.pop(name) for name in COMMAND_KEYWORDS & options.keys()
+    }
+    try:
+        whole = replace(command, **own) if isinstance(command, Command) else Command(argv=command, **own)
+    except (TypeError, ValueError) as error:
+        raise BadInput(str(error)) from error
+    return launch_plan(plan_command(whole, make_launch_options(backend, **options), workdir=str(workdir)))
+
+
+def launch_plan(job_plan: Plan) -> Job:
+    """Start the job of a plan, and return it as soon as its agent is at work. Raises `ClusterError`."""
+    job_plan.require_no_obstacle()
     backend_class = registry.backend_class(job_plan.spec.backend)
     if interrupted_job := find_interrupted_duplicate(job_plan.spec):
         return interrupted_job
@@ -67,11 +100,24 @@ def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     return duplicate
 
 
+def find_running_duplicate(spec: JobSpec) -> Job | None:
+    """Return the newest job on rented machines that runs, or waits, with the same request. None if there is none."""
+    for job in reversed(all_jobs() if spec.cloud else []):
+        with contextlib.suppress(ClusterError):
+            is_running = not job.has_ended and (job.is_waiting or job.is_alive)
+            if job.spec.cloud and is_running and request_fingerprint(job.spec) == request_fingerprint(spec):
+                return job
+    return None
+
+
 def request_fingerprint(spec: JobSpec) -> dict[str, object]:
     """Return what the user asked for, without the fields that are new with each launch: names, times, prices."""
-    rental = dict(spec.cloud or {})
+    written_spec = json_roundtrip(spec.to_json())  # a planned one has tuples where one that was read has lists
+    rental = written_spec["cloud"] or {}
     places = {(place["region"], place["zone"], place["type"], place["market"]) for place in rental.pop("places", [])}
-    request = {key: value for key, value in spec.to_json().items() if key not in FIELDS_NEW_WITH_EACH_LAUNCH}
+    for name in ("traffic", "spare_places"):  # they follow from the places and the options
+        rental.pop(name, None)
+    request = {name: value for name, value in written_spec.items() if name not in FIELDS_NEW_WITH_EACH_LAUNCH}
     return {**request, "cloud": rental, "places": places}
 
 
@@ -84,6 +130,9 @@ def create_job(spec: JobSpec) -> Job:
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)
         run_folder.shared.mkdir(parents=True)
+        if spec.user_project:
+            copy_project(spec.user_project, run_folder.user_project)
+        secret_values.keep(uid, path, spec.secret_values)
         run_folder.write_spec(spec if spec.queue else with_free_machines(Run(spec, run_folder)))
     except BaseException as error:
         if path:
@@ -94,3 +143,16 @@ def create_job(spec: JobSpec) -> Job:
             f"{error.filename or runs_folder()}: {error.strerror or error}; nothing was started"
         ) from error
     return Job(path)
+
+
+def _describe_options() -> str:
+    """Return the text about options in `help(launch)`: the options of all launches, then of each backend."""
+    titles: dict[str, type[OptionSet]] = {"all": LaunchOptions, **catalog.usable_options()}
+    lines = []
+    for title, options_class in titles.items():
+        lines += ["", f"    Options of {'all launches' if title == 'all' else f'the backend {title}'}:"]
+        lines += [f"        {option.name}: {option.full_help}" for option in options_class.launch_options()]
+    return "\n".join(lines)
+
+
+launch.__doc__ = f"{launch.__doc__}{_describe_options()}\n    "

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from cluster.connectors.local import module_command
-from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
+from cluster.errors import ClusterError, SetupFailed
+from cluster.notifications.events import SupervisorView
+from cluster.notifications.notifier import Notifier
 from cluster.state import status, supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
 from cluster.state.states import MachineState
@@ -28,7 +30,7 @@ from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
 from train.tools.records import DamagedRecord
 
-from .job import Job
+from .job import Job, trouble_of
 
 logger = logging.getLogger(
     "cluster.jobs.supervisor"
@@ -44,21 +46,26 @@ REPEATED_ERROR_LOG_SECONDS = 60.0  # an error that repeats is logged once in thi
 FIRST_REPLACEMENT_DELAY_SECONDS = 1.0
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 
+# Ctrl-C, Ctrl-\ and Ctrl-Z, which users press to leave the tmux session of the supervisor.
+KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+
 unlogged_hangups: list[int] = []  # changed by a signal handler, which must take no lock
 
 
 class MachineReplacer:
-    """Replaces lost machines while the others continue, each time later for a machine that is lost repeatedly."""
+    """Replaces lost machines while the others continue. The delay doubles each time a machine is lost again."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.loss_counts: dict[str, int] = {}
         self.replacement_times: dict[str, float] = {}
+        self.dead_machines: list[str] = []  # those that will be replaced
 
     def replace_due_machines(self, now: float) -> list[str]:
         """Replace the machines whose delay is over. Returns their names. `now` is in seconds of a monotonic clock."""
         replaced = []
-        for name in self.machines_to_replace():
+        self.dead_machines = self.machines_to_replace()
+        for name in self.dead_machines:
             if name not in self.replacement_times:
                 loss_count = self.loss_counts.get(name, 0)
                 delay = min(MAX_REPLACEMENT_DELAY_SECONDS, FIRST_REPLACEMENT_DELAY_SECONDS * 2**loss_count)
@@ -73,8 +80,8 @@ class MachineReplacer:
     def machines_to_replace(self) -> list[str]:
         """Return the machines that are dead and should be replaced.
 
-        None when the job is ending, when all machines are dead, or when it has one machine only. Machines that failed,
-        were removed for good or are still booting are not among them.
+        The list is empty when the job is ending, when all machines are dead, or when it has one machine only. Machines
+        that failed, were removed for good or are still booting are not in it.
         """
         spec = self.job.spec
         run_folder = self.job.run_folder
@@ -110,17 +117,23 @@ def main() -> int:
     process_log.log_to_file(RunFolder(path).supervisor_log_path)
     for signal_number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(signal_number, log_signal)
+    for signal_number in KEYBOARD_SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)
+    print(f"supervisor of {path.name}: copies its files here, replaces lost machines, writes the result", flush=True)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
         with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
-            exit_code = supervise(Job(path, is_supervisor=True))
+            job = Job(path, is_supervisor=True)
+            notifier = Notifier(job.run)
+            exit_code = supervise(job, notifier)
     except BlockingIOError:
-        print(f"{path.name}: another supervisor is at work", file=sys.stderr)
+        print(f"{path.name}: another supervisor is running", file=sys.stderr)
         return 0
-    except BaseException:  # also Ctrl-C in the session: the log must say why no supervisor is at work
+    except BaseException:  # the log must say why no supervisor is at work
         logger.exception("the supervisor ended")
         raise
     if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
+        notifier.finish(SupervisorView())
         write_job_report(Job(path))
     return exit_code
 
@@ -154,12 +167,14 @@ def write_job_report(job: Job) -> None:
             )
 
 
-def supervise(job: Job) -> int:
+def supervise(job: Job, notifier: Notifier | None = None) -> int:
     """Follow a job to its end. Returns 0, or 1 when this process cannot follow it any longer.
 
-    A supervisor that has no access to the job's cloud from its start ends: it must not keep out one that has access.
+    A supervisor ends when it has had no access to the job's cloud since its start, because it must not keep out a
+    supervisor with access, and when another computer has adopted the job.
     """
     replacer = MachineReplacer(job)
+    notifier = notifier or Notifier(job.run)
     last_error = ""
     last_error_time = 0.0
     has_worked = False
@@ -174,12 +189,12 @@ def supervise(job: Job) -> int:
             if access_error := job.backend.access_error():
                 trouble = SupervisorTrouble(error=access_error, lacks_access=True)
         except (ClusterError, DamagedRecord) as error:
-            trouble = SupervisorTrouble(error=str(error), lacks_access=isinstance(error, NoCloudAccess))
+            trouble = trouble_of(error)
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()
                 logger.warning(last_error)
-            if trouble.lacks_access and not has_worked:
+            if trouble.adopted_since or (trouble.lacks_access and not has_worked):
                 supervisor_records.write_trouble(job.path, trouble)
                 return 1
             if not job.backend.is_remote and not job.is_alive:
@@ -188,6 +203,7 @@ def supervise(job: Job) -> int:
             logger.exception("an unexpected error; the supervisor tries again")
             trouble = SupervisorTrouble(error=f"{type(error).__name__}: {error}")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
+        notifier.update(_view_of(job, replacer))
         if trouble != known_trouble and supervisor_records.write_trouble(job.path, trouble):
             known_trouble = trouble
         if job.has_ended:
@@ -200,6 +216,15 @@ def supervise(job: Job) -> int:
         time.sleep(SUPERVISOR_POLL_SECONDS)
 
 
+def _view_of(job: Job, replacer: MachineReplacer) -> SupervisorView:
+    """Return what users are told of by this process only."""
+    dollars = 0.0
+    with contextlib.suppress(ClusterError, DamagedRecord):
+        dollars = job.backend.cost_dollars() if job.spec.cloud and job.spec.notify else 0.0
+    dead_machines = () if job.has_ended else tuple(replacer.dead_machines)
+    return SupervisorView(dead_machines=dead_machines, dollars=dollars)
+
+
 def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
     try:
         job.refresh()
@@ -210,4 +235,9 @@ def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A regular exit would wait for all threads, and a thread tries to reach a lost machine for 15 s.
+    os._exit(exit_code)

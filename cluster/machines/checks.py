@@ -4,8 +4,8 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from cluster.connectors.mounts import Mount
@@ -52,11 +52,30 @@ class SharedFolder(Mount):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineFacts:
-    """What the probe reports of a machine. `time` is its clock, `address` its addresses by network interface.
+class DataFolder:
+    """The folder of a job's images. `error` says why it cannot be used."""
 
+    path: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherJob:
+    """Another job that is at work on the machine: its uid, the user of its agent, and how long that has run."""
+
+    uid: str
+    user: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """The facts that the probe reports about a machine.
+
+    `time` is its clock. `addresses` are the addresses from which it may connect to other machines.
     `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message. `tmux` is its version.
-    On `free_port` nothing listens; the network test can.
+    `free_port` is a port on which nothing listens, for the network test. `data` is None where the job's images are
+    generated or fetched.
     """
 
     time: float
@@ -70,8 +89,10 @@ class MachineFacts:
     nvidia: str
     work: WorkFolder
     shared: SharedFolder
-    address: dict[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
     free_port: int = 0
+    data: DataFolder | None = None
+    other_jobs: tuple[OtherJob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +138,14 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
     return [Finding("warning", message)]
 
 
+def check_packages(missing_packages: Sequence[str], folder: str) -> list[Finding]:
+    """Return a warning when packages are missing: a launch then installs them below `folder`."""
+    if not missing_packages:
+        return []
+    names = ", ".join(missing_packages)
+    return [Finding("warning", f"its Python lacks {names}; a launch installs them in {folder}/venv, once")]
+
+
 def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: float) -> list[Finding]:
     """Return what is wrong with a machine for a job.
 
@@ -127,8 +156,18 @@ def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: flo
         *_check_gpus(facts, required_gpus),
         *_check_work_folder(facts.work, required_free_gb),
         *_check_shared_folder(facts.shared),
+        *_check_data(facts.data),
     ]
     return [Finding(level, message) for level, message in problems]
+
+
+def is_broken(facts: MachineFacts, required_gpus: int) -> bool:
+    """Whether GPUs that a machine must have do not answer to their driver, which is there: another machine may do.
+
+    Without a driver that works, nvidia-smi is missing or "couldn't communicate": then the machine's image is at fault.
+    """
+    has_driver = bool(facts.gpus) or facts.nvidia == "hangs" or "No devices were found" in facts.nvidia
+    return has_driver and len(facts.gpus) < required_gpus
 
 
 def _check_machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
@@ -140,6 +179,20 @@ def _check_machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
             f"/dev/shm has only {facts.shm_bytes / 1e6:.0f} MB, and loader workers pass images through it; "
             "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
         )
+    for job in facts.other_jobs:
+        yield (
+            "warning",
+            f"{job.uid} of the user {job.user} began {describe_age(job.seconds)} and is at work here; two jobs share "
+            "processors, GPUs and memory: wait for its end, stop it, or use other machines",
+        )
+
+
+def describe_age(seconds: float) -> str:
+    """Return how long ago something began, such as "3 hours"."""
+    unit_seconds, unit = next(
+        (size, name) for size, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (0, "")) if seconds >= 2 * size
+    )
+    return f"{seconds // unit_seconds:.0f} {unit}s ago" if unit_seconds else "a moment ago"
 
 
 def _check_gpus(facts: MachineFacts, required_gpus: int) -> Iterator[tuple[str, str]]:
@@ -177,6 +230,11 @@ def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[tu
             f"{work.path}: {work.free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
             "or set another `folder` in hosts.toml",
         )
+
+
+def _check_data(data: DataFolder | None) -> Iterator[tuple[str, str]]:
+    if data and data.error:
+        yield "error", f"{data.error}; put the images there, or name another folder on the machine: --data DIR"
 
 
 def _check_shared_folder(shared: SharedFolder) -> Iterator[tuple[str, str]]:

@@ -1,16 +1,13 @@
-"""Packs the project's working tree into one archive and places it on a machine, as <folder>/code/<hash>.
+"""Packs this project's packages and the user's project into one archive, and unpacks it on a machine.
 
-Equal trees give equal archives, so a machine receives each state of the code once.
+The unpacked code is in <folder>/code/<hash>. Equal files give equal archives, so a machine receives each state of the
+code once.
 """
 
-import contextlib
 import gzip
 import hashlib
 import importlib.metadata
 import io
-import os
-import stat
-import subprocess
 import tarfile
 from pathlib import Path
 from uuid import uuid4
@@ -19,7 +16,7 @@ from cluster.connectors.local import PROJECT_ROOT, Connector
 from cluster.errors import ClusterError
 
 CODE_PACKAGES = ("cluster", "infra", "recipes", "train")
-MAX_CODE_BYTES = 100_000_000  # before compression
+USER_PROJECT_FOLDER = "user_project"  # in the archive
 UPLOAD_TIMEOUT_SECONDS = 600.0
 
 PackedCode = tuple[bytes, str]  # the archive and its hash
@@ -34,26 +31,28 @@ mv -T "$1" "$2" 2>/dev/null || test -d "$2"
 """
 
 
-def pack_code(root: Path = PROJECT_ROOT) -> PackedCode:
-    """Return the tree as tar.gz bytes, and its hash: 16 hex digits of SHA-256 over names, kinds, x-bits and contents.
+def pack_code(root: Path = PROJECT_ROOT, project: Path | None = None) -> PackedCode:
+    """Return the code as tar.gz bytes, and its hash: 16 hex digits of SHA-256 over names, kinds, x-bits and contents.
 
-    In a git checkout the archive has every file that git tracks or would track; elsewhere the four packages and
-    pyproject.toml. Owners and times are left out. Raises `ClusterError` when the files have more than
-    `MAX_CODE_BYTES`, or when one cannot be read.
+    The archive has this project's four packages and pyproject.toml and, below `USER_PROJECT_FOLDER`, a job's copy of
+    the user's project. Owners and times are left out. Raises `ClusterError` when a file cannot be read.
     """
-    sizes = _file_sizes(root, _files_known_to_git(root)) or _file_sizes(root, _files_of_packages(root))
-    _check_total_size(root, sizes)
+    paths = {name: root / name for package in CODE_PACKAGES for name in _file_names(root, package)}
+    if (root / "pyproject.toml").is_file():
+        paths["pyproject.toml"] = root / "pyproject.toml"
+    if project:
+        paths |= {f"{USER_PROJECT_FOLDER}/{name}": project / name for name in _file_names(project)}
     tar_file = io.BytesIO()
     with tarfile.open(fileobj=tar_file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(sizes):
+        for name in sorted(paths):
             try:
-                _add_file(archive, root, name)
+                _add_file(archive, paths[name], name)
             except OSError as error:
                 raise ClusterError(
-                    f"{root / name}: {error.strerror}, so the code cannot be sent to the machines; "
+                    f"{paths[name]}: {error.strerror}, so the code cannot be sent to the machines; "
                     "correct that and launch again"
                 ) from None
-        if "pyproject.toml" not in sizes:
+        if "pyproject.toml" not in paths:
             _add_bytes(archive, tarfile.TarInfo("pyproject.toml"), _pyproject_of_installed())
     tar_bytes = tar_file.getvalue()
     return gzip.compress(tar_bytes, compresslevel=6, mtime=0), hashlib.sha256(tar_bytes).hexdigest()[:16]
@@ -83,54 +82,16 @@ def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash
     return target
 
 
-def _files_known_to_git(root: Path) -> list[str]:
-    """Return the files that git tracks or would track; none outside a checkout, or when git fails."""
-    if not (root / ".git").exists():
-        return []
-    argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        completed = subprocess.run(argv, capture_output=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [os.fsdecode(name) for name in completed.stdout.split(b"\0") if name]
+def _file_names(root: Path, folder: str = ".") -> list[str]:
+    """Return the files and links of a folder below `root`, relative to `root`, without compiled Python files."""
+    paths = [path for path in (root / folder).rglob("*") if path.is_symlink() or path.is_file()]
+    names = [path.relative_to(root) for path in paths]
+    return [str(name) for name in names if "__pycache__" not in name.parts]
 
 
-def _files_of_packages(root: Path) -> list[str]:
-    """Return pyproject.toml and the files of the four packages, without compiled Python files."""
-    paths = [path.relative_to(root) for name in CODE_PACKAGES for path in (root / name).rglob("*")]
-    return [str(path) for path in [*paths, Path("pyproject.toml")] if "__pycache__" not in path.parts]
-
-
-def _file_sizes(root: Path, names: list[str]) -> dict[str, int]:
-    """Return the sizes in bytes of those names that are files or links.
-
-    git also lists deleted files, and other repositories as folders: they are left out.
-    """
-    sizes = {}
-    for name in names:
-        with contextlib.suppress(OSError):
-            status = (root / name).lstat()
-            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-                sizes[name] = status.st_size
-    return sizes
-
-
-def _check_total_size(root: Path, sizes: dict[str, int]) -> None:
-    """Raise `ClusterError`, naming the three largest files, when there are too many bytes to send to every machine."""
-    total = sum(sizes.values())
-    if total > MAX_CODE_BYTES:
-        largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
-        largest_text = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
-        raise ClusterError(
-            f"{root}: {total / 1e6:.0f} MB to send as code, the limit is {MAX_CODE_BYTES / 1e6:.0f} MB; "
-            f"put files that are not code into .gitignore: {largest_text}"
-        )
-
-
-def _add_file(archive: tarfile.TarFile, root: Path, name: str) -> None:
+def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
     """Add a file or a link with its name, x-bit and content, and no other metadata."""
     info = tarfile.TarInfo(name)
-    path = root / name
     if path.is_symlink():
         info.type = tarfile.SYMTYPE
         info.linkname = str(path.readlink())

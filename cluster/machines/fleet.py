@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import math
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +23,14 @@ from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state.heartbeats import parse_status
-from cluster.state.run_folder import AGENT_LOCK, RunFolder
+from cluster.state.run_folder import AGENT_LOCK, REHEARSED_NOTICE, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 
 from .code_archive import PackedCode, pack_code
 from .mirror import Mirror
 from .provision import CheckedMachine, Provisioner
-from .setup_progress import SetupProgress
+from .setup_progress import SetupProgress, fold_by_machine
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +46,26 @@ STOPPED_PATIENCE_SECONDS = 10.0  # for the last files of a job that was to stop;
 HAS_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true'
 # Sends the signal $2 to the process that holds the lock file $1, if any.
 SIGNAL_AGENT_SCRIPT = f'{HAS_AGENT_SCRIPT} && kill -"$2" "$(cat "$1")"'
-# The same, and then runs the command that follows.
-END_JOB_SCRIPT = f'{SIGNAL_AGENT_SCRIPT}; shift 2; exec "$@"'
+# Asks the agent with the work folder $work to save and end, also one that is only starting, and ends the tmux session
+# $session.
+END_JOB_SCRIPT = f"""
+if [ -n "$work" ]; then
+  set -- "$work/{AGENT_LOCK}" TERM
+  {SIGNAL_AGENT_SCRIPT} || for f in $(grep -lsF cluster.agent /proc/[0-9]*/cmdline); do
+    grep -qsF -e "$work" "$f" && {{ pid=${{f#/proc/}}; kill "${{pid%/*}}"; }}
+  done
+fi
+tmux -L {tmux.SOCKET_NAME} kill-session -t "=$session"
+:
+"""
 
 
 class Fleet:
     """The machines of one job. Used by the supervisor, and by commands that act on one machine.
 
     `wait_until_ready` is called with a machine's name before it is set up: a machine that was just rented has to boot
-    first. The job's time limit counts from `limit_start` (Unix time in seconds; None: from the launch).
+    first. `while_waiting` is called repeatedly during the set-up. The job's time limit counts from `limit_start` (Unix
+    time in seconds; None: from the launch).
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class Fleet:
         *,
         reconnect_seconds: float = FLEET_RECONNECT_SECONDS,
         wait_until_ready: Callable[[str], None] | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
         limit_start: float | None = None,
     ) -> None:
         assert spec.hosts
@@ -74,11 +87,14 @@ class Fleet:
         self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
         self.setup_progress = SetupProgress(folders.path / "machines.json")
-        self.provisioner = Provisioner(spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop")
+        self.provisioner = Provisioner(
+            spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop", while_waiting
+        )
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
 
         self.mirror = Mirror(folders, self.connectors, self.provisioner.job_folder, self.pool, self._report_bad_answer)
         self.bad_answers: dict[str, str] = {}  # by machine: how its answer broke a rule
+        self.former_received_bytes = 0  # over connections that others have replaced
         self.last_pull_start: float | None = None  # when no agent was at work any more
 
         self.agent_running: dict[str, bool] = {}  # whether an agent runs, as the machine last reported
@@ -91,7 +107,8 @@ class Fleet:
 
     def _make_connector(self, name: str) -> SSHConnector:
         host = self.hosts[name]
-        return SSHConnector(host, f"machine {name} ({host.host})", self.reconnect_seconds)
+        label = f"machine {name} ({host.host})"
+        return SSHConnector(host, label, self.reconnect_seconds, self.spec.uid, self.folders.launch_id)
 
     def replace_host(self, name: str, host: Host) -> None:
         """Use another host for a machine from now on, or the same host with other keys.
@@ -104,8 +121,14 @@ class Fleet:
         if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
             return self.connectors[name].change_keys(host)
         old_connector = self.connectors[name]
+        self.former_received_bytes += old_connector.received_bytes
         self.connectors[name] = self._make_connector(name)
         threading.Thread(target=old_connector.close, daemon=True).start()  # closing may hang
+
+    @property
+    def received_bytes(self) -> int:
+        """What has come from the machines over ssh."""
+        return self.former_received_bytes + sum(connector.received_bytes for connector in self.connectors.values())
 
     def write_ssh_config(self) -> None:
         """Write the OpenSSH configuration with which commands reach the machines now. Raises `ClusterError`."""
@@ -117,16 +140,18 @@ class Fleet:
     def set_up_machines(self) -> None:
         """Set up all machines for the run folder's launch and start their agents, unless that is done already.
 
-        Raises `SetupFailed`, naming the machines and reasons, if fewer machines are usable than the job needs. Spares
-        may fail.
+        Raises `SetupFailed`, a line for each reason with its machines, if fewer machines are usable than the job needs.
+        Spares may fail.
         """
         launch_id = self.folders.launch_id
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
+        for connector in self.connectors.values():
+            connector.launch = launch_id
         self.setup_progress.start_launch(launch_id, {name: host.host for name, host in self.hosts.items()})
         # In the background, because it runs `ssh -G` for each machine.
         ssh_config = self.pool.submit(self.write_ssh_config)
-        code = self.pool.submit(pack_code)  # the machines log in meanwhile
+        code = self.pool.submit(self._pack_code)  # the machines log in meanwhile
         with_checks = not self.setup_progress.record.is_adopted
         checked_machines = self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self._prepare_machine(name, code.result, with_checks)
@@ -148,12 +173,24 @@ class Fleet:
         facts_by_machine = {name: facts_by_machine[name] for name in self._usable_machines()}
         self.provisioner.check_machines_together(facts_by_machine, with_network)
         self._require_enough_machines()
-        self.provisioner.write_job_files(self._usable_machines()[0], self.folders.shared)
+        self._write_job_files()
         self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self.provisioner.start_agent(name, self.elapsed_seconds)
         )
         self._require_enough_machines()
         self.setup_progress.mark_ready()
+
+    def _pack_code(self) -> PackedCode:
+        return pack_code(project=self.folders.user_project)
+
+    def _write_job_files(self) -> None:
+        """Write the files of the job through the first machine that can do it. Raises `SetupFailed`."""
+        while usable := self._usable_machines():
+            if self.provisioner.run_on_each(
+                usable[:1], lambda name: self.provisioner.write_job_files(name, self.folders.shared)
+            ):
+                return
+            self._require_enough_machines()
 
     def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)
@@ -166,8 +203,13 @@ class Fleet:
         return [name for name in self.hosts if name not in self.setup_progress.failure_reasons]
 
     @property
+    def broken_machines(self) -> dict[str, str]:
+        """The machines whose GPUs do not answer, with the reason of each."""
+        return {name: row.reason for name, row in self.setup_progress.rows.items() if row.is_broken and row.reason}
+
+    @property
     def shortage_reason(self) -> str:
-        """Why the job cannot start, whatever becomes of the machines that are being set up; "" if it may."""
+        """Why the job cannot start even if all machines that are being set up become usable; "" if it may start."""
         usable = len(self._usable_machines())
         if self.setup_progress.record.is_ready or usable >= self.spec.machines:
             return ""
@@ -175,8 +217,8 @@ class Fleet:
 
     def _require_enough_machines(self) -> None:
         if len(self._usable_machines()) < self.spec.machines:
-            reasons = self.setup_progress.failure_reasons.items()
-            raise SetupFailed("; ".join(f"{self.connectors[name].name}: {reason}" for name, reason in reasons))
+            hosts = {name: host.host for name, host in self.hosts.items()}
+            raise SetupFailed("\n".join(fold_by_machine(self.setup_progress.failure_reasons.items(), hosts)))
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +240,7 @@ class Fleet:
             return True
         if self.last_pull_start is None:
             self.last_pull_start = now
-            logger.info("no agent is at work any more; the last files are being copied")
+            logger.info("no agent is running any more; the last files are being copied")
         if (self.folders.shared / "stop").exists():
             patience_seconds = min(patience_seconds, STOPPED_PATIENCE_SECONDS)
         if now < self.last_pull_start + patience_seconds:
@@ -209,7 +251,7 @@ class Fleet:
         return True
 
     def explain_end(self) -> str:
-        """Return why nothing is known about the job when all that its machines sent was dropped, else ""."""
+        """Return why nothing is known about the job when all answers of its machines broke a rule, else ""."""
         return "" if self.mirror.last_status else "; ".join(self.bad_answers.values())
 
     def _report_bad_answer(self, name: str, line: str) -> None:
@@ -340,33 +382,35 @@ class Fleet:
         return max(0.0, time.time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self._prepare_machine(name, pack_code, with_checks=False)
+        self.setup_progress.restart(name)
+        self._prepare_machine(name, self._pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 
     def kill_machine(self, name: str, notice_seconds: float | None) -> None:
         """Kill a machine's agent, whose trainers end with it, or leave it a spot notice. Raises `ClusterError`."""
         row, connector = self.setup_progress.rows[name], self.connectors[name]
         if not self._has_agent(name):
-            raise ClusterError(f"{connector.name} has no agent at work; see: imgnet-cluster status {self.spec.name}")
+            raise ClusterError(f"{connector.name} has no running agent; see: imgnet-cluster status {self.spec.name}")
         if notice_seconds is not None:
-            notice = json.dumps({"reason": "a rehearsal took it away", "seconds": notice_seconds})
+            notice = json.dumps({"reason": REHEARSED_NOTICE, "seconds": notice_seconds})
             connector.write(f"{row.work}/notice", notice.encode())
             return
-        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", self._lock_path(name), "KILL"])
+        connector.run(["sh", "-c", SIGNAL_AGENT_SCRIPT, "sh", self._lock_path(name), "KILL"], timeout=10)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def terminate(self) -> list[str]:
-        """Ask the agents to save and end, and end the job's tmux session, on every machine that answers.
+        """End what runs of the job on every machine that answers: the set-up, the tmux session, and the agents, which
+        are asked to save first.
 
-        Returns the names of those that do not answer.
+        Returns the names of those that do not answer, without machines that this job has never reached.
         """
+        rows = self.setup_progress.rows
 
         def end_job(name: str) -> None:
-            argv = ["tmux", "-L", tmux.SOCKET_NAME, "kill-session", "-t", f"={self.spec.tmux_session}"]
-            if name in self.setup_progress.rows:
-                argv = ["sh", "-c", END_JOB_SCRIPT, "sh", self._lock_path(name), "TERM", *argv]
-            self.connectors[name].run(argv, check=False, timeout=10)
+            variables = {"work": rows[name].work if name in rows else "", "session": self.spec.tmux_session}
+            quoted = {variable: shlex.quote(value) for variable, value in variables.items()}
+            self.connectors[name].end_commands(END_JOB_SCRIPT, **quoted)
 
         futures = {name: self.pool.submit(end_job, name) for name in self.hosts}
         silent_machines = []
@@ -374,7 +418,8 @@ class Fleet:
             try:
                 future.result(20)
             except (ClusterError, FutureTimeout):
-                silent_machines.append(name)
+                if name in rows and rows[name].was_reached:
+                    silent_machines.append(name)
         return silent_machines
 
     def close(self) -> None:

@@ -1,26 +1,32 @@
 """Copies the small files of a job's shared folder to the run folder, through whichever machine answers.
 
 One question at most is under way to each machine, and its answer is used whenever it comes: a slow link carries each
-byte once. A machine is passed over when it is silent, not when its answer takes long. A question asks for as much as
-the link brings in about a second.
+byte once. A machine is passed over when it is silent, not when its answer takes long, unless it takes so long that
+somebody seems to hold this computer up. A question asks for as much as the link brings in about a second.
+
+Before the agents run, `SetupLogCopy` brings the log of a machine's set-up.
 """
 
+import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cluster.connectors.ssh import SSHConnector, Unreachable
-from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes
+from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes, is_obstructed, parent_folders
 from cluster.errors import ClusterError
 from cluster.state.heartbeats import parse_status
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import RunFolder, install_log_path
 from cluster.state.states import MachineState
 from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked
 
 SILENCE_SECONDS = 2.0  # of a machine, before the next one is asked
+MAX_ANSWER_SECONDS = 10.0  # of one call for an answer that comes bit by bit, before the next machine is asked
 ANSWER_POLL_SECONDS = 0.05
 PULL_SECONDS = 2.0  # for how long one call goes on asking while there is more
 UNREACHABLE_RETRY_SECONDS = 10.0  # how long a machine that did not answer is asked last
@@ -29,6 +35,71 @@ MIN_QUESTION_BYTES = 1 << 17  # holds the largest attempt file
 MAX_QUESTION_BYTES = 1 << 24
 FAST_ANSWER_SECONDS = 1.0  # a faster answer doubles the size of the next question
 SLOW_ANSWER_SECONDS = 2.0  # a slower one halves it
+SETUP_LOG_SECONDS = 5.0  # between two looks at the log of a machine that is being set up
+SETUP_LOG_BYTES = 1 << 18  # of one look
+
+
+class SetupLogCopy:
+    """Copies the log of a machine's set-up over ssh into the run folder, also while a command of the set-up writes it.
+
+    The log lies in the machine's own work folder. It has `remote_size` bytes now, those of earlier launches. Errors are
+    ignored: the log is for people, and the set-up reports what is wrong by itself.
+    """
+
+    def __init__(self, connector: SSHConnector, remote_path: str, remote_size: int, run_path: Path, name: str) -> None:
+        self.connector = connector
+        self.remote_path = remote_path
+        self.arrivals = ArrivalFolder(run_path)
+        self.path = str(install_log_path(run_path, name).relative_to(run_path))
+        self.remote_size = remote_size
+        # The copy is longer when the machine before this one had the same name.
+        self.position = min(remote_size, self._append(b""))  # in the machine's log: up to there it is copied
+        self.lock = threading.Lock()
+
+    def _append(self, data: bytes) -> int:
+        """Append to the copy, and return its size."""
+        with contextlib.suppress(OSError):
+            size = self.arrivals.append(self.path, 0, b"")
+            return self.arrivals.append(self.path, size, data) if data else size
+        return 0
+
+    def pull(self) -> bool:
+        """Copy what is new in the log. Returns whether there was anything."""
+        position = self.position
+        data = b""
+        with contextlib.suppress(ClusterError):
+            data = self.connector.read_from(self.remote_path, position, SETUP_LOG_BYTES)
+            with self.lock:
+                if position == self.position:  # else the command has ended meanwhile
+                    self._append(data)
+                    self.position += len(data)
+        return bool(data)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[Callable[[bytes], None]]:
+        """Copy the log now and then while a command writes it. Call the result with all that the command has written.
+
+        Of a command that is over soon, the machine is asked nothing.
+        """
+        is_over = threading.Event()
+        while self.position < self.remote_size and self.pull():  # a supervisor was killed before it had all
+            pass
+        start = self.position = max(self.position, self.remote_size)
+
+        def follow() -> None:
+            while not is_over.wait(SETUP_LOG_SECONDS):
+                self.pull()
+
+        def complete(output: bytes) -> None:
+            with self.lock:
+                self._append(output[max(0, self.position - start) :])
+                self.position = start + len(output)
+
+        threading.Thread(target=follow, daemon=True).start()
+        try:
+            yield complete
+        finally:
+            is_over.set()
 
 
 @dataclass
@@ -50,8 +121,12 @@ class Question:
         self.last_heard = time.monotonic()
 
 
+class AnswerUnderWay(Exception):
+    """The only answers come too slowly to wait for them now. They are used when they are complete."""
+
+
 class Mirror:
-    """The copies of one job's files. `connectors` may be replaced meanwhile; `job_folder` is their folder by machine.
+    """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
     `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
     """
@@ -77,6 +152,7 @@ class Mirror:
         self.questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = {}
         self.question_bytes: dict[str, int] = {}
         self.local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
+        self.refused_sizes: dict[str, int] = {}  # up to where files that have no place here are not asked for again
         self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
         self.last_status_asked_at = 0.0
 
@@ -88,7 +164,10 @@ class Mirror:
         """
         start = time.monotonic()
         while True:
-            answer = self._next_answer()
+            try:
+                answer = self._next_answer()
+            except AnswerUnderWay:
+                return False
             if answer is None:
                 return True
             question, new_bytes, result = answer
@@ -122,11 +201,11 @@ class Mirror:
     def _next_answer(self) -> tuple[Question, NewBytes, bytes] | None:
         """Return the next answer of any machine; None when those that answered broke a rule.
 
-        Asks one machine after the other, the next one when the one before is silent. Raises the last `ClusterError` if
-        none answers.
+        Asks one machine after the other, the next one when the one before is silent or slow. Raises `AnswerUnderWay` if
+        some are only slow, and else the last `ClusterError` if none answers.
         """
         last_error: ClusterError | None = None
-        was_answer_bad = False
+        was_answer_bad = is_under_way = False
         for name in self.machine_order():
             self._ask(name)
             start = time.monotonic()
@@ -151,6 +230,12 @@ class Mirror:
                     last_error = Unreachable(f"{self.connectors[name].name}: does not answer")
                     self.note_failure(name)
                     break
+                if time.monotonic() - start > MAX_ANSWER_SECONDS:
+                    is_under_way = True
+                    self.note_failure(name)
+                    break
+        if is_under_way:
+            raise AnswerUnderWay
         if was_answer_bad:
             return None
         raise last_error or Unreachable("this job has no machines")
@@ -161,7 +246,8 @@ class Mirror:
             return
         if self.local_sizes is None:
             self.local_sizes = self._read_local_sizes()
-        question = Question(name, dict(self.local_sizes), self.question_bytes.get(name, FIRST_QUESTION_BYTES))
+        known_sizes = {**self.local_sizes, **self.refused_sizes}
+        question = Question(name, known_sizes, self.question_bytes.get(name, FIRST_QUESTION_BYTES))
         self.questions[name] = question, self.pool.submit(self._fetch, question)
 
     def _fetch(self, question: Question) -> tuple[NewBytes, bytes]:
@@ -193,26 +279,41 @@ class Mirror:
         return self.arrivals.sizes(LOG_FOLDERS) | attempt_files
 
     def _write(self, question: Question, new_bytes: NewBytes, result: bytes) -> None:
-        """Write an answer into the run folder. One that was asked for earlier than the last brings no statuses."""
+        """Write an answer into the run folder, its statuses only if no later question was answered before."""
         sizes = self._read_local_sizes() if self.local_sizes is None else self.local_sizes
         self.local_sizes = None  # a full disk may take a part of a write: the sizes are read again then
         is_newest = question.asked_at > self.last_status_asked_at
         now = time.monotonic()
         self.arrivals.require_space(sum(map(len, new_bytes.contents.values())))
         with locked(self.folders.path / ".home.lock"):
+            folders = {folder for path in sizes for folder in parent_folders(path)}
             for path, data in new_bytes.contents.items():
+                if path not in sizes and is_obstructed(path, sizes, folders):
+                    rule = f"has the file {path}, of which a part was a file or a folder of another kind before"
+                    label = self.connectors[question.name].name
+                    self.report_bad_answer(question.name, str(BadAnswer(rule, label)))
+                    self.refused_sizes[path] = question.known_sizes.get(path, 0) + len(data)
+                    continue
+                folders.update(parent_folders(path))
                 if path.startswith(LOG_FOLDERS):
                     sizes[path] = self.arrivals.append(path, question.known_sizes.get(path, 0), data)
                 elif path.startswith("attempts"):
                     self._create(path, data)
                     sizes[path] = len(data)
                 elif is_newest and is_valid_json(data) and data != self.last_status.get(path, (b"", 0.0))[0]:
-                    self.arrivals.overwrite(f"{self.shared_path}/{path}", data)
-                    self.last_status[path] = data, now
+                    self._write_status(path, data, now)
             if result and is_valid_json(result):
                 self._create(RESULT_FILE, result)
         self.last_status_asked_at = max(question.asked_at, self.last_status_asked_at)
         self.local_sizes = sizes
+
+    def _write_status(self, path: str, data: bytes, now: float) -> None:
+        """Write the status of a machine. One that no reader could use is left out: it would stop the supervisor."""
+        if parse_status(data):
+            self.arrivals.overwrite(f"{self.shared_path}/{path}", data)
+            self.last_status[path] = data, now
+        elif connector := self.connectors.get(name := Path(path).stem):
+            self.report_bad_answer(name, str(BadAnswer(f"has a {path} that is no status", connector.name)))
 
     def _create(self, path: str, data: bytes) -> None:
         self.arrivals.create(f"{self.shared_path}/{path}", lambda file: file.write(data))

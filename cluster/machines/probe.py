@@ -4,13 +4,17 @@ Runs on the machine and prints one JSON object. The caller runs it twice on ever
 leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others,
 while another module runs beside it (--beside). `cluster.machines.checks` judges the facts. Whatever may hang (a GPU
 driver, a file server) is queried in a separate process with a deadline. 1 GB is 1e9 bytes.
+
+Needs the standard library only: `check --ssh` asks machines on which nothing is installed yet.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import platform
+import pwd
 import random
 import select
 import shutil
@@ -20,25 +24,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
-from train.distributed.network import interface_addresses
+from train.distributed import network
 from train.tools import host
 from train.tools.filesystem import one_line_error
-from train.tools.records import decode, encode
+from train.tools.shared_files import open_below
 
-from .checks import Gpu, MachineFacts, SeenMarkers, SharedFolder, WorkFolder
+from .checks import DataFolder, Gpu, MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
 MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
+AGENT_MODULE = "cluster.agent"
+MAX_OTHER_JOBS = 10  # in the answer
 MIN_PORT = 10_000
 PORT_ATTEMPTS = 20
-AnswerT = TypeVar("AnswerT")
+AnswerT = TypeVar("AnswerT", SeenMarkers, SharedFolder, DataFolder)
 GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
@@ -49,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--shared", type=Path, required=True, help="the folder that all machines mount")
     parser.add_argument("--work", type=Path, required=True, help="this machine's own work folder")
+    parser.add_argument("--data", default="", help="the folder of the images, if it is there before the job starts")
+    parser.add_argument("--val-fraction", type=float, default=0.0, help="the part of train/ that is held out")
     parser.add_argument("--token", required=True, help="common part of the names of the marker files of this check")
     parser.add_argument(
         "--machine", default=socket.gethostname(), help="this machine's name in the job (default: the host name)"
     )
+    parser.add_argument("--address", default="127.0.0.1", help="address at which the other machines reach this one")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     parser.add_argument(
         "--beside", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run meanwhile"
@@ -67,13 +76,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
             answer = call_with_timeout(SeenMarkers, lambda: SeenMarkers(seen=find_markers(marker.parent, marker_names)))
     else:
-        answer = gather_facts(args.shared, args.work, marker)
+        answer = gather_facts(args.shared, args.work, marker, args.address)
+        if args.data:
+            data = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
+            answer = dataclasses.replace(answer, data=data)
+        answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
     exit_code = beside.wait() if beside else 0
-    print(json.dumps(encode(answer)), flush=True)
+    print(json.dumps(dataclasses.asdict(answer)), flush=True)
     return exit_code
 
 
-def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
+def gather_facts(shared: Path, work: Path, marker: Path, address: str = "127.0.0.1") -> MachineFacts:
     """Return the facts of this machine. Leaves a marker file in the shared folder for the other machines to see."""
     gpus, complaint = query_gpus()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
@@ -96,10 +109,39 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
         gpus=gpus,
         nvidia=complaint,
         shared=shared_facts,
-        address=interface_addresses(),
+        addresses=network.source_addresses(network.resolve(address)),
         free_port=free_port(),
         time=time.time(),
     )
+
+
+# --- other jobs ---------------------------------------------------------------------------------------------------
+
+
+def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob, ...]:
+    """Return the jobs with an agent on this machine, whoever their user is, except for the job `own_uid`.
+
+    Where other users' processes are hidden (hidepid), it is only this user's jobs.
+    """
+    uptime = float((proc / "uptime").read_text().split()[0])
+    jobs: dict[str, OtherJob] = {}
+    for folder in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            job_folder = PurePath(words[words.index(AGENT_MODULE, 1) + 1])
+            uid = next((name for name in reversed(job_folder.parts) if name.startswith("job-")), str(job_folder))
+            start_ticks = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+            seconds = max(0.0, uptime - start_ticks / os.sysconf("SC_CLK_TCK"))
+            if words[words.index(AGENT_MODULE, 1) - 1] == "-m" and uid != own_uid:
+                jobs[uid] = OtherJob(uid=uid, user=_user_name(folder.stat().st_uid), seconds=seconds)
+    return tuple(jobs.values())[:MAX_OTHER_JOBS]
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
@@ -134,9 +176,9 @@ def free_gb(path: Path) -> float:
 
 
 def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
-    """Return exit code and output of a command. The code is 127 if it cannot be started, None if it is late.
+    """Return exit code and output of a command. The code is 127 if it cannot be started, None after the timeout.
 
-    A late command is killed but not waited for: a process that waits for a broken driver cannot be killed.
+    After the timeout the command is killed but not waited for: a process in a broken driver cannot be killed.
     """
     try:
         process = subprocess.Popen(
@@ -152,6 +194,32 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
             process.communicate(timeout=1)
         return None, ""
     return process.returncode, stdout.decode(errors="replace").strip()
+
+
+def query_data_folder(path: Path, val_fraction: float) -> DataFolder:
+    """Return whether the images can be used, as far as the names of folders tell."""
+    try:
+        return call_with_timeout(DataFolder, lambda: data_folder_facts(path, val_fraction))
+    except TimeoutError:
+        error_text = f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
+    except OSError as error:
+        error_text = str(error)
+    return DataFolder(path=str(path), error=error_text)
+
+
+def data_folder_facts(path: Path, val_fraction: float) -> DataFolder:
+    """Return what is wrong with the layout of a data folder. Raises `OSError`."""
+    if not path.is_dir():
+        return DataFolder(path=str(path), error=f"{path}: there is no such data folder")
+    error_text = ""
+    with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
+        from train.data.index.open import DataError, check_layout
+
+        try:
+            check_layout(path, val_fraction)
+        except DataError as error:
+            error_text = str(error)
+    return DataFolder(path=str(path), error=error_text)
 
 
 def query_gpus() -> tuple[tuple[Gpu, ...], str]:
@@ -178,7 +246,7 @@ def _parse_gpu(name: str, memory: str, driver: str, uuid: str, compute: str = ""
 
 
 def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT]) -> AnswerT:
-    """Call a function in a forked process and return its answer, a record.
+    """Call a function in a forked process and return its answer.
 
     In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
     `FOLDER_TIMEOUT_SECONDS`, and `OSError` with the text of the function's exception.
@@ -200,18 +268,18 @@ def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT
             os.waitpid(pid, 0)
             if error:
                 raise OSError(error)
-            return decode(answer_type, answer)
+            return answer_type(**answer)
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
     raise TimeoutError
 
 
-def _write_answer(writer: int, function: Callable[[], object]) -> None:
+def _write_answer(writer: int, function: Callable[[], SeenMarkers | SharedFolder | DataFolder]) -> None:
     with os.fdopen(writer, "w") as file:
         try:
-            answer, error_text = encode(function()), ""
+            answer = dataclasses.asdict(function()), ""
         except Exception as error:
-            answer, error_text = None, one_line_error(error)
-        json.dump([answer, error_text], file)
+            answer = {}, one_line_error(error)
+        json.dump(answer, file)
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
@@ -222,8 +290,8 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
     if not shared.is_dir():
         problem = "is not a folder" if shared.exists() else "does not exist on this machine; mount it, or make it"
         return SharedFolder(path=str(shared), error=f"{shared}: {problem}")
-    marker.parent.mkdir(exist_ok=True)
-    marker.write_text(f"{marker.name}\n")
+    with open_below(shared, marker.relative_to(shared).as_posix(), os.O_WRONLY | os.O_TRUNC) as file:
+        file.write(f"{marker.name}\n".encode())
     unique_prefix = f".{marker.name}.{uuid4().hex}"
     test_file = marker.with_name(f"{unique_prefix}.test")
     second_name = marker.with_name(f"{unique_prefix}.link")

@@ -1,6 +1,6 @@
 """Sets machines up over ssh before training: code, environment, checks, agent. Repeating a step does no harm.
 
-    <folder>/code/<hash>        the working tree            <folder>/jobs/<uid>/    the agent's work folder
+    <folder>/code/<hash>        the code                    <folder>/jobs/<uid>/    the agent's work folder
     <folder>/venv/<key>         the environment             <shared>/<uid>/         the job's shared folder
 
 Long-running programs run in the job's tmux session on the machine. Its window "setup" shows the log of the set-up.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -22,20 +22,25 @@ from cluster.connectors.local import CommandResult
 from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
+from cluster.script import secret_values
 from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
 from train.distributed.network import slow_pairs
+from train.tools.agent_protocol import PEERS_VARIABLE
 from train.tools.records import DamagedRecord, decode_json
 
 from . import checks, code_archive, python_env, requirements
+from .mirror import SetupLogCopy
 from .setup_progress import SetupProgress, timed_step
 
 ENVIRONMENT_TIMEOUT_SECONDS = 1800.0  # torch for GPUs is a download of 3 GB
 PROBE_TIMEOUT_SECONDS = 90.0
 NETWORK_TIMEOUT_SECONDS = 120.0
+FILES_TIMEOUT_SECONDS = 60.0  # for a command that only touches small files
 STOP_POLL_SECONDS = 0.5  # between two looks for a stop request
 MIN_FREE_GB = 2.0
+SETUP_LOG = "setup.log"  # in a machine's work folder
 MANY_MACHINES = 16  # with more machines there are hundreds of pairs, so each pair exchanges one small message only
 SHORT_TEST_ARGUMENTS = ["--bytes", str(1 << 20), "--rounds", "1"]
 # $1: the log; $2: the session; the rest: the command that makes the session, unless it exists.
@@ -50,8 +55,9 @@ JOB_FILES = ("job.json", "recipe.json", "launch")
 JOB_FILES_SCRIPT = r"""
 mkdir -p "$1" && cd "$1" && rm -f stop || exit
 shift
+set -C  # a file that somebody else places, such as a link, is not written through
 while [ $# -gt 0 ]; do
-  head -c "$2" >".$1.new" && sync ".$1.new" && mv -f ".$1.new" "$1" || exit
+  rm -f ".$1.new" && head -c "$2" >".$1.new" && sync ".$1.new" && mv -f ".$1.new" "$1" || exit
   shift 2
 done
 sync .
@@ -61,14 +67,21 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """A machine's facts, and how far its clock is ahead of this computer's, with the uncertainty, in seconds."""
+    """The facts of a machine, and how far its clock is ahead of this computer's, with the uncertainty, in seconds.
+
+    `torch` is the version in its environment. `missing_packages` are the packages that a launch has to install.
+    """
 
     facts: checks.MachineFacts
     clock_skew: tuple[float, float]
+    torch: str = ""
+    missing_packages: tuple[str, ...] = ()
 
 
 class Provisioner:
     """Sets up the machines of one job. Works through their connectors and records progress and failures by machine."""
+
+    environment_flags: ClassVar[tuple[str, ...]] = ()  # for `cluster.machines.python_env`
 
     def __init__(
         self,
@@ -77,12 +90,22 @@ class Provisioner:
         connectors: Mapping[str, SSHConnector],
         setup_progress: SetupProgress,
         stop_path: Path,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
         self.hosts = hosts
         self.connectors = connectors
         self.setup_progress = setup_progress
         self.stop_path = stop_path  # this file exists when the job is to stop
+        self.while_waiting = while_waiting  # called now and then while machines are being set up
+        self.log_copies: dict[str, SetupLogCopy] = {}
+
+    def kept_folder(self, folder: str) -> str:
+        """Return the folder on a machine that holds code, work folder and, for a single machine, the shared folder.
+
+        `folder` is the folder that the hosts file names.
+        """
+        return folder
 
     # --- one machine ----------------------------------------------------------------------------------------------
 
@@ -95,18 +118,28 @@ class Provisioner:
         Returns the machine's facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
-        with timed_step(progress, name, SetupStep.CONNECTED):
-            script = f'printf "%s\\n" "$HOME"; ls -1 {quote_path(f"{host.folder}/code")} 2>/dev/null; :'
-            home_line, *known_hashes = connector.run(["sh", "-c", script], timeout=60).out.split(b"\n")
+        with timed_step(progress, name, SetupStep.CONNECTING):
+            log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}/{SETUP_LOG}")
+            code_folder = quote_path(f"{host.folder}/code")
+            script = (
+                f'printf "%s\\n" "$HOME"; stat -c %s {log} 2>/dev/null || echo 0; ls -1 {code_folder} 2>/dev/null; :'
+            )
+            if self.spec.hosts and not (self.spec.hosts.shared or self.spec.cloud):  # a single machine needs no mount
+                script = f"mkdir -p {quote_path(self.shared_folder(name))}; {script}"
+            result = connector.run(["sh", "-c", script], timeout=FILES_TIMEOUT_SECONDS)
+            home_line, log_size, *known_hashes = [*result.out.split(b"\n"), b""]
             home = untrusted.absolute_path(home_line)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
-        work = f"{folder}/jobs/{self.spec.uid}"
-        progress.update(name, lambda row: replace(row, folder=folder, work=work))
+        work = f"{self.kept_folder(folder)}/jobs/{self.spec.uid}"
+        progress.update(name, lambda row: replace(row, folder=folder, work=work, was_reached=True))
+        run_path = progress.path.parent
+        size = untrusted.file_size(log_size)
+        self.log_copies[name] = SetupLogCopy(connector, f"{work}/{SETUP_LOG}", size, run_path, name)
         with timed_step(progress, name, SetupStep.CODE):
             archive_bytes, code_hash = code()
             code_path = code_archive.code_folder(folder, code_hash)
             if code_hash.encode() not in known_hashes:
-                code_archive.upload_code(connector, folder, archive_bytes, code_hash)
+                code_path = code_archive.upload_code(connector, self.kept_folder(folder), archive_bytes, code_hash)
             progress.update(name, lambda row: replace(row, code=code_path))
         python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
         return self._make_environment(name, python, with_checks)
@@ -114,37 +147,47 @@ class Provisioner:
     def _make_environment(self, name: str, python: str, with_checks: bool) -> CheckedMachine | None:
         """Open the session, find or make the environment, and check the machine, all by one command."""
         connector, row, progress = self.connectors[name], self.setup_progress.rows[name], self.setup_progress
-        library = requirements.model_library(self.spec.recipe)
-        argv = [python, "-m", "cluster.machines.python_env", row.folder, *([library] if library else [])]
+        rental = self.spec.rental_facts
+        library = "" if self.spec.own_command else requirements.model_library(self.spec.recipe)
+        packages = (library, rental.torch_requirement)
+        argv = [python, "-m", "cluster.machines.python_env", *self.environment_flags, row.folder]
+        argv += filter(None, packages)
         if with_checks:
             argv += ["--then", *self._probe_argv(name)]
-        index = self.spec.rental_facts.torch_index_url
+        index = rental.torch_index_url
         variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
         timeout_seconds = ENVIRONMENT_TIMEOUT_SECONDS + (PROBE_TIMEOUT_SECONDS if with_checks else 0)
         progress.set_step(name, SetupStep.ENVIRONMENT)
         start, sent_at = time.monotonic(), time.time()
-        result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
+        with self.log_copies[name].following() as complete_log:
+            result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
+            complete_log(result.out)
         received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
-        python_path, environment_seconds, answer = python_env.parse_output(text, connector.name)
-        found_python = untrusted.absolute_path(python_path.encode())
+        environment = python_env.parse_output(text, connector.name)
+        found_python = untrusted.absolute_path(environment.python.encode())
         progress.update(name, lambda row: replace(row, python=found_python))
         # The machine says how long the environment took. The checks took the rest.
-        environment_seconds = min(max(0.0, environment_seconds), seconds) if with_checks else seconds
+        environment_seconds = min(max(0.0, environment.seconds), seconds) if with_checks else seconds
         progress.set_step(name, SetupStep.ENVIRONMENT, environment_seconds)
         if not with_checks:
             return None
         progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
-        last_line = (answer.splitlines() or ["no output"])[-1]
+        last_line = (environment.answer.splitlines() or ["no output"])[-1]
         if code:
             raise SetupFailed(f"{connector.name}: {last_line}")
         facts = _decode_answer(checks.MachineFacts, last_line)
-        return CheckedMachine(facts, checks.clock_skew(sent_at + environment_seconds, received_at, facts.time))
+        skew = checks.clock_skew(sent_at + environment_seconds, received_at, facts.time)
+        return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing_packages)
 
     def _probe_argv(self, name: str) -> list[str]:
         """Return module and first arguments of the probe on a machine."""
-        where = ["--shared", self.shared_folder(name), "--work", self.setup_progress.rows[name].work]
-        return ["cluster.machines.probe", *where, "--token", self.spec.uid, "--machine", name]
+        row = self.setup_progress.rows[name]
+        where = ["--shared", self.shared_folder(name), "--work", row.folder, "--address", row.address]
+        data: list[str] = []
+        if not (self.spec.generate_data or self.spec.data_source or self.spec.own_command):
+            data = ["--data", self.spec.train.data, "--val-fraction", str(self.spec.recipe.data.val_fraction)]
+        return ["cluster.machines.probe", *where, *data, "--token", self.spec.uid, "--machine", name]
 
     def _logged_line(self, name: str, argv: Sequence[str], variables: Mapping[str, str]) -> str:
         """Return a line of sh that runs a module of this project, with its output in the setup window and to us.
@@ -154,18 +197,18 @@ class Provisioner:
         row = self.setup_progress.rows[name]
         env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", **variables}
         words = ["env", *(f"{variable}={value}" for variable, value in env.items()), *argv]
-        log = shlex.quote(f"{row.work}/setup.log")
+        log = shlex.quote(f"{row.work}/{SETUP_LOG}")
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
 
-    def open_session(self, name: str, shell_line: str, timeout_seconds: float | None = None) -> CommandResult:
+    def open_session(self, name: str, shell_line: str, timeout_seconds: float = FILES_TIMEOUT_SECONDS) -> CommandResult:
         """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
 
         `shell_line` is a line of sh that runs afterwards. Both go in one command, since each takes three round trips.
         Raises `SetupFailed`.
         """
         connector, session = self.connectors[name], self.spec.tmux_session
-        log = f"{self.setup_progress.rows[name].work}/setup.log"
-        new_session = tmux.new_session_argv(session, "setup", ["tail", "-n", "+1", "-F", log])
+        log = f"{self.setup_progress.rows[name].work}/{SETUP_LOG}"
+        new_session = tmux.new_session_argv(session, "setup", tmux.tail_argv(log))
         argv = ["sh", "-c", f"{OPEN_SESSION_SCRIPT}{shell_line}", "sh", log, session, *new_session]
         result = connector.run(argv, check=False, timeout=timeout_seconds)
         if result.code == 127:
@@ -188,15 +231,20 @@ class Provisioner:
         for name, machine in checked_machines.items():
             findings = checks.find_problems(machine.facts, required_gpus, MIN_FREE_GB)
             findings += checks.check_clock(*machine.clock_skew)
+            findings += checks.check_packages(machine.missing_packages, self.setup_progress.rows[name].folder)
             if not required_gpus:
                 findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
             self._record_findings(name, findings, machine.facts)
+            if checks.is_broken(machine.facts, required_gpus):
+                self.setup_progress.update(name, lambda row: replace(row, is_broken=True))
         return {name: machine.facts for name, machine in checked_machines.items()}
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
         assert self.spec.hosts
-        return str(self.spec.hosts.shared or f"{self.setup_progress.rows[name].folder}/shared")
+        row = self.setup_progress.rows.get(name)
+        folder = (row and row.folder) or self.hosts[name].folder  # the row has it after the first login
+        return str(self.spec.hosts.shared or f"{self.kept_folder(folder)}/shared")
 
     def job_folder(self, name: str) -> str:
         """Return the path of the job's folder in the shared folder."""
@@ -205,8 +253,8 @@ class Provisioner:
     def run_on_each(self, names: Sequence[str], function: Callable[[str], Answer]) -> dict[str, Answer]:
         """Call a function for all machines at once, each in a thread, and return what succeeded, by machine.
 
-        An error becomes the machine's failure reason. Raises `SetupFailed` as soon as the job is to stop; calls that
-        have begun are abandoned.
+        An error becomes the machine's failure reason. Raises `SetupFailed` as soon as the job is to stop. The calls are
+        then abandoned: they go on to no other step, and `SSHConnector.end_commands` ends the present one.
         """
         results: dict[str, Answer] = {}
 
@@ -214,16 +262,22 @@ class Provisioner:
             try:
                 results[name] = function(name)
             except Exception as error:
-                self.setup_progress.set_failure_reason(name, _error_line(error, self.connectors[name].name))
+                if not self.setup_progress.is_abandoned:
+                    self.setup_progress.set_failure_reason(name, _error_line(error, self.connectors[name].name))
 
         threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(STOP_POLL_SECONDS)
-                if reason := stop_reason(self.stop_path.parent):
-                    raise SetupFailed(reason)
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(STOP_POLL_SECONDS)
+                    self.while_waiting()
+                    if reason := stop_reason(self.stop_path.parent):
+                        raise SetupFailed(reason)
+        except BaseException:
+            self.setup_progress.is_abandoned = True
+            raise
         return {name: results[name] for name in names if name in results}
 
     def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
@@ -249,6 +303,9 @@ class Provisioner:
             port = untrusted.port_number(str(facts_by_machine[rank0].free_port).encode())
             address = self.setup_progress.rows[rank0].address
             common_variables = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": address, "MASTER_PORT": port}
+            addresses = [untrusted.ip_addresses(facts.addresses) for facts in facts_by_machine.values()]
+            if all(addresses):
+                common_variables[PEERS_VARIABLE] = ",".join(sorted(set().union(*addresses)))
             beside = ["--beside", "train.distributed.network_probe", "--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
             beside += SHORT_TEST_ARGUMENTS if len(names) > MANY_MACHINES else []
 
@@ -258,7 +315,9 @@ class Provisioner:
             rank_variables = {"RANK": str(names.index(name)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             line = self._logged_line(name, argv, {**common_variables, **rank_variables})
             with timed_step(self.setup_progress, name, SetupStep.NETWORK if with_network else SetupStep.CHECKS):
-                result = self.connectors[name].run(["sh", "-c", line], timeout=NETWORK_TIMEOUT_SECONDS)
+                with self.log_copies[name].following() as complete_log:
+                    result = self.connectors[name].run(["sh", "-c", line], timeout=NETWORK_TIMEOUT_SECONDS)
+                    complete_log(result.out)
                 code, text = _exit_code_and_output(result)
                 *network_lines, last_line = text.splitlines() or ["no output"]
                 network_line = network_lines[-1] if network_lines else ""
@@ -277,7 +336,7 @@ class Provisioner:
     def _remove_markers(self, name: str) -> None:
         marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
         with contextlib.suppress(ClusterError):  # markers that stay do no harm
-            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
+            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)
 
     def _judge_markers(self, answers: Mapping[str, checks.SeenMarkers]) -> None:
         """Set the failure reason of machines that do not see the markers of others."""
@@ -292,9 +351,10 @@ class Provisioner:
             measurement = json.loads(rank0_line)
             warning = untrusted.one_line(measurement.get("warning") or "")
             # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
-            names_of_slow_pairs = [
-                [names[int(rank)] for rank in slow_pair.split("-")]
-                for slow_pair in slow_pairs(measurement.get("pairs", {}))
+            pair_gbps = measurement.get("pairs", {})
+            slow_speeds = [
+                ([names[int(rank)] for rank in slow_pair.split("-")], _fastest_gbps(slow_pair, pair_gbps))
+                for slow_pair in slow_pairs(pair_gbps)
             ]
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             self.setup_progress.set_failure_reason(names[0], _describe_damage("the network test", error))
@@ -303,10 +363,10 @@ class Provisioner:
         if warning:
             for name in names:
                 self._add_warning(name, warning)
-        for slow_names in names_of_slow_pairs:
+        for slow_names, gbps in slow_speeds:
             for name in slow_names:
                 peers = " and ".join(peer for peer in slow_names if peer != name) or "all others"
-                self._add_warning(name, f"slow network to {peers}")
+                self._add_warning(name, f"slow network to {peers}: at most {gbps:.3g} Gbit/s")
 
     def _add_warning(self, name: str, warning: str) -> None:
         self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, warning)))
@@ -316,10 +376,19 @@ class Provisioner:
 
         The ID of the launch comes last, because it makes agents that still run begin the launch.
         """
-        contents = {file_name: (local_shared / file_name).read_bytes() for file_name in JOB_FILES}
+        names = [file_name for file_name in JOB_FILES if (local_shared / file_name).exists()]  # a command has no recipe
+        contents = {file_name: (local_shared / file_name).read_bytes() for file_name in names}
         words = [word for file_name, content in contents.items() for word in (file_name, str(len(content)))]
         argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), *words]
-        self.connectors[name].run(argv, input=b"".join(contents.values()))
+        self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=b"".join(contents.values()))
+
+    def _send_secrets(self, name: str) -> None:
+        """Send the values of a command's secret variables to the work folder of a machine. Raises `ClusterError`."""
+        if names := self.spec.own_command and self.spec.own_command.secrets:
+            values = secret_values.require(names, secret_values.kept_values(self.spec.uid), self.spec.name)
+            argv = ["sh", "-c", secret_values.SEND_SCRIPT, "sh", self.setup_progress.rows[name].work]
+            content = secret_values.sent_bytes(values)
+            self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
 
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
         """Start a machine's agent in the job's session. If an agent runs there already, the second one ends itself.
@@ -328,9 +397,11 @@ class Provisioner:
         """
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
+            self._send_secrets(name)
             argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
             argv += [self.job_folder(name), row.work, name, "--address", row.address]
             argv += ["--elapsed", f"{elapsed_seconds:.0f}"]
+            argv += ["--user-project", f"{row.code}/{code_archive.USER_PROJECT_FOLDER}"]
             window_argv = tmux.followed_argv(argv, f"{row.work}/{AGENT_OUTPUT}")
             open_window = shlex.join(tmux.new_window_argv(session, "agent", window_argv))
             close_setup = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])
@@ -349,6 +420,12 @@ def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
         return decode_json(answer_type, line.encode())
     except DamagedRecord as error:
         raise SetupFailed(_describe_damage("the checks", error)) from None
+
+
+def _fastest_gbps(slow_pair: str, pair_gbps: Mapping[str, float]) -> float:
+    """Return the speed of a pair of ranks ("0-2"), or of the fastest pair of a rank ("2"), in Gbit/s."""
+    ranks = set(slow_pair.split("-"))
+    return max(float(gbps) for pair, gbps in pair_gbps.items() if ranks <= set(pair.split("-")))
 
 
 def _describe_damage(what: str, error: Exception) -> str:

@@ -1,11 +1,12 @@
 """Finds or makes a Python environment with the project's requirements on this machine.
 
-    python3 -m cluster.machines.python_env FOLDER [PACKAGE...] [--then MODULE [ARGUMENT...]]
+    python3 -m cluster.machines.python_env [--find] FOLDER [PACKAGE...] [--then MODULE [ARGUMENT...]]
 
 Runs on the machine with any python3. If that Python has every package, it is used as it is. Otherwise the virtual
 environment FOLDER/venv/<key> is made once and kept for later jobs. A torch that came with the machine is used if its
 version matches, because deep-learning images ship one built for their GPUs. Prints its progress, and one line of JSON
 at the end. Then runs the module of --then with the environment's Python, so that nobody has to ask this machine again.
+With --find nothing is made: the line of JSON says what is missing, and --then gets this Python.
 """
 
 import json
@@ -19,7 +20,9 @@ if sys.hexversion < 0x030B0000:
             sys.executable, ".".join(map(str, sys.version_info[:3]))
         )
     )
-    print(json.dumps({"python": None, "made": False, "seconds": 0, "torch": None, "why": _TOO_OLD_MESSAGE}))
+    print(
+        json.dumps({"python": None, "made": False, "seconds": 0, "torch": None, "missing": [], "why": _TOO_OLD_MESSAGE})
+    )
     sys.exit(1)
 
 import argparse
@@ -27,16 +30,18 @@ import contextlib
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
@@ -66,19 +71,35 @@ ERROR_EXPLANATIONS = (
 
 
 class Environment(TypedDict):
-    """A Python, None where none was found or made; whether it was made now; its torch; and why it is this one.
+    """A Python environment: path of its Python (None: none was found or made), whether it was made now, its torch.
 
-    Not a dataclass like other records: the packages that read those may be missing here.
+    `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen.
+
+    This is no dataclass like other records, because the packages that read records may be missing here.
     """
 
     python: str | None
     made: bool
     torch: str | None
+    missing: list[str]
     why: str
 
 
+class FoundEnvironment(NamedTuple):
+    """The parsed output of `main`: path of the Python, seconds, version of torch, and missing packages (with --find).
+
+    `answer` is the output of the module of --then.
+    """
+
+    python: str
+    seconds: float
+    torch: str
+    missing_packages: tuple[str, ...]
+    answer: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Find or make the environment and print {"python", "made", "seconds", "torch", "why"}. Returns 1 on failure."""
+    """Find or make the environment and print it as JSON, with "seconds". Returns 1 on failure."""
     parser = argparse.ArgumentParser(
         prog="python3 -m cluster.machines.python_env", description="Find or make a Python environment for trainers."
     )
@@ -86,14 +107,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "packages", nargs="*", metavar="PACKAGE", help="further packages that a recipe needs, such as timm"
     )
+    parser.add_argument("--find", action="store_true", help="make nothing; say which packages are missing")
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run then")
     start = time.monotonic()
     then: list[str] = []
-    environment: Environment = {"python": None, "made": False, "torch": None, "why": ""}
+    environment: Environment = {"python": None, "made": False, "torch": None, "missing": [], "why": ""}
     try:
         args = parser.parse_args(argv)
         then = args.then
-        environment = ensure_environment(args.folder, project_requirements() + args.packages)
+        environment = ensure_environment(args.folder, project_requirements() + args.packages, args.find)
     except ClusterError as error:
         environment["why"] = str(error)
     except OSError as error:
@@ -106,10 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if python else 1
 
 
-def parse_output(text: str, machine_name: str) -> tuple[str, float, str]:
-    """Return the Python that `main` printed, how many seconds it took, and what the module of --then printed after it.
+def parse_output(text: str, machine_name: str) -> FoundEnvironment:
+    """Parse the output of `main`.
 
-    Raises `ClusterError` if none was printed, or if none was found or made.
+    Raises `ClusterError` when no environment was printed, found or made.
     """
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
@@ -120,7 +142,9 @@ def parse_output(text: str, machine_name: str) -> tuple[str, float, str]:
             python, reason = environment["python"], environment["why"]
             if not python:
                 raise ClusterError(f"{machine_name}: {reason}")
-            return str(python), float(environment["seconds"]), "\n".join(lines[number:])
+            missing_packages = tuple(map(str, environment.get("missing", ())))
+            torch, answer = str(environment.get("torch") or ""), "\n".join(lines[number:])
+            return FoundEnvironment(str(python), float(environment["seconds"]), torch, missing_packages, answer)
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "
@@ -141,23 +165,28 @@ def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
     return [requirement for requirement in requirements if package_name(requirement) not in NOT_ON_MACHINES]
 
 
-def ensure_environment(folder: Path, required_packages: Sequence[str]) -> Environment:
+def ensure_environment(folder: Path, required_packages: Sequence[str], find_only: bool = False) -> Environment:
     """Return an environment that has all required packages, and make it if needed.
 
-    Raises `ClusterError` or `OSError` when it cannot be made.
+    With `find_only` no environment is made: when there is none, this Python is returned, with the packages that it
+    lacks. Raises `ClusterError` or `OSError` when an environment cannot be made.
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
         return _describe_environment(sys.executable, False, "this Python has all required packages")
     print(f"{sys.executable} ({platform.python_version()}) lacks {', '.join(missing)}", flush=True)
-    present_names = [package_name(requirement) for requirement in required_packages if requirement not in missing]
-    pinned_packages = [f"{name}=={_installed_version(name)}" for name in present_names]
+    missing_names = {package_name(requirement) for requirement in missing}
+    required_names = dict.fromkeys(package_name(requirement) for requirement in required_packages)
+    present_names = [name for name in required_names if name not in missing_names]
+    pinned_packages = [f"{name}=={installed_version(name)}" for name in present_names]
     torch = next((package for package in pinned_packages if package_name(package) == "torch"), "")
     venv = folder.resolve() / "venv" / venv_key(required_packages, torch)
+    if find_only:
+        return _find_environment(venv, missing)
     venv.parent.mkdir(parents=True, exist_ok=True)
-    with _venv_lock(venv):
-        if (venv / COMPLETE_MARKER).exists() and _python_runs(_venv_python(venv)):
-            return _describe_environment(_venv_python(venv), False, "made by an earlier job")
+    with venv_lock(venv):
+        if is_complete(venv):
+            return _describe_environment(venv_python(venv), False, "made by an earlier job")
         if venv.exists():
             print(f"{venv} is incomplete: making it again", flush=True)
             shutil.rmtree(venv)
@@ -166,7 +195,25 @@ def ensure_environment(folder: Path, required_packages: Sequence[str]) -> Enviro
         else:
             make_venv(venv, required_packages)
         why = f"made, with this machine's own {torch}" if torch else "made"
-        return _describe_environment(_venv_python(venv), True, why)
+        return _describe_environment(venv_python(venv), True, why)
+
+
+def _find_environment(venv: Path, missing: Sequence[str]) -> Environment:
+    """Return the environment of an earlier job; without one, this Python, which lacks the missing packages.
+
+    Raises `ClusterError` when no venv could be made from this Python.
+    """
+    if is_complete(venv):
+        return _describe_environment(venv_python(venv), False, "made by an earlier job")
+    has_installer = shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")
+    if not has_installer:
+        raise ClusterError(_explain_error(["No module named ensurepip"]))
+    return {**_describe_environment(sys.executable, False, "lacks packages"), "missing": [*missing]}
+
+
+def is_complete(venv: Path) -> bool:
+    """Whether a venv is complete and its Python runs."""
+    return (venv / COMPLETE_MARKER).exists() and _python_runs(venv_python(venv))
 
 
 def is_installed(requirement: str) -> bool:
@@ -185,7 +232,7 @@ def is_installed(requirement: str) -> bool:
     parsed = requirements.Requirement(requirement)
     if parsed.marker and not parsed.marker.evaluate():
         return True
-    version = _installed_version(parsed.name)
+    version = installed_version(parsed.name)
     return version is not None and bool(parsed.specifier.contains(version, prereleases=True))
 
 
@@ -195,7 +242,8 @@ def package_name(requirement: str) -> str:
     return name[0] if name else requirement
 
 
-def _installed_version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a package of this Python, None when it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -229,6 +277,7 @@ def make_venv(
         install_argv = _make_empty_venv(venv, temp, flags)
         if with_system_packages and is_venv:
             _add_site_folders(venv, [path for path in sys.path if path.endswith("-packages")])
+            _show_installed(venv, map(package_name, pinned_packages))
         if pinned_packages:
             constraints = temp / "constraints"
             constraints.write_text("".join(f"{package}\n" for package in pinned_packages))
@@ -236,6 +285,9 @@ def make_venv(
         if packages:
             _run_command([*install_argv, *packages], temp)
         write_atomic(venv / COMPLETE_MARKER, b"")
+    except BaseException:  # a part of an environment is of no use, and has gigabytes
+        shutil.rmtree(venv, ignore_errors=True)
+        raise
     finally:
         shutil.rmtree(temp, ignore_errors=True)
 
@@ -245,18 +297,18 @@ def _make_empty_venv(venv: Path, temp: Path, flags: Sequence[str]) -> list[str]:
     uv = shutil.which("uv")
     if uv:
         _run_command([uv, "venv", "--python", sys.executable, *flags, str(venv)], temp)
-        return [uv, "pip", "install", "--python", _venv_python(venv)]
+        return [uv, "pip", "install", "--python", venv_python(venv)]
     quiet_flags = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     if _has_pip_for_others():  # needs no ensurepip, which Python of Debian, and of images that derive from it, lacks
         _run_command([sys.executable, "-m", "venv", "--without-pip", *flags, str(venv)], temp)
-        return [sys.executable, "-m", "pip", "--python", _venv_python(venv), "install", *quiet_flags]
+        return [sys.executable, "-m", "pip", "--python", venv_python(venv), "install", *quiet_flags]
     _run_command([sys.executable, "-m", "venv", *flags, str(venv)], temp)
-    return [_venv_python(venv), "-m", "pip", "install", *quiet_flags]
+    return [venv_python(venv), "-m", "pip", "install", *quiet_flags]
 
 
 def _has_pip_for_others() -> bool:
     """Whether this Python has a pip that can install into another: 22.3 or newer."""
-    numbers = re.findall(r"\d+", _installed_version("pip") or "0")[:2]
+    numbers = re.findall(r"\d+", installed_version("pip") or "0")[:2]
     return [int(number) for number in numbers] >= [22, 3]
 
 
@@ -265,6 +317,16 @@ def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
     for site_packages in venv.glob("lib/python3*/site-packages"):
         (site_packages / "_machine.pth").write_text("".join(lines))
+
+
+def _show_installed(venv: Path, names: Iterable[str]) -> None:
+    """Make packages of other folders count as installed in a venv for uv, which does not follow .pth files."""
+    for name in names:
+        for distribution in importlib.metadata.distributions(name=name):
+            folder = Path(str(distribution.locate_file(""))) / f"{distribution.name}-{distribution.version}.dist-info"
+            for site_packages in venv.glob("lib/python3*/site-packages"):
+                with contextlib.suppress(FileExistsError):
+                    (site_packages / folder.name).symlink_to(folder)
 
 
 def _run_command(argv: Sequence[str], temp: Path) -> None:
@@ -284,9 +346,13 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
         preexec_fn=die_with_parent,  # our death releases the lock, so the installer must end too
     ) as process:
         assert process.stdout
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.strip())
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.strip())
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode:
         if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip does not print this reason
             lines.append("No space left on device")
@@ -310,7 +376,8 @@ def _first_error_line(lines: Sequence[str], exit_code: int) -> str:
     return f"ended with code {exit_code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
 
 
-def _venv_python(venv: Path) -> str:
+def venv_python(venv: Path) -> str:
+    """Return the path of a venv's Python."""
     return str(venv / "bin" / "python")
 
 
@@ -325,11 +392,11 @@ def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
-    return {"python": python, "made": was_made, "torch": completed.stdout.strip() or None, "why": why}
+    return {"python": python, "made": was_made, "torch": completed.stdout.strip() or None, "missing": [], "why": why}
 
 
 @contextlib.contextmanager
-def _venv_lock(venv: Path) -> Iterator[None]:
+def venv_lock(venv: Path) -> Iterator[None]:
     """Hold the lock of one venv; print a line if another job holds it. The kernel releases it when its holder dies."""
     lock_path = venv.with_name(f".{venv.name}.lock")
     with contextlib.ExitStack() as exit_stack:
@@ -342,4 +409,5 @@ def _venv_lock(venv: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the job is stopped: what is half made is removed
     sys.exit(main())

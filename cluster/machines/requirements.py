@@ -4,15 +4,21 @@ Checked before a launch. Only the trainer imports the modules; here they are loc
 """
 
 import sys
-from collections.abc import Iterator
-from importlib.machinery import PathFinder
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from cluster.errors import BadInput
+from cluster.state.spec import UserProject
+from train.recipe.files import bound_names
 from train.recipe.schema import Recipe
 from train.recipe.validators import MODEL_LIBRARIES
 
 # Networks of this project that torchvision has weights for, under the same name.
 TORCHVISION_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+# A module with one of these texts may define names that its syntax tree does not show.
+DYNAMIC_CODE = (b"globals(", b"exec(", b"setattr(", b"sys.modules")
 
 
 def model_library(recipe: Recipe) -> str:
@@ -21,32 +27,63 @@ def model_library(recipe: Recipe) -> str:
     return name if colon and name in MODEL_LIBRARIES else ""
 
 
-def user_modules(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield (recipe field, module) for each function that the recipe names as package.module:function."""
+def user_functions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """Yield (recipe field, module, name) for each function that the recipe names as package.module:name."""
     functions_by_field = {
         "model, name": recipe.model.name,
         "optim, name": recipe.optim.name,
         "optim, loss": recipe.optim.loss,
     }
     for field, function in functions_by_field.items():
-        module, colon, _ = function.partition(":")
+        module, colon, name = function.partition(":")
         if colon and module not in MODEL_LIBRARIES:
-            yield field, module
+            yield field, module, name
 
 
-def missing_requirements(recipe: Recipe) -> list[str]:
-    """Return one line for each requirement that is missing on this computer."""
+def require_functions(recipe: Recipe, project: UserProject | None) -> None:
+    """Raise `BadInput` when a package of the user's project lacks the module or the function that the recipe names."""
+    folders = project.search_folders(Path(project.folder)) if project else ()
+    for field, module, name in user_functions(recipe):
+        package = module.partition(".")[0]
+        spec = find_module(module, folders)
+        if not spec and find_module(package, folders):
+            raise BadInput(f"{field}: there is no module {module} in {package} of {folders[0]}; correct the recipe")
+        file = Path(spec.origin) if spec and spec.origin else Path()
+        if file.suffix == ".py" and not _may_define(file, name):
+            raise BadInput(f"{field}: {module} has no function {name}; correct the recipe, or {file}")
+
+
+def find_module(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Return the specification of a module below folders, None when there is none. Imports nothing."""
+    search: Sequence[str] | None = folders
+    spec = None
+    for name in module.split("."):
+        # By its own name only: with the whole name, Python asks for the imported parent of a package without a file.
+        spec = PathFinder.find_spec(name, list(search)) if search else None
+        search = spec.submodule_search_locations if spec else None
+    return spec
+
+
+def _may_define(file: Path, name: str) -> bool:
+    """Whether a file defines, assigns or imports a name, or may define it dynamically."""
+    names = bound_names(file)
+    code = file.read_bytes()
+    return not names.isdisjoint({name, "*", "__getattr__"}) or any(text in code for text in DYNAMIC_CODE)
+
+
+def missing_requirements(recipe: Recipe, project: UserProject | None = None) -> list[str]:
+    """Return one line for each requirement that trainers on this computer would not find."""
     lines = []
     if (library := model_library(recipe)) and not _is_importable(library):
         lines.append(
             f"model, name: {recipe.model.name} needs {library}, which is not installed here; "
             f"install it: pip install {library}"
         )
-    for field, module in user_modules(recipe):
-        if not _is_importable(module.partition(".")[0]):
+    for field, module, _ in user_functions(recipe):
+        if not (_is_in_project(module, project) or _is_importable(module.partition(".")[0])):
             lines.append(
                 f"{field}: there is no module {module} here: "
-                f"it is neither in {Path.cwd()} nor in PYTHONPATH, nor installed"
+                f"it is neither beside the recipe nor in {Path.cwd()} nor in PYTHONPATH, nor installed"
             )
     if recipe.model.weights:
         path = Path(recipe.model.weights).expanduser().absolute()
@@ -66,21 +103,28 @@ def _download_hint(model_name: str, path: Path) -> str:
     )
 
 
-def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
-    """Return one line for each requirement that is not sent to the machines with the code of `code_root`.
+def requirements_not_sent(recipe: Recipe, project: UserProject | None) -> list[str]:
+    """Return one line for each requirement that the user has to bring to the machines.
 
-    The user has to bring these to the machines.
+    The launch sends the user's project and nothing else.
     """
     lines = [
-        f"{field}: {module} must be installed on the machines; only files in {code_root} are sent there"
-        for field, module in user_modules(recipe)
-        if not PathFinder.find_spec(module.partition(".")[0], [str(code_root)])
+        f"{field}: {module} is neither beside the recipe nor in its git repository, so it is not sent; "
+        "put it there, or install it on each machine"
+        for field, module, _ in user_functions(recipe)
+        if not _is_in_project(module, project)
     ]
     if weights := recipe.model.weights:
         is_absolute = weights.startswith(("/", "~"))
         hint = "" if is_absolute else f"; give the whole path, such as ~/.imgnet/shared/{Path(weights).name}"
         lines.append(f"model, weights: {weights} must exist on each machine{hint}")
     return lines
+
+
+def _is_in_project(module: str, project: UserProject | None) -> bool:
+    """Whether the trainers find a module in the job's copy of the user's project."""
+    folders = project.search_folders(Path(project.folder)) if project else ()
+    return find_module(module.partition(".")[0], folders) is not None
 
 
 def _is_importable(name: str) -> bool:

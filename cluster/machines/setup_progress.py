@@ -3,16 +3,36 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.errors import SetupFailed
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 
+MAX_NAMED_MACHINES = 8  # in a line about several machines
 WRITE_DELAY_SECONDS = 0.2  # collects changes between two writes: 64 machines make 30 changes a second
+
+
+def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) -> list[str]:
+    """Return each different line once, after the names of all machines that it is about.
+
+    `lines` are (machine, line); `hosts` are the host names by machine.
+    """
+    machines_by_line: dict[str, list[str]] = {}
+    for machine, line in lines:
+        machines_by_line.setdefault(line, []).append(machine)
+    return [f"{_name_machines(machines, hosts)}: {line}" for line, machines in machines_by_line.items()]
+
+
+def _name_machines(machines: Sequence[str], hosts: Mapping[str, str]) -> str:
+    if len(machines) == 1:
+        return f"machine {machines[0]} ({hosts[machines[0]]})"
+    more = f" and {len(machines) - MAX_NAMED_MACHINES} more" if len(machines) > MAX_NAMED_MACHINES else ""
+    return f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}{more}"
 
 
 class SetupProgress:
@@ -22,6 +42,7 @@ class SetupProgress:
         self.path = path
         self.lock = threading.Lock()
         self.pending_write: threading.Timer | None = None
+        self.is_abandoned = False  # nobody waits any longer for the threads that set machines up
         self.record = SetupRecord()
         with contextlib.suppress(DamagedRecord):  # the machines are then set up again
             self.record = read_record(path, SetupRecord) or self.record
@@ -32,14 +53,30 @@ class SetupProgress:
         return self.record.machines
 
     def start_launch(self, launch_id: str, hosts: Mapping[str, str]) -> None:
-        """Start all rows anew for a launch. `hosts` are host names by machine."""
+        """Start all rows anew for a launch. `hosts` are host names by machine.
+
+        The other computer of an adopted job has reached all its machines.
+        """
         with self.lock:
-            machines = {name: MachineSetup(host=host) for name, host in hosts.items()}
+            self.is_abandoned = False
+            reached = {
+                name for name in hosts if self.record.is_adopted or self.rows.get(name, MachineSetup()).was_reached
+            }
+            machines = {name: MachineSetup(host=host, was_reached=name in reached) for name, host in hosts.items()}
             self.record = replace(self.record, launch=launch_id, is_ready=False, machines=machines)
         self._write()
 
+    def restart(self, name: str) -> None:
+        """Record that a machine, or another one in its place, is set up again while the job goes on."""
+        self.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
+
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
-        """Record that a machine is at a step, or, with `seconds`, how long the step took."""
+        """Record that a machine is at a step, or, with `seconds`, how long the step took.
+
+        Raises `SetupFailed` when the set-up was abandoned, so that its threads do not go on to another step.
+        """
+        if self.is_abandoned:
+            raise SetupFailed("the set-up was given up")
 
         def change(row: MachineSetup) -> MachineSetup:
             if seconds is None:

@@ -1,13 +1,16 @@
-"""Measured constants for a forecast: read from a finished job, and adapted to another machine type."""
+"""Measured constants for a forecast: read from a job, and adapted to another machine type."""
 
 from dataclasses import replace
 
 from cluster.backends.machine_types import MachineType, find_machine_type
 from cluster.errors import BadInput
 from cluster.state.job_result import JobResult
+from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
+from cluster.state.status import EpochReader
 from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, calibrate
+from train.recipe.schedule import Schedule
 from train.tools.records import decode, encode
 
 CPU_CARD = "CPU"  # stands for the GPU model of machines without GPUs
@@ -24,6 +27,34 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
         return calibrate(decode(MeasuredRun, encode(result)), job_name, result.start_seconds(include_one_time=False))
     except ValueError as error:
         raise BadInput(f"--from {job_name}: its result.json lacks measurements for a forecast ({error})") from error
+
+
+def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
+    """Return the forecast constants measured in the completed epochs of an unfinished job, None if there are none.
+
+    Those of boot, set-up and start are the presets: a resume may find other images on its machines than the launch.
+    """
+    measured_run = MeasuredRun(
+        recipe=run.spec.recipe.name,
+        job=run.spec.name,
+        procs=run.spec.procs,
+        machines=run.spec.machines,
+        epochs=tuple(EpochReader(run.folder).epochs()),
+        schedule=tuple(schedule.table()),
+        schedule_gpus=run.spec.schedule_gpus,
+        seconds={},
+    )
+    try:
+        constants = calibrate(measured_run)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return replace(
+        constants,
+        startup_seconds=DEFAULT_CONSTANTS.startup_seconds,
+        boot_seconds=DEFAULT_CONSTANTS.boot_seconds,
+        setup_seconds=DEFAULT_CONSTANTS.setup_seconds,
+        fetch_bytes_per_second=DEFAULT_CONSTANTS.fetch_bytes_per_second,
+    )
 
 
 def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str = "") -> MachineType:

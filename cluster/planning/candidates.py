@@ -35,7 +35,7 @@ class Candidate:
         None if the source does not say, or if fewer epochs are planned.
         """
         target_epoch = self.plan.spec.recipe.source_target_epoch
-        return target_epoch if target_epoch and target_epoch <= len(self.plan.schedule.epochs) else None
+        return target_epoch if target_epoch and target_epoch <= len(self.plan.recipe_schedule.epochs) else None
 
     @property
     def minutes(self) -> float | None:
@@ -96,11 +96,7 @@ def truncate_recipe(recipe: Recipe, machines: int, epochs: int | None) -> Recipe
     sized_recipe = recipe.for_machines(machines)
     if epochs > sized_recipe.epochs:
         raise BadInput(f"--epochs {epochs}: {recipe.name} has {sized_recipe.epochs} epochs on {machines} machines")
-    phases = [
-        replace(phase, epochs=(phase.epochs[0], min(phase.epochs[1], epochs)))
-        for phase in sized_recipe.phases
-        if phase.epochs[0] < epochs
-    ]
+    phases = [phase.first_epochs(epochs - phase.epochs[0]) for phase in sized_recipe.phases if phase.epochs[0] < epochs]
     return replace(sized_recipe, tables={}, phases=phases)
 
 
@@ -126,7 +122,7 @@ def make_candidates(
 
 def _forecast_plan(plan: Plan, machine_type: MachineType, constants: Constants) -> Forecast | None:
     return forecast(
-        plan.schedule,
+        plan.recipe_schedule,
         gpus=plan.spec.procs,
         gpu=machine_type.gpu,
         gbit=machine_type.network_gbps,

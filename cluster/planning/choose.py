@@ -12,7 +12,6 @@ from .candidates import Candidate
 
 # A doubling of the machines that saves a smaller share of the time is not worth it.
 MIN_TIME_SAVED_PER_DOUBLING = 0.2
-COUNT_WORDS = {1: "one", 2: "two", 4: "four", 8: "eight", 16: "sixteen", 32: "thirty-two", 64: "sixty-four"}
 
 
 def diminishing_returns(candidates: Sequence[Candidate]) -> str:
@@ -43,16 +42,13 @@ def _machine_count(candidate: Candidate) -> int:
 
 
 def _describe_knee(machines: int, added: int, time_saved: float) -> str:
-    """Return a sentence such as "4 machines: a second four save only 4 % of the time"."""
-    is_named_doubling = added == machines and added in COUNT_WORDS
-    added_text = f"a second {COUNT_WORDS[added]}" if is_named_doubling else f"{added} more"
-    verb_suffix = "s" if added == 1 else ""
-    effect = (
-        f"save{verb_suffix} only {100 * time_saved:.0f} % of the time"
-        if time_saved > 0
-        else f"take{verb_suffix} longer"
-    )
-    return f"{machines} machine{'s' if machines > 1 else ''}: {added_text} {effect}"
+    """Return a sentence such as "4 machines: doubling to 8 saves only 4 % of the time"."""
+    is_singular = added in (1, machines)
+    addition = f"doubling to {2 * machines}" if added == machines else f"{added} more"
+    effect = f"save{'s' * is_singular} only {100 * time_saved:.0f} % of the time"
+    if time_saved <= 0:
+        effect = f"take{'s' * is_singular} longer"
+    return f"{machines} machine{'s' * (machines > 1)}: {addition} {effect}"
 
 
 def parse_budget(text: str) -> tuple[str, float]:

@@ -7,7 +7,8 @@ phase reads, only the index is fetched: it has the file names and classes.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -18,9 +19,9 @@ from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import fetch_manifest, fetch_small_file
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS, SetToFetch, format_bytes
 from train.data.fetch.sources import FolderSource, Source
-from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, Manifest
+from train.data.manifest import MANIFEST_FILE, NAMES_FILE, SPLITS, FetchError, Manifest, ManifestError
+from train.data.validation_split import held_out_count
 from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
-from train.tools.filesystem import read_json
 
 MANIFEST_TIMEOUT_SECONDS = 10.0  # while a job is planned
 
@@ -129,6 +130,14 @@ class RemoteDataset:
         train, val = (self.manifests[None][split].images for split in ("train", "val"))
         return train, val
 
+    def check_val_fraction(self, val_fraction: float) -> None:
+        """Raise `BadInput` if images are to be held out of a set that was packed with another validation split."""
+        val = self.manifests.get(None, {}).get("val")
+        if val and val_fraction and val.packing_info.val_fraction != val_fraction:
+            raise BadInput(
+                f"{self.source}: the data set has validation images of its own; to use them, pass --val-fraction 0"
+            )
+
     def describe(self, recipe: Recipe) -> str:
         """Return one line for the plan: what is fetched, with sizes where they are known."""
         missing_sizes = [size for size in recipe.copy_sizes if self.manifests and size not in self.manifests]
@@ -176,25 +185,57 @@ def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Pat
     return folder / (source_name or "data")
 
 
-def count_splits(root: Path) -> tuple[int, int]:
-    """Return the numbers of training and validation images in a data folder, 0 where there are none."""
-    return count_images(root / "train"), count_images(root / "val")
+@dataclass(frozen=True)
+class SetCounts:
+    """Image and class counts of a data folder (0: none found), and the classes without validation images."""
+
+    train: int = 0
+    val: int = 0
+    classes: int = 0
+    unvalidated: tuple[str, ...] = ()
 
 
-def count_images(folder: Path) -> int:
-    """Return the number of images of one split: from the manifest if it is packed, else files in class folders.
+def count_set(root: Path, val_fraction: float) -> SetCounts:
+    """Count the images of a data folder from its listings and manifests, without opening an image.
 
-    Returns 0 when the folder does not exist. Hidden files and files outside a class folder are not counted.
+    `val_fraction` of train/ is held out for validation where there is no val/. A file of a class folder counts as an
+    image unless it is hidden.
     """
-    manifest = read_json(folder / MANIFEST_FILE)
-    if isinstance(manifest, dict):
-        return int(manifest.get("images", 0))
+    train_folder, val_folder = root / "train", root / "val"
+    try:
+        manifest = Manifest.parse((train_folder / MANIFEST_FILE).read_bytes())
+        classes, train = manifest.classes, manifest.images
+    except (OSError, ManifestError):
+        train_counts = _count_files(train_folder)
+        classes, train = [*train_counts], sum(train_counts.values())
+        if val_fraction and not val_folder.is_dir():
+            val_counts = {name: held_out_count(count, val_fraction) for name, count in train_counts.items()}
+            train -= sum(val_counts.values())
+            return _make_counts(train, classes, val_counts)
+    is_packed = (val_folder / MANIFEST_FILE).exists()
+    return _make_counts(train, classes, _count_names(val_folder) if is_packed else _count_files(val_folder))
+
+
+def _make_counts(train: int, classes: Sequence[str], val_counts: Mapping[str, int]) -> SetCounts:
+    val = sum(val_counts.values())
+    unvalidated = tuple(name for name in classes if not val_counts.get(name)) if val else ()
+    return SetCounts(train, val, len(classes), unvalidated)
+
+
+def _count_files(folder: Path) -> dict[str, int]:
+    """Return the number of files in each class folder of a split, {} when the split does not exist."""
     with contextlib.suppress(OSError):
-        return sum(
-            1
-            for entry in os.scandir(folder)
-            if entry.is_dir()
-            for file in os.scandir(entry)
-            if not file.name.startswith(".")
-        )
-    return 0
+        return {
+            entry.name: sum(not file.name.startswith(".") for file in os.scandir(entry))
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+            if entry.is_dir() and not entry.name.startswith(".")
+        }
+    return {}
+
+
+def _count_names(folder: Path) -> dict[str, int]:
+    """Return the number of images of each class in a packed split, {} when its list of names cannot be read."""
+    with contextlib.suppress(OSError), (folder / NAMES_FILE).open("rb") as names:
+        counts = Counter(line.partition(b"/")[0] for line in names)
+        return {name.decode("utf-8", "surrogateescape"): count for name, count in counts.items()}
+    return {}

@@ -6,6 +6,7 @@ from cluster.backends import catalog
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
+from cluster.notifications.targets import describe_target, parse_target
 from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
 from train.tools.option_fields import OptionError, OptionSet, option_field
@@ -13,7 +14,7 @@ from train.tools.option_fields import OptionError, OptionSet, option_field
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(OptionSet):
-    """What the user asks for beside the recipe. None: the default.
+    """The options of a launch. None stands for the default.
 
     `backend` is a name in the registry, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
     """
@@ -24,8 +25,8 @@ class LaunchOptions(OptionSet):
         metavar="N",
         group="Machines",
         minimum=1,
-        help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
-        "--local: 1; --ssh: all that the file lists, without --spares]",
+        help="Number of machines. A recipe may have its own phases for each number.",
+        default_text="as the recipe says; --local: 1; --ssh: all that the file lists, without --spares",
     )
     procs: int | None = option_field(
         None,
@@ -33,21 +34,25 @@ class LaunchOptions(OptionSet):
         group="Machines",
         minimum=1,
         maximum=1000,
-        help="Training processes per machine.  [default: one per GPU, else 1]",
+        help="Training processes per machine.",
+        default_text="one per GPU, else 1",
     )
     data: str | None = option_field(
         None,
         metavar="DIR",
+        is_fixed=True,
         group="Data",
-        help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, a packed set, or s3://bucket/prefix. "
-        'The word "sample" generates the built-in set.  [default: as the recipe says]',
+        help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, a packed set, or s3://bucket/prefix. The "
+        'word "sample" generates the built-in set.',
+        default_text="as the recipe says",
     )
     fetch: str | None = option_field(
         None,
         metavar="DIR",
+        is_fixed=True,
         group="Data",
-        help="Copy the packed data set to this folder on each machine's own disk before training.  [default: no copy; "
-        "for s3:// on rented machines: ~/.imgnet/data]",
+        help="Copy the packed data set to this folder on each machine's own disk before training.",
+        default_text="no copy; for s3:// on rented machines: ~/.imgnet/data",
     )
     max_hours: float | None = option_field(
         None,
@@ -56,7 +61,17 @@ class LaunchOptions(OptionSet):
         minimum=0,
         maximum=100_000,  # 11 years: much more, and dates can no longer be computed
         is_minimum_open=True,
-        help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
+        help="Stop after this many hours (saves a checkpoint first).",
+        default_text="2 on rented machines, all of a capacity block, else no limit",
+    )
+    notify: tuple[str, ...] = option_field(
+        (),
+        metavar="COMMAND|URL",
+        group="Notifications",
+        parse=parse_target,
+        describe=describe_target,
+        help="Tell when the job ends, loses a machine or gets it back, and when it nears or reaches a limit: run this "
+        "command, or post to this https:// webhook. Can be given several times; 'none' tells nobody.",
     )
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -64,7 +79,7 @@ class LaunchOptions(OptionSet):
 
 
 def make_launch_options(backend: str | None = None, **keywords: object) -> LaunchOptions:
-    """Return the options that keyword arguments give, without nesting: `max_steps=7, spares=1, type="p3.2xlarge"`.
+    """Return the options that keyword arguments give, without nesting: `max_steps=7, spares=1, types=["p4d.24xlarge"]`.
 
     None stands for the default. Without `backend`, an option that chooses a backend does so (`hosts="hosts.toml"`), and
     else the job runs on this computer. Raises `BadInput` for an option that does not exist, that belongs to another
@@ -79,7 +94,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     except OptionError as error:
         raise BadInput(str(error)) from error
     for name in values:
-        _refuse_keyword(name, backend)
+        refuse_keyword(name, backend)
     return replace(options, backend=backend, backend_options=backend_options)
 
 
@@ -88,6 +103,11 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
 
     An option whose flag is `--NAME` chooses a backend, else its switch. Raises `BadInput` when several are chosen.
     """
+    return _chosen_backend(keywords, default) or default
+
+
+def _chosen_backend(keywords: dict[str, object], default: str) -> str:
+    """Return the backend that keyword arguments choose, "" when they choose none. As `choose_backend` else."""
     chosen = []
     for name, options_class in catalog.usable_options().items():
         selecting_names = [option.name for option in options_class.launch_options() if f"--{name}" in option.all_flags]
@@ -96,8 +116,21 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
             chosen.append(name)
     if len(chosen) > 1:
         flags = " and ".join(f"--{name}" for name in chosen)
-        raise BadInput(f"{flags} are mutually exclusive; give one, or none to train on --{default}")
-    return chosen[0] if chosen else default
+        raise BadInput(f"give only one of {flags}; without any, the job runs on --{default}")
+    return chosen[0] if chosen else ""
+
+
+def add_configured(
+    typed: dict[str, object], configured: dict[str, object], default: str
+) -> tuple[str, dict[str, object]]:
+    """Return the backend and the keyword arguments of a launch. Typed options take precedence over configured ones.
+
+    Configured options of other backends are ignored: they are meant for other launches. Raises `BadInput`.
+    """
+    backend = _chosen_backend(typed, default) or choose_backend(configured, default)
+    options_classes = (LaunchOptions, catalog.options_class(backend))
+    names = {option.name for options_class in options_classes for option in options_class.launch_options()}
+    return backend, {name: value for name, value in configured.items() if name in names} | typed
 
 
 def switch_name(backend: str) -> str:
@@ -105,7 +138,7 @@ def switch_name(backend: str) -> str:
     return f"on_{backend.replace('-', '_')}"
 
 
-def _refuse_keyword(name: str, backend: str) -> None:
+def refuse_keyword(name: str, backend: str) -> None:
     """Raise `BadInput` that says why a launch on this backend has no such option."""
     for options_class in catalog.usable_options().values():
         for option in options_class.launch_options():

@@ -6,15 +6,22 @@ from pathlib import Path
 from cluster.backends import registry
 from cluster.backends.planner import MachineRequest
 from cluster.errors import BadInput
-from cluster.state.spec import MAX_MACHINES, JobSpec
+from cluster.machines.requirements import require_functions
+from cluster.machines.user_project import find_project
+from cluster.notifications.targets import chosen_targets
+from cluster.state.recovery_options import RecoveryOptions
+from cluster.state.spec import MAX_MACHINES, JobSpec, Workload
+from train.data.validation_split import note_on_missing_copies, note_on_unvalidated
 from train.forecast import Constants
 from train.recipe.components import SAMPLE
-from train.recipe.files import RecipeError, read_recipes
+from train.recipe.files import RecipeError, read_recipes, read_work
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
+from train.tools.records import encode
+from train.trackers.protocol import is_installed
 
 from . import data_fetch
-from .data_fetch import count_splits
+from .data_fetch import SetCounts, count_set
 from .launch_options import LaunchOptions, make_launch_options
 from .plan import Plan
 
@@ -29,7 +36,7 @@ def plan(
 ) -> Plan:
     """Plan a launch without starting anything.
 
-    With `offline`, nobody is asked for prices. `constants` were measured by another job on this computer, for the
+    With `offline`, prices come from built-in tables. `constants` were measured by another job on this computer, for the
     forecast of a job on it.
 
     Raises `BadInput` for options that do not fit together or to the recipe, `ClusterError` for all else.
@@ -39,7 +46,7 @@ def plan(
     planner = registry.open_planner(
         options.backend,
         MachineRequest(
-            recipe=recipe,
+            workload=recipe,
             options=options.backend_options,
             machines=options.machines,
             spares=options.recovery.spares,
@@ -48,19 +55,21 @@ def plan(
         ),
     )
     machines = planner.machine_count or recipe.machines
-    machine_total = machines + options.recovery.spares
-    if machine_total > MAX_MACHINES:
-        raise BadInput(f"{machine_total} machines (--machines plus --spares) are too many: at most {MAX_MACHINES}")
+    check_machine_counts(machines, options.recovery)
     recipe = recipe.for_machines(machines)
     is_synthetic = data == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         if options.train.seed is not None:
             recipe = replace(recipe, seed=options.train.seed)
+        if options.train.precision:
+            recipe = replace(recipe, precision=options.train.precision)
         if is_synthetic:
             recipe = replace(recipe, data=SAMPLE)
         elif data is not None:
             name = Path(data).absolute().name or "data"
             recipe = replace(recipe, data=replace(recipe.data, name=name, root=data))
+        if options.train.val_fraction is not None and not is_synthetic:
+            recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.train.val_fraction))
     except ValueError as error:
         raise BadInput(str(error)) from error
     requested_root = Path(recipe.data.root if data is None or is_synthetic else data)
@@ -85,17 +94,14 @@ def plan(
         root = remote_dataset.target
         copies_root = root.parent / f"{root.name}-sz"
 
-    if options.recovery.min_machines > machines:
-        raise BadInput(
-            f"--min-machines {options.recovery.min_machines} is more than the {machines} machines of the job"
-        )
     procs = options.procs or planner.default_procs(machines)
     schedule_gpus = recipe.nominal_gpus if options.train.keep_batch else machines * procs
     if remote_dataset:
-        train_images, val_images = remote_dataset.image_counts
+        remote_dataset.check_val_fraction(recipe.data.val_fraction)
+        counts = SetCounts(*remote_dataset.image_counts)
     else:  # a synthetic set may be incomplete: another job may be generating it right now
-        train_images, val_images = (0, 0) if is_synthetic else count_splits(root)
-    counted_data = replace(recipe.data, train=train_images or recipe.data.train, val=val_images or recipe.data.val)
+        counts = SetCounts() if is_synthetic else count_set(root, recipe.data.val_fraction)
+    counted_data = replace(recipe.data, train=counts.train or recipe.data.train, val=counts.val or recipe.data.val)
     recipe = replace(recipe, data=counted_data)
     image_count = scaled_image_count(recipe.data.train, options.train.scale)
     try:
@@ -103,20 +109,27 @@ def plan(
     except ValueError as error:
         raise BadInput(str(error)) from error
     standby = machines + options.recovery.spares > 1 if options.recovery.standby is None else options.recovery.standby
+    project = find_project(recipe, recipe_file)
+    require_functions(recipe, project)
+    notify = chosen_targets(options.notify)
     spec = JobSpec(
         name="",
-        recipe=recipe,
+        workload=recipe,
         recipe_file=recipe_file,
         train=replace(options.train, data=str(root), copies=str(copies_root), gpus=schedule_gpus),
         recovery=replace(options.recovery, standby=standby),
+        user_project=project,
         data_source=remote_dataset.source if remote_dataset else "",
         copies_source=remote_dataset.copies_source if remote_dataset else "",
         generate_data=is_synthetic,
         backend=options.backend,
         is_one_computer=planner.is_this_computer,
+        backend_options=encode(options.backend_options),
         machines=machines,
         procs=procs,
+        requested_procs=options.procs,
         max_hours=planner.default_max_hours if options.max_hours is None else options.max_hours,
+        notify=notify,
     )
 
     notes = []
@@ -124,13 +137,28 @@ def plan(
         notes.append(remote_dataset.describe(recipe))
     if schedule.scaling_note:
         notes.append(schedule.scaling_note)
+    if schedule.small_set_note and options.train.scale == 1:  # a rehearsal on a part of the images has few steps anyway
+        notes.append(schedule.small_set_note)
     if data is not None and not is_synthetic:
-        notes += planner.notes_on_data(root, train_images)
+        notes += planner.notes_on_data(root, counts.train)
+    if unvalidated_note := note_on_unvalidated(counts.unvalidated, counts.classes):
+        notes.append(unvalidated_note)
+    missing_copies: tuple[int, ...] = ()
+    if planner.is_this_computer and not remote_dataset and not is_synthetic:
+        missing_copies = tuple(size for size in recipe.copy_sizes if not (copies_root / str(size)).is_dir())
+        fraction = 0.0 if (root / "val").is_dir() else recipe.data.val_fraction
+        if note := note_on_missing_copies(missing_copies, root, copies_root, fraction, options.train.skip_bad):
+            notes.append(note)
     if options.train.exact and recipe.comm.hook != "none":
         raise BadInput(f"--exact does not work with the comm hook {recipe.comm.hook}, which rounds; set comm='none'")
-    notes += planner.requirement_notes(recipe)
+    notes += planner.requirement_notes(recipe, spec.user_project)
+    if tracker := options.train.log:
+        if not planner.is_this_computer:
+            notes.append(f"--log {tracker}: pip's {tracker} and its credentials must be on the machines")
+        elif not is_installed(tracker):
+            raise BadInput(f"--log {tracker}: it is not installed here; pip install {tracker}")
     if recipe.model.compile:
-        notes.append("compile takes minutes for each shape before the first step; no forecast includes them")
+        notes.append("torch.compile takes minutes per image shape before the first step; the forecast leaves them out")
     largest_batch = max(phase.global_batch for phase in schedule.scheduled_phases)
     if largest_batch > image_count:
         notes.append(f"a step takes all {image_count} images of the data set, not the global batch of {largest_batch}")
@@ -138,15 +166,40 @@ def plan(
         notes.append(gpu_mismatch_note(machines * procs, schedule_gpus))
 
     machine_plan = planner.complete(spec, schedule)
-    return Plan(machine_plan.spec, schedule, (*notes, *machine_plan.notes), machine_plan.rental_plan)
+    return Plan(
+        machine_plan.spec,
+        schedule,
+        (*notes, *machine_plan.notes),
+        machine_plan.rental_plan,
+        machine_plan.obstacles,
+        missing_copies,
+    )
+
+
+def check_machine_counts(machines: int, recovery: RecoveryOptions) -> None:
+    """Raise `BadInput` for numbers of machines that do not fit together."""
+    machine_total = machines + recovery.spares
+    if machine_total > MAX_MACHINES:
+        raise BadInput(f"{machine_total} machines (--machines plus --spares) are too many: at most {MAX_MACHINES}")
+    if recovery.min_machines > machines:
+        raise BadInput(f"--min-machines {recovery.min_machines} is more than the {machines} machines of the job")
 
 
 def gpu_mismatch_note(processes: int, gpus: int) -> str:
     """Return a note on how `processes` execute the schedule of another number of GPUs."""
     schedule_text = f"the schedule is for {gpus} GPU{'s' if gpus != 1 else ''}"
     if processes < gpus:
-        return f"{schedule_text}: each of {processes} process{'es' if processes != 1 else ''} accumulates gradients"
+        subject = "the process accumulates" if processes == 1 else f"the {processes} processes accumulate"
+        return f"{schedule_text}: {subject} gradients over several batches, so that the global batch stays the same"
     return f"{schedule_text}: {processes - gpus} of {processes} processes are idle"
+
+
+def load_work(name: str) -> list[Workload]:
+    """Return the recipes and commands of a file. Raises `BadInput` with a one-line message."""
+    try:
+        return read_work(name)
+    except RecipeError as error:
+        raise BadInput(str(error)) from error
 
 
 def load_recipes(name: str) -> list[Recipe]:

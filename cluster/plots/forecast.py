@@ -1,4 +1,4 @@
-"""Plot of a forecast: minutes and dollars over the number of machines, one line for each machine type."""
+"""Plot of a forecast: minutes and dollars against the number of machines, one line for each machine type."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

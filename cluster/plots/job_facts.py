@@ -9,6 +9,7 @@ from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
 from infra.costs import MachineCost
 from train.forecast import ForecastRecord, TermComparison
+from train.metrics.confusion import ConfusedPair, Confusion
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 
@@ -95,6 +96,15 @@ class SampleImage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfusedClasses:
+    """A frequent error, with an image of the true class and one of the class that the network named, as data URIs."""
+
+    pair: ConfusedPair
+    true_src: str
+    predicted_src: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobFacts:
     """All that a report shows of a job, in any state. Times are in seconds at work.
 
@@ -123,4 +133,6 @@ class JobFacts:
     forecast_comparison: Sequence[TermComparison]
     cost: CostFacts
     sample_images: Sequence[SampleImage]
+    confusion: Confusion | None  # of the last validation; None before the job is done
+    confused_classes: Sequence[ConfusedClasses]
     provenance: Sequence[tuple[str, str]]

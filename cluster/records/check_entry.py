@@ -62,7 +62,7 @@ def _expected_epoch(run: RunData, epoch: RunEpoch, planned_epoch: Epoch, steps_s
     is_validated = {epoch.top1, epoch.top5, epoch.top1_square, epoch.top5_square} != {None}
     expected: JsonDict = {
         "epoch": planned_epoch.number + 1,
-        "size": phase.phase.size,
+        "size": phase.size,
         "global_batch": phase.global_batch,
         "steps": planned_epoch.steps,
         "step": steps_so_far,

@@ -6,8 +6,11 @@ trainers' own history where a machine was lost together with its last lines.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from pathlib import Path
 
 from cluster.backends import machine_types
 from cluster.backends.base import BilledBackend
@@ -17,10 +20,11 @@ from cluster.state import attempts, timeline
 from cluster.state.result import first_launch_time
 from infra.costs import JobCost
 from train.metrics.records import EpochRow, RowT, StartRow, StepRow, check_metrics_file, read_metrics_file
+from train.metrics.step_search import first_and_last_step, last_step_until
 from train.recipe.history import EpochResult
 from train.recipe.schema import Recipe
 from train.recipe.target import CLOCK_JUMPED, TargetOutcome
-from train.tools.agent_protocol import metrics_files
+from train.tools.agent_protocol import metrics_file, metrics_files
 
 AttemptsByNumber = Mapping[int, attempts.Attempt]
 
@@ -141,9 +145,12 @@ def collect_run_data(job: Job) -> RunData:
     for path in metrics_files(job.path):
         check_metrics_file(path)  # a record must not leave out what cannot be read
     attempts_by_number = {attempt.number: attempt for attempt in job.run_folder.attempts.all() if attempt.members}
-    start_rows = effective_metrics(job, attempts_by_number, StartRow)
-    training_rows = effective_metrics(job, attempts_by_number, StepRow)
-    epochs = epoch_rows(effective_metrics(job, attempts_by_number, EpochRow), training_rows, result.epochs)
+    start_rows = list(effective_metrics(job, attempts_by_number, StartRow))
+    epochs = epoch_rows(
+        list(effective_metrics(job, attempts_by_number, EpochRow)),
+        effective_metrics(job, attempts_by_number, StepRow),
+        result.epochs,
+    )
     if not any(epoch.top1 is not None for epoch in epochs):
         status = job.status()
         reason = f": {status.reason}" if status.reason else ""
@@ -184,7 +191,7 @@ def collect_run_data(job: Job) -> RunData:
         versions=last_start.versions,
         target=result.target,
         epochs=epochs,
-        attempts=run_attempts(job, start_rows, training_rows),
+        attempts=run_attempts(job, start_rows, attempts_by_number),
         machines=machines,
         gpus_by_type={type_name: describe_gpus(type_name) for type_name in sorted(types)},
         at_work=attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else (),
@@ -192,26 +199,43 @@ def collect_run_data(job: Job) -> RunData:
     )
 
 
-def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> list[RowT]:
-    """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
-    rows: list[RowT] = []
+def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber, row_type: type[RowT]) -> Iterator[RowT]:
+    """Yield the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
+    last_steps = last_effective_steps(job, attempts_by_number)
     for path in metrics_files(job.path):
-        number = int(path.stem)
-        last_step = min(
-            (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf
-        )
-        rows += [row for row in read_metrics_file(path, row_type) if isinstance(row, StartRow) or row.step <= last_step]
-    return rows
+        for row in read_metrics_file(path, row_type):
+            if isinstance(row, StartRow) or row.step <= last_steps[int(path.stem)]:
+                yield row
+
+
+def last_effective_steps(job: Job, attempts_by_number: AttemptsByNumber) -> dict[int, float]:
+    """Return the last step that counts of each attempt with metrics or members: later attempts repeat those after it.
+
+    It is infinity where there are none.
+    """
+    last_steps: dict[int, float] = {}
+    last_step = math.inf
+    for number in sorted({*map(_attempt_number, metrics_files(job.path)), *attempts_by_number}, reverse=True):
+        last_steps[number] = last_step
+        if number in attempts_by_number:
+            last_step = min(last_step, attempts_by_number[number].first_step)
+    return last_steps
+
+
+def _attempt_number(path: Path) -> int:
+    return int(path.stem)
 
 
 def epoch_rows(
-    epoch_metrics: Sequence[EpochRow], step_metrics: Sequence[StepRow], result_epochs: Sequence[EpochResult]
+    epoch_metrics: Sequence[EpochRow], step_metrics: Iterable[StepRow], result_epochs: Sequence[EpochResult]
 ) -> tuple[RunEpoch, ...]:
-    """Return a row for each epoch that has ended."""
+    """Return a row for each epoch that has ended. Of the steps, which may be millions, few are kept."""
     # Of two lines about the same epoch, the one of the later attempt counts; of an epoch without a line, its result.
     line_by_epoch = {row.epoch: row for row in epoch_metrics}
     result_by_epoch = {row.epoch: row for row in result_epochs} | line_by_epoch
-    training_row_by_step = {row.step: row for row in step_metrics}
+    epoch_ends = list(accumulate((result.steps for _, result in sorted(result_by_epoch.items())), initial=0))
+    wanted_steps = {step for end in epoch_ends for step in (end, end + 1)}
+    training_row_by_step = {row.step: row for row in step_metrics if row.step in wanted_steps}
     epochs: list[RunEpoch] = []
     steps_done = 0
     for number, result in sorted(result_by_epoch.items()):
@@ -239,22 +263,31 @@ def epoch_rows(
     return tuple(epochs)
 
 
-def run_attempts(job: Job, start_rows: Sequence[StartRow], training_rows: Sequence[StepRow]) -> tuple[RunAttempt, ...]:
+def run_attempts(
+    job: Job, start_rows: Sequence[StartRow], attempts_by_number: AttemptsByNumber
+) -> tuple[RunAttempt, ...]:
     """Return the attempts that had machines.
 
     The seconds that an attempt after the first cost are those of the wall clock from the checkpoint that it loaded
     until its own first step was done.
     """
     processes = {row.attempt: row.world for row in start_rows}
+    last_steps = last_effective_steps(job, attempts_by_number)
+    paths = {_attempt_number(path): path for path in metrics_files(job.path)}
+    numbers = sorted(paths)
     run_attempts: list[RunAttempt] = []
     for row in timeline.attempt_rows(job.run_folder):
         if row.machines:
-            times_before = [
-                step.time for step in training_rows if step.attempt < row.attempt and step.step <= row.first_step
-            ]
-            times_after = [step.time for step in training_rows if step.attempt == row.attempt]
-            checkpoint_time = times_before[-1] if times_before else start_rows[0].begun
-            seconds_lost = times_after[0] - checkpoint_time if run_attempts and times_after else None
+            earlier_steps = (
+                last_step_until(paths[number], int(min(row.first_step, last_steps[number])))
+                for number in reversed(numbers[: bisect_left(numbers, row.attempt)])
+            )
+            loaded = next(filter(None, earlier_steps), None)
+            checkpoint_time = loaded.time if loaded else start_rows[0].begun
+            own_steps = first_and_last_step(metrics_file(job.path, row.attempt))
+            seconds_lost = None
+            if run_attempts and own_steps and own_steps.first.step <= last_steps[row.attempt]:
+                seconds_lost = own_steps.first.time - checkpoint_time
             run_attempts.append(
                 RunAttempt(**vars(row), processes=processes.get(row.attempt), seconds_lost=seconds_lost)
             )

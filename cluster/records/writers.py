@@ -24,7 +24,6 @@ TSV_COLUMNS = ("epoch", "hours", "top1Accuracy", "top5Accuracy")
 TSV_COLUMNS_BY_DATA = {"cifar10": ("epoch", "hours", "top1Accuracy")}
 CLOCK_DESCRIPTION = "from the start of loading the images to the end of the epoch's validation; losses and pauses count"
 RECORDED_PHASE_FIELDS = (  # fields of the recipe's phases that a record repeats
-    "size",
     "batch",
     "shape",
     "copy",
@@ -144,7 +143,7 @@ def used_optimizer_settings(optim: JsonDict) -> JsonDict:
 def executed_phases(run: RunData) -> list[JsonDict]:
     """Return the phases as they were executed, from the epochs of the run and the phases of its recipe."""
     phases = []
-    for phase, group in groupby(run.epochs, key=lambda epoch: phase_of(run.recipe, epoch.epoch)):
+    for (phase, size), group in groupby(run.epochs, key=lambda epoch: (phase_of(run.recipe, epoch.epoch), epoch.size)):
         epochs = list(group)
         rates = [epochs[0].first_lr, epochs[-1].last_lr]
         global_batch = epochs[0].global_batch
@@ -152,6 +151,7 @@ def executed_phases(run: RunData) -> list[JsonDict]:
             {
                 "start": epochs[0].epoch - 1,
                 "end": epochs[-1].epoch,
+                "size": size,
                 **{name: getattr(phase, name) for name in RECORDED_PHASE_FIELDS},
                 "global_batch": global_batch,
                 "steps": sum(epoch.steps for epoch in epochs),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from cluster.plots import curves, figures, machine_timeline, svg
 from cluster.plots.curves import Chart
-from cluster.plots.job_facts import JobFacts, SampleImage
+from cluster.plots.job_facts import ConfusedClasses, JobFacts, SampleImage
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 
 from . import tables
@@ -55,6 +55,9 @@ class JobSections:
     epochs: Table | None
     sample_images: Sequence[SampleImage]
     job_with_same_images: str
+    worst_classes: Table | None
+    errors: Table | None
+    confused_classes: Sequence[ConfusedClasses]
     provenance: Table
 
 
@@ -106,6 +109,10 @@ def report_data(all_facts: Sequence[JobFacts]) -> ReportData:
     note = "" if has_validation else "No validation yet."
     if not charts:
         note = "Training has not started yet."
+        if all(not facts.schedule for facts in all_facts):
+            note = (
+                "A command of your own: its curves are what it writes to $IMGNET_EVENTS (imgnet-cluster tensorboard)."
+            )
     if has_several_jobs and (cost_chart := curves.cost_chart(all_facts)):
         charts = [*charts, cost_chart]
     return ReportData(
@@ -124,7 +131,7 @@ def _job_header(facts: JobFacts) -> JobHeader:
         recipe=status.recipe,
         job=facts.job,
         state=status.state,
-        description=f"{facts.model}, images of {facts.data}, on {facts.backend}",
+        description=f"{facts.model}{f', images of {facts.data}' if facts.data else ''}, on {facts.backend}",
         notes=[note for note in (status.reason, status.target) if note],
         tiles=tiles(facts),
     )
@@ -151,6 +158,9 @@ def _job_sections(all_facts: Sequence[JobFacts], index: int) -> JobSections:
         epochs=tables.epochs_table(facts),
         sample_images=images,
         job_with_same_images=next(iter(jobs_with_same_images), ""),
+        worst_classes=tables.worst_classes_table(facts),
+        errors=tables.errors_table(facts),
+        confused_classes=facts.confused_classes,
         provenance=tables.make_table(("what", "value"), facts.provenance),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.plots.job_facts import JobFacts
+from cluster.state.states import work_title
 
 from .tables import Cell, Table, make_table
 
@@ -75,14 +76,16 @@ def _format_percent(value: float | None, digits: int = 2) -> str:
 def tiles(facts: JobFacts) -> list[Tile]:
     """Return the headline numbers of one job as tiles. Unknown numbers are left out, except the accuracies."""
     return [
-        Tile(name, value) for name, value in headline_values(facts).items() if value != "-" or name.startswith("top")
+        Tile(name, value)
+        for name, value in headline_values(facts).items()
+        if value != "-" or (name.startswith("top") and facts.schedule)
     ]
 
 
 def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
     """Return a table that has one column for each job: first the settings in which they differ."""
     rows: list[tuple[Cell, ...]] = [
-        ("recipe", *(facts.status.recipe for facts in all_facts)),
+        (work_title(facts.status.work for facts in all_facts), *(facts.status.recipe for facts in all_facts)),
         ("model", *(facts.model for facts in all_facts)),
         *((name, *values) for name, values in _differing_settings(all_facts)),
         ("state", *(facts.status.state for facts in all_facts)),

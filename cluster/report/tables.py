@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.plots.job_facts import JobFacts
+from cluster.state.timeline import describe_members, known_first_steps
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
 
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
+SHOWN_CLASSES = 12  # in the tables of classes
 Cell = str | int | float | None
 
 
@@ -55,12 +57,12 @@ def attempts_table(facts: JobFacts) -> Table | None:
             row.attempt if row.machines else "end",
             format_duration(row.seconds),
             row.reason,
-            " ".join(row.machines),
-            row.first_step,
+            describe_members(row.machines),
+            first_step,
             _format_number(row.pause, 1),
             row.steps_lost,
         )
-        for row in facts.timeline
+        for row, first_step in zip(facts.timeline, known_first_steps(facts.timeline), strict=True)
     ]
     columns = ("attempt", "at", "reason", "machines", "from step", "pause, s", "steps lost")
     filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in rows)]
@@ -80,7 +82,7 @@ def time_breakdown_table(facts: JobFacts) -> Table | None:
     wall = where.wall + pauses
     parts = [(PART_TITLES[part], row.seconds) for part, row in where.parts.items()]
     if pauses:
-        parts.append(("pauses of losses", pauses))
+        parts.append(("losses, redone steps", pauses))
     parts.append(("first step to last", wall))
     rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
     return make_table(("part", "seconds", "share"), rows, title)
@@ -110,7 +112,18 @@ def cost_table(facts: JobFacts) -> Table | None:
 def phases_table(facts: JobFacts) -> Table:
     """Return the phases of the schedule."""
     columns = (
-        *("epochs", "image size", "batch", "global", "learning rate", "per 256", "shape", "steps", "read from", "crop"),
+        *(
+            "epochs",
+            "image size",
+            "batch",
+            "global batch",
+            "learning rate",
+            "per 256",
+            "shape",
+            "steps",
+            "read from",
+            "crop",
+        ),
         "validation",
     )
     rows = [
@@ -140,7 +153,7 @@ def _validation_note(schedule_row: PhaseRow) -> str:
 def epochs_table(facts: JobFacts) -> Table | None:
     """Return the epochs; None before the first has ended."""
     columns = (
-        *("epoch", "image size", "batch", "last rate", "loss", "val loss", "top-1, %", "top-5, %", "seconds"),
+        *("epoch", "image size", "global batch", "last rate", "loss", "val loss", "top-1, %", "top-5, %", "seconds"),
         "images/s",
     )
     rows = [
@@ -163,3 +176,19 @@ def epochs_table(facts: JobFacts) -> Table | None:
 
 def _format_number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def worst_classes_table(facts: JobFacts) -> Table | None:
+    """Return the classes of the lowest accuracy in the last validation; None when it was not counted by class."""
+    if not facts.confusion:
+        return None
+    rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in facts.confusion.worst_classes(SHOWN_CLASSES)]
+    return make_table(("class", "images", "top-1, %"), rows, "Classes of the lowest accuracy")
+
+
+def errors_table(facts: JobFacts) -> Table | None:
+    """Return the most frequent errors of the last validation; None when there was none, or it was not counted."""
+    pairs = facts.confusion.most_confused(SHOWN_CLASSES) if facts.confusion else []
+    rows = [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs]
+    columns = ("class", "taken for", "images", "% of the class")
+    return make_table(columns, rows, "Most confused classes") if rows else None

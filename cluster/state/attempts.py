@@ -3,10 +3,10 @@
     <shared>/attempts/000002.json       members, rendezvous address, resume checkpoint, reason
     <shared>/checkpoints/000002/        what attempt 2 saved, the checkpoint it began with, and the one before that
 
-The first proposer of an attempt wins, and every agent follows the newest attempt. There is no leader, and no store that
-could fail. The attempt's number fences off older attempts: the proposer of attempt 3 reads only the folder of attempt 2
-and links the checkpoint it chose into the folder of attempt 3, with the one before it in case the trainers cannot read
-the newer one. What an older attempt still writes or removes is never read again.
+The first proposer of an attempt wins, and every agent follows the newest attempt. There is no leader, and no service
+such as etcd that could fail. The number of the attempt fences off older attempts: the proposer of attempt 3 reads only
+the folder of attempt 2 and links the checkpoint it chose into the folder of attempt 3, with the one before it in case
+the trainers cannot read the newer one. What an older attempt still writes or removes is never read again.
 """
 
 import contextlib
@@ -16,39 +16,51 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
+from cluster.script import snapshot
 from train.tools.agent_protocol import (
+    BEST_PATTERN,
     CHECKPOINT_PATTERN,
+    CHECKPOINTS_FOLDER,
     RESULT_FILE,
     RESUME_PATTERN,
     attempt_name,
+    checkpoint_files,
     checkpoint_folder,
     checkpoint_folders,
     checkpoint_step,
 )
 from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, to_json_bytes
 from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.shared_files import make_folder_below
+from train.tools.trainer_reports import Fault
 
 from .states import MachineState
 
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
-RESUME_PATH = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+\.pt)?")
+RESUME_PATH = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+(\.pt)?)?")  # a folder when it is a command's
+MEMBER_ID = re.compile(r"[\w-]{1,40}(\.[\w-]{1,40})?", re.ASCII)  # the file may come from a machine that lies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One fixed membership of a job, its members in the order of their ranks.
 
-    An attempt without members ends the job in the state `end_state`. `resume` is a checkpoint relative to the shared
-    folder, "" for the beginning. The checkpoint of step `resume_before` cannot be read, so only one of an earlier step
-    may be taken; None: there is no such checkpoint. The same members have failed `crash_count` times at step
-    `crash_step`. `fault_counts` counts each machine's own failures. `proposer` is the id of the machine that proposed
-    it, and `time` is by the wall clock of that machine (seconds since 1970). `token` is the secret by which the ranks
-    know each other.
+    An attempt without members ends the job in the state `end_state`; `fault` says whose fault a failure was, and
+    `failed_rank` which rank of the attempt before failed, None where that is not known. `resume` is a checkpoint
+    relative to the shared folder, "" for the beginning. With a `live_step` the trainers go on in place at this step:
+    those that have kept their state send it to the others, and nobody reads the checkpoint. The checkpoint of step
+    `resume_before` cannot be read, so only one of an earlier step may be taken; None: there is no such checkpoint. The
+    same members have failed `crash_count` times at step `crash_step`. `fault_counts` counts each machine's own
+    failures, and `left_out` has the ids of the members of the attempt before that failed by their own fault too often.
+    `proposer` is the id of the machine that proposed it, and `time` is by the wall clock of that machine (seconds since
+    1970). `token` is the secret by which the ranks know each other, and `addresses` are all those from which their
+    machines may connect; none: they are not known.
     """
 
     number: int = 0
@@ -57,19 +69,26 @@ class Attempt:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     token: str = ""
+    addresses: tuple[str, ...] = ()
     resume: str = ""
+    live_step: int | None = None
     resume_before: int | None = None
     reason: str = ""
     end_state: MachineState | None = None
+    fault: Fault = Fault.NONE
     crash_step: int = -1
     crash_count: int = 0
+    failed_rank: int | None = None
     fault_counts: dict[str, int] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     proposer: str = ""
     time: float = 0.0
 
     def __post_init__(self) -> None:
         if not RESUME_PATH.fullmatch(self.resume):
             raise ValueError(f"resume: {self.resume!r} is not a checkpoint of the shared folder")
+        if not all(map(MEMBER_ID.fullmatch, self.members)):
+            raise ValueError("members: not all of them are ids of agents")
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -78,8 +97,13 @@ class Attempt:
 
     @property
     def first_step(self) -> int:
-        """The step of the checkpoint that the attempt resumes from, 0 for the beginning."""
-        return checkpoint_step(Path(self.resume)) if self.resume else 0
+        """The step that the attempt goes on from, 0 for the beginning."""
+        return self.checkpoint_step if self.live_step is None else self.live_step
+
+    @property
+    def checkpoint_step(self) -> int:
+        """The step of the checkpoint that the attempt resumes from, 0 for the beginning and for a command."""
+        return int(self.resume.split("-")[1].removesuffix(".pt")) if self.resume.endswith(".pt") else 0
 
 
 def attempt_path(shared: Path, number: int) -> Path:
@@ -188,10 +212,10 @@ def has_newer_launch(shared: Path, launch_id: str) -> bool:
 def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> Attempt:
     """Publish an attempt after the newest one, and return the attempt that is in force afterwards.
 
-    The new attempt gets the next number and the newest intact checkpoint of the attempt before it. It is published only
-    if the newest attempt is `known_attempt` or belongs to an earlier launch; else another agent was faster, and that
-    agent's attempt is returned. Raises `OSError` when the shared folder cannot be written, or the attempt file is
-    damaged.
+    The new attempt gets the next number and the newest intact checkpoint of the attempt before it. If that attempt has
+    checkpoints, but none that can be read, the new one ends the job as failed. It is published only if the newest
+    attempt is `known_attempt` or belongs to an earlier launch; else another agent was faster, and that agent's attempt
+    is returned. Raises `OSError` when the shared folder cannot be written, or the attempt file is damaged.
     """
     newest = newest_attempt(shared, known_attempt)
     if newest and newest != known_attempt and newest.launch_id == attempt.launch_id:
@@ -199,15 +223,12 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
     if newest and has_newer_launch(shared, attempt.launch_id):
         return newest
     number = newest.number + 1 if newest else 1
-    (shared / "attempts").mkdir(parents=True, exist_ok=True)
+    make_folder_below(shared, "attempts")
     for trial in range(PROPOSE_TRIES):
         if published := read_attempt(shared, number):
             return published
         try:
-            complete = replace(attempt, number=number, resume=_link_checkpoints(shared, number, attempt.resume_before))
-            if attempt.resume_before is not None:
-                start = f"from step {complete.first_step}" if complete.resume else "from the beginning"
-                complete = replace(complete, reason=f"{attempt.reason}; training goes on {start}")
+            complete = _with_checkpoint(shared, replace(attempt, number=number))
             if create_once(attempt_path(shared, number), to_json_bytes(encode(complete))):
                 _delete_checkpoints_before(shared, number - 1)
         except FileNotFoundError:  # the checkpoint was pruned after it had been chosen: choose again
@@ -218,32 +239,65 @@ def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> At
     raise OSError(errno.EIO, message, str(attempt_path(shared, number)))
 
 
-def _link_checkpoints(shared: Path, number: int, before_step: int | None) -> str:
-    """Link the newest intact checkpoint of the attempt before `number`, and the one before it, for attempt `number`.
+def _with_checkpoint(shared: Path, attempt: Attempt) -> Attempt:
+    """Return an attempt with the checkpoint that it resumes from: the newest intact one of the attempt before it.
 
-    What that attempt saved is newer than what it resumed from. Only checkpoints before `before_step` are taken, if it
-    is given. Returns the path of the newest one's link relative to the shared folder, "" when there is no checkpoint.
-    Raises `FileNotFoundError` when a checkpoint vanishes meanwhile.
+    It is linked into the attempt's own folder, with the one before it, and with the best weights. When none of the
+    checkpoints can be read, the job ends as failed: to train again from the beginning costs as much as before, so the
+    user decides. The damaged files are linked too, so that a resume meets them again. Trainers that go on in place read
+    no checkpoint, so the newest one is taken as it is: the attempt that reads it checks it. Raises `FileNotFoundError`
+    when a checkpoint vanishes meanwhile.
     """
-    if number == 1:
-        return ""
-    previous_folder = checkpoint_folder(shared, number - 1)
-    candidates = [
+    if attempt.number == 1:
+        return attempt
+    if version := snapshot.link_newest(shared, attempt.number):  # the checkpoint folder of a command
+        return replace(attempt, resume=version.relative_to(shared).as_posix())
+    previous_folder = checkpoint_folder(shared, attempt.number - 1)
+    existing = [
         path
-        for pattern in (CHECKPOINT_PATTERN, RESUME_PATTERN)
-        for path in sorted(previous_folder.glob(pattern), reverse=True)
-        if before_step is None or checkpoint_step(path) < before_step
+        for pattern in (CHECKPOINT_PATTERN, RESUME_PATTERN)  # what it saved is newer than what it resumed from
+        for path in reversed(checkpoint_files(previous_folder, pattern))
     ]
-    newest = next(filter(is_intact, candidates), None)
+    if not existing:
+        return attempt
+    before_step = attempt.resume_before
+    candidates = [path for path in existing if before_step is None or checkpoint_step(path) < before_step]
+    goes_on_in_place = attempt.live_step is not None
+    newest = next((path for path in candidates if goes_on_in_place or is_intact(path)), None)
+    own_folder = checkpoint_folder(shared, attempt.number)
+    make_folder_below(shared, own_folder.relative_to(shared).as_posix())
+    for best_weights in checkpoint_files(previous_folder, BEST_PATTERN):
+        with contextlib.suppress(FileExistsError):  # another proposer of this attempt has linked them
+            os.link(best_weights, own_folder / best_weights.name)
     if newest is None:
-        return ""
-    own_folder = checkpoint_folder(shared, number)
-    own_folder.mkdir(parents=True, exist_ok=True)
+        for path in existing:
+            with contextlib.suppress(PermissionError):  # not a file
+                _link_checkpoint(path, own_folder)
+        return _without_readable_checkpoint(shared, attempt, existing)
     link = _link_checkpoint(newest, own_folder)
     earlier = next((path for path in candidates if checkpoint_step(path) < checkpoint_step(newest)), None)
     if earlier:
         _link_checkpoint(earlier, own_folder)
-    return str(link.relative_to(shared))
+    complete = replace(attempt, resume=str(link.relative_to(shared)))
+    if complete.live_step is not None and complete.live_step < complete.checkpoint_step:
+        complete = replace(complete, live_step=None)
+    if before_step is None:
+        return complete
+    return replace(complete, reason=f"{attempt.reason}; training goes on from step {complete.first_step}")
+
+
+def _without_readable_checkpoint(shared: Path, attempt: Attempt, damaged: Sequence[Path]) -> Attempt:
+    """Return the attempt that ends the job because no checkpoint can be read. One that ends it anyway stays."""
+    if not attempt.members:
+        return attempt
+    steps = ", ".join(str(step) for step in sorted({checkpoint_step(path) for path in damaged}))
+    cause = f"{attempt.reason}; " if attempt.resume_before is not None else ""
+    reason = (
+        f"{cause}no checkpoint can be read, all are damaged (of step {steps}); training does not start again from step "
+        f"0 by itself: restore a file in {checkpoint_folder(shared, attempt.number)}, or delete "
+        f"{shared / CHECKPOINTS_FOLDER} to begin again, then type imgnet-cluster resume"
+    )
+    return replace(attempt, members=(), end_state=MachineState.FAILED, reason=reason, resume_before=None)
 
 
 def _link_checkpoint(checkpoint: Path, folder: Path) -> Path:
@@ -255,6 +309,8 @@ def _link_checkpoint(checkpoint: Path, folder: Path) -> Path:
 
 def _delete_checkpoints_before(shared: Path, number: int) -> None:
     """Delete the checkpoints of attempts before `number`. A newer attempt has a link to the one still needed."""
+    if (shared / CHECKPOINTS_FOLDER).is_symlink():  # somebody else placed it
+        return
     for folder in checkpoint_folders(shared):
         if int(folder.name) < number:
             with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import Self
 
+from infra.costs import Traffic
 from train.tools.filesystem import parse_json, read_file
 from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line
 from train.tools.trainer_reports import Fault, TrainingNumbers
@@ -25,7 +26,7 @@ MAX_STATUS_BYTES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLoad:
-    """The load of one GPU. None: the GPU does not tell."""
+    """The load of one GPU. None: the GPU does not report the value."""
 
     use: float | None = None  # percent
     memory_gb: float | None = None
@@ -35,7 +36,7 @@ class GpuLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
-    """The load of a machine since its last status. A GB is 1e9 bytes. None: the machine does not tell."""
+    """The load of a machine since its last status. A GB is 1e9 bytes. None: the value is unknown."""
 
     cpu: float | None = None  # percent of all cores
     memory_gb: float | None = None
@@ -49,27 +50,38 @@ class MachineLoad:
 class MachineStatus(TrainingNumbers):
     """Status published by one agent and read by its peers, who agree by it on the members of the next attempt.
 
-    `id` is the machine's name with a random part that is new at each start of its agent. `is_standby_ready` says
-    whether the machine could start new trainers at once. `last_step` is the last step that the current attempt has
-    made, -1 before its first. `leave_reason` is why the machine has to leave, "" when it does not. `fault` says whose
-    fault a failure was.
+    `id` is the machine's name with a random part that is new at each start of its agent. Others reach the machine at
+    `address`; `addresses` are all those from which it may reach others. `is_standby_ready` says whether the machine
+    could start new trainers at once. `last_step` is the last step that the current attempt has made, -1 before its
+    first. `kept_step` is the step whose state its trainers keep while they wait for the next attempt; None: they keep
+    none. `leave_reason` is why the machine has to leave, "" when it does not; `risk_reason` is why it may have to
+    soon. `fault` says whose fault a failure was, which rank it was (None: not known), and when that was seen. With
+    `asks_exit` the processes of the attempt were asked to save and exit.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
     the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
-    `progress` describe what the agent does before it trains. `members` and `resume` are those of the attempt, `codes`
-    the exit codes of the trainers. The numbers of training stay until later ones replace them.
+    `progress` describe what the agent does before it trains. `limit` names the time limit, of which `limit_share` has
+    passed; None: there is none. `members` and `resume` are those of the attempt, `codes`
+    the exit codes of the trainers. `traffic` is what a rented machine has moved since its boot. The numbers of training
+    stay until later ones replace them.
     """
 
     id: str
     address: str = "127.0.0.1"
+    addresses: tuple[str, ...] = ()
     port: int = 0
     attempt: int = 0
     phase: AgentPhase = AgentPhase.WARMING
     last_step: int = -1
+    kept_step: int | None = None
     is_standby_ready: bool = True
     leave_reason: str = ""
+    risk_reason: str = ""
     fault: Fault = Fault.NONE
+    failed_rank: int | None = None
+    failed_at: float = 0.0
+    asks_exit: bool = False
     state: MachineState = MachineState.SETUP
     reason: str = ""
     launch: str = ""
@@ -77,10 +89,13 @@ class MachineStatus(TrainingNumbers):
     pid: int | None = None
     doing: str = ""
     progress: str = ""
+    limit: str = ""
+    limit_share: float | None = None
     members: tuple[str, ...] = ()
     resume: str = ""
     codes: tuple[int | None, ...] = ()
     use: MachineLoad | None = None
+    traffic: Traffic | None = None
     time: float = 0.0
     boot_id: str = ""
     clock_offset: float = 0.0
@@ -90,6 +105,11 @@ class MachineStatus(TrainingNumbers):
     def machine_name(self) -> str:
         """The machine's name: the id without its random part."""
         return self.id.partition(".")[0]
+
+    @property
+    def finished_step(self) -> int:
+        """The last step that the attempt is known to have made here, -1 before its first."""
+        return max(self.last_step, -1 if self.kept_step is None else self.kept_step)
 
     def with_numbers(self, numbers: TrainingNumbers) -> Self:
         """Return the status with newer numbers. Earlier ones stay where there is no newer one."""

@@ -11,7 +11,7 @@ from .timeline import AttemptRow
 # The steps of a machine before its trainers start. The other steps belong to the trainers.
 SETUP_STEPS = (
     SetupStep.BOOTING,
-    SetupStep.CONNECTED,
+    SetupStep.CONNECTING,
     SetupStep.CODE,
     SetupStep.ENVIRONMENT,
     SetupStep.CHECKS,
@@ -30,7 +30,8 @@ class JobResult(TrainResult):
 
     `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
     first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
-    the log of used images, None when there is no such log.
+    the log of used images, None when there is no such log. `is_input_wrong`: the job failed and would fail again
+    unless the recipe, the options or the images are changed.
 
     `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
     holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.
@@ -46,6 +47,7 @@ class JobResult(TrainResult):
     dollars: float = 0.0
     backend: str = ""
     did_not_answer: list[str] = field(default_factory=list)
+    is_input_wrong: bool = False
     ids_wrong: list[str] | None = None
     constants: Constants | None = None
     forecast: ForecastRecord | None = None

@@ -16,10 +16,14 @@ from .attempts import Attempt
 from .heartbeats import MachineStatus
 from .states import AgentPhase, AttemptReason, MachineState
 
+FINAL_FAULTS = (Fault.FINAL, Fault.INPUT)
 MAX_CRASHES = 3  # by the same members at the same step, or by one machine's own fault
+MAX_FAULTS_AMONG_OTHERS = 2  # own failures of a machine while others had none, until it is left out
 # A pause is no stall until it is this many times the longest pause that ended without a restart.
 STALL_GAP_FACTOR = 3
+IN_PLACE_PATIENCE = 2  # factor on the timeout for a loss, before the first step of an attempt in place
 WAITING_PHASES = (AgentPhase.FAILED, AgentPhase.SAVED)  # of a machine that waits for the next attempt
+IDLE_PHASES = (*WAITING_PHASES, AgentPhase.FINISHED)  # of a member whose processes have all ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,8 @@ class MembershipRules:
     """The sizes and timeouts of a job. Times are in seconds.
 
     The job starts with `target_size` machines and grows back to that number after losses. It goes on with at least
-    `min_size` machines, and waits below that.
+    `min_size` machines, and waits below that. The steps of a user's command prove nothing (`has_progress`): a machine
+    is lost when it is silent, and each failure of the command itself counts, whatever its step.
     """
 
     machine_names: tuple[str, ...]
@@ -38,8 +43,12 @@ class MembershipRules:
     startup_loss_timeout: float = 15.0  # the same, before the first step of an attempt
     stall_timeout: float = 120.0  # longest time without progress when all members respond
     startup_stall_timeout: float = 300.0  # the same, before the first step
+    handover_timeout: float = 30.0  # the same, while the trainers of an attempt in place form their group
     orphan_timeout: float = 60.0  # silence of all members until a spare takes over: they may only have lost the folder
     proposal_delay: float = 0.5  # delay between the proposals of two machines
+    has_progress: bool = True
+    max_crashes: int = MAX_CRASHES
+    goes_on_in_place: bool = False  # trainers that have kept their state go on with it
     is_rented: bool = False  # machines that leave are replaced by new ones, also when all leave at once
 
 
@@ -49,6 +58,7 @@ class ClusterView:
 
     The keys of `statuses` and `status_ages` are machine IDs. `longest_progress_gap` is the longest pause of the attempt
     that ended without a restart. `is_deadline_near` means that this machine will be terminated soon and must leave now.
+    `is_handover` and `is_regrouping` are those of `AttemptState`, which knows the trainers.
     `seen_changing` are the machines whose status has changed while this agent watched; None means all machines. Any
     other machine may have died long ago and left its status file behind.
     """
@@ -62,6 +72,8 @@ class ClusterView:
     seconds_in_phase: float = 0.0
     longest_progress_gap: float = 0.0
     is_deadline_near: bool = False
+    is_handover: bool = False
+    is_regrouping: bool = False
     seen_changing: Collection[str] | None = None
 
 
@@ -101,11 +113,13 @@ def decide(view: ClusterView, rules: MembershipRules) -> Action:
         return _decide_while_training(view, rules, attempt)
     if view.phase in WAITING_PHASES:
         return _propose_next(view, rules, attempt)
+    if view.phase == AgentPhase.FINISHED:
+        return _decide_when_finished(view, rules, attempt)
     return NO_ACTION
 
 
 def is_responsive(view: ClusterView, rules: MembershipRules, machine_id: str) -> bool:
-    """Return whether a machine's status changed within the heartbeat timeout. This agent itself always responds."""
+    """Return whether a machine's status changed within the heartbeat timeout. Always true for the own machine."""
     if machine_id == view.own_id:
         return True
     was_seen = machine_id in view.status_ages and (view.seen_changing is None or machine_id in view.seen_changing)
@@ -113,7 +127,7 @@ def is_responsive(view: ClusterView, rules: MembershipRules, machine_id: str) ->
 
 
 def ready_spares(view: ClusterView, rules: MembershipRules) -> list[str]:
-    """Return the ids of machines that are ready and not in the attempt, by machine number.
+    """Return the ids of machines that are ready and not in the attempt, by machine number, those at risk last.
 
     Machines that have to leave, or that failed by their own fault too often, are left out.
     """
@@ -128,7 +142,7 @@ def ready_spares(view: ClusterView, rules: MembershipRules) -> list[str]:
     ]
     fault_counts = view.attempt.fault_counts if view.attempt else {}
     reliable_ids = [spare for spare in spare_ids if fault_counts.get(_machine_name(spare), 0) < MAX_CRASHES]
-    return sorted(reliable_ids, key=_sort_key)
+    return sorted(reliable_ids, key=lambda spare: (bool(view.statuses[spare].risk_reason), _sort_key(spare)))
 
 
 def _machine_name(machine_id: str) -> str:
@@ -192,11 +206,17 @@ def _decide_as_spare(view: ClusterView, rules: MembershipRules, attempt: Attempt
 def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
     """This machine's trainers are at work: decide whether they must stop."""
     own_status = view.statuses.get(view.own_id)
-    has_made_steps = own_status is not None and own_status.last_step >= 0
+    has_made_steps = own_status is not None and (own_status.last_step >= 0 or not rules.has_progress)
     silent_ids = [member for member in attempt.members if not is_responsive(view, rules, member)]
-    failure = _find_peer_failure(view, rules, attempt) or _find_stall(view, rules, silent_ids, has_made_steps)
+    failure = _find_peer_failure(view, rules, attempt)
+    if rules.has_progress:
+        failure = failure or _find_stall(view, rules, silent_ids, has_made_steps)
+    else:
+        failure = failure or _find_silence(view, rules, attempt)
     if failure:
         return failure
+    if not rules.has_progress and (asking_ids := _members_that_exit(view, attempt)):
+        return Action(kind=ActionKind.ASK, reason=f"{_describe_machines(asking_ids)} saves and exits")
     can_restart_quickly = has_made_steps and all(
         member in view.statuses and view.statuses[member].is_standby_ready for member in attempt.members
     )
@@ -219,9 +239,8 @@ def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attem
     is_standing_still = view.seconds_without_progress > rules.loss_timeout
     failed_ids = [peer for peer, phase in phases.items() if phase in (AgentPhase.FAILED, AgentPhase.ENDED)]
     if failed_ids:
-        return Action(
-            kind=ActionKind.FAIL, reason=f"{_describe_machines(failed_ids)} failed", dump_stacks=is_standing_still
-        )
+        reason = f"{_describe_machines(failed_ids)} failed"
+        return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not view.is_handover)
     missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
     present_names = {_machine_name(machine_id) for machine_id in view.statuses}
     if any(_machine_name(missing) in present_names for missing in missing_ids):
@@ -237,13 +256,62 @@ def _find_stall(
     """Return an action FAIL when there was no progress for too long, else None."""
     if silent_ids:
         timeout = rules.loss_timeout if has_made_steps else rules.startup_loss_timeout
+        if view.attempt and view.attempt.live_step is not None:  # most trainers run already
+            timeout = min(timeout, IN_PLACE_PATIENCE * rules.loss_timeout)
     else:
         timeout = rules.stall_timeout if has_made_steps else rules.startup_stall_timeout
+        if view.is_regrouping:
+            timeout = min(timeout, rules.handover_timeout)
     if view.seconds_without_progress <= max(timeout, STALL_GAP_FACTOR * view.longest_progress_gap):
         return None
     cause = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
     reason = f"no progress for {view.seconds_without_progress:.0f} s, {cause}"
     return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=not silent_ids)
+
+
+def _find_silence(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
+    """Return an action FAIL when a member whose part of the command is not done has been silent for too long."""
+    lost_ids = [
+        member
+        for member in attempt.members
+        if member != view.own_id
+        and view.status_ages.get(member, view.seconds_in_phase) > rules.heartbeat_timeout + rules.loss_timeout
+        and not _has_finished(view, attempt, member)
+    ]
+    return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(lost_ids)} silent") if lost_ids else None
+
+
+def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
+    """Return the other members whose processes were asked to save and exit, or have done so.
+
+    Nothing but their agents tells the processes of a command about each other.
+    """
+    return [
+        member
+        for member in attempt.members
+        if member != view.own_id
+        and (status := view.statuses.get(member))
+        and status.attempt == attempt.number
+        and (status.asks_exit or status.phase == AgentPhase.SAVED)
+    ]
+
+
+def _has_finished(view: ClusterView, attempt: Attempt, member: str) -> bool:
+    """Return whether a member's part of a command is done, as far as its last status says."""
+    status = view.statuses.get(member)
+    return status is not None and status.attempt == attempt.number and status.phase == AgentPhase.FINISHED
+
+
+def _decide_when_finished(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
+    """The command has ended well on this machine: the job is done when it has on all; a loss starts it again."""
+    finished_ids = [member for member in attempt.members if _has_finished(view, attempt, member)]
+    if len(finished_ids) == len(attempt.members):
+        responsive_ids = [member for member in finished_ids if is_responsive(view, rules, member)]
+        return _propose_on_turn(view, responsive_ids, Attempt(end_state=MachineState.DONE), rules)
+    must_start_again = _find_peer_failure(view, rules, attempt) or _find_silence(view, rules, attempt)
+    if must_start_again or _members_that_exit(view, attempt):
+        return _propose_next(view, rules, attempt)
+    return NO_ACTION
 
 
 def _propose_next(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
@@ -253,10 +321,10 @@ def _propose_next(view: ClusterView, rules: MembershipRules, attempt: Attempt) -
     ]
     for member in responsive_ids:
         status = view.statuses[member]
-        is_busy = member != view.own_id and status.phase not in (*WAITING_PHASES, AgentPhase.ENDED)
+        is_busy = member != view.own_id and status.phase not in (*IDLE_PHASES, AgentPhase.ENDED)
         if status.attempt != attempt.number or is_busy:
             return NO_ACTION
-    waiting_ids = [member for member in responsive_ids if view.statuses[member].phase in WAITING_PHASES]
+    waiting_ids = [member for member in responsive_ids if view.statuses[member].phase in IDLE_PHASES]
     return _propose_on_turn(view, waiting_ids, next_attempt(view, rules, attempt, waiting_ids), rules)
 
 
@@ -265,53 +333,86 @@ def next_attempt(
 ) -> Attempt | None:
     """Return the attempt after this one; without members when the job must end, None while machines are too few."""
     statuses = {machine_id: view.statuses[machine_id] for machine_id in responsive_ids}
-    final_failures = [status for status in statuses.values() if status.fault == Fault.FINAL]
+    final_failures = [status for status in statuses.values() if status.fault in FINAL_FAULTS]
     if final_failures:
-        return Attempt(end_state=MachineState.FAILED, reason=final_failures[0].reason)
+        first = final_failures[0]
+        return Attempt(end_state=MachineState.FAILED, reason=first.reason, fault=first.fault)
     has_unreadable_checkpoint = any(status.fault == Fault.CHECKPOINT for status in statuses.values())
-    own_failures = [status for status in statuses.values() if status.fault == Fault.OWN]
+    # Where nothing but a lost connection tells a command of a loss, its failures after one say nothing about itself.
+    counts_failures = rules.has_progress or len(responsive_ids) == len(attempt.members)
+    own_failures = [status for status in statuses.values() if status.fault == Fault.OWN and counts_failures]
+    broken = [
+        status for member in attempt.members if (status := view.statuses.get(member)) and status.fault == Fault.MACHINE
+    ]
     first_failure_reason = next(
         (status.reason for status in statuses.values() if status.phase == AgentPhase.FAILED), ""
     )
-    failure_reason = _describe_failures(own_failures, rules)
-    fault_counts = dict(attempt.fault_counts)
-    for status in own_failures:
+    first_failures = own_failures if rules.has_progress else sorted(own_failures, key=lambda each: each.failed_at)[:1]
+    failure_reason = _describe_failures([*broken, *first_failures], rules)
+    failed_rank = next((status.failed_rank for status in [*first_failures, *statuses.values()]), None)
+    broken_names = {status.machine_name for status in broken}  # another machine may get the name
+    fault_counts = {name: count for name, count in attempt.fault_counts.items() if name not in broken_names}
+    for status in own_failures if rules.has_progress else ():
         fault_counts[status.machine_name] = fault_counts.get(status.machine_name, 0) + 1
-    step = max((status.last_step for status in statuses.values()), default=-1)
-    crash_count = 0
+    left_out_ids = _machines_to_leave_out(view, rules, attempt, statuses, fault_counts)
+    for name in map(_machine_name, left_out_ids):
+        if rules.is_rented:  # another machine will get the name
+            del fault_counts[name]
+        else:
+            fault_counts[name] = MAX_CRASHES
+    step = max((status.finished_step for status in statuses.values()), default=-1)
+    crash_count = 0 if rules.has_progress else attempt.crash_count
     # A checkpoint that cannot be read is tried once: the next attempt takes an earlier one.
     if (
         not has_unreadable_checkpoint
         and len(responsive_ids) == len(attempt.members)
-        and any(status.phase == AgentPhase.FAILED for status in statuses.values())
+        and any(_has_failed(status, rules) for status in statuses.values())
     ):
-        crash_count = 1 + (attempt.crash_count if attempt.crash_step == step else 0)
-    if crash_count >= MAX_CRASHES:
+        # The failure of a machine that is left out for it is none of the others'.
+        has_others = 0 < len(left_out_ids) < len(attempt.members)
+        has_failed_before = attempt.crash_step == step or not rules.has_progress
+        crash_count = (attempt.crash_count if has_failed_before else 0) + (not has_others)
+    if crash_count >= rules.max_crashes:
         reason = failure_reason or first_failure_reason
-        return Attempt(end_state=MachineState.FAILED, reason=f"{reason} ({MAX_CRASHES} times at step {max(step, 0)})")
+        if rules.has_progress:
+            reason = f"{reason} ({MAX_CRASHES} times at step {max(step, 0)})"
+        elif crash_count > 1:
+            reason = f"{reason} (failed {crash_count} times)"
+        return Attempt(end_state=MachineState.FAILED, reason=reason, failed_rank=failed_rank)
 
     leaving = [status for status in statuses.values() if status.leave_reason]
-    banned_names = {name for name, count in fault_counts.items() if count >= MAX_CRASHES}
     staying_ids = [
         machine_id
         for machine_id, status in statuses.items()
-        if not status.leave_reason and status.machine_name not in banned_names
+        if not status.leave_reason and machine_id not in left_out_ids
     ]
     vacancies = max(0, rules.target_size - len(staying_ids))
     joining_ids = [spare for spare in ready_spares(view, rules) if spare not in staying_ids][:vacancies]
-    members = tuple(staying_ids + joining_ids)
+    keeping_ids = [machine_id for machine_id in staying_ids if statuses[machine_id].kept_step is not None]
+    if not rules.goes_on_in_place or has_unreadable_checkpoint or _is_handover_broken(attempt, statuses):
+        keeping_ids = []
+    # The head is a machine whose trainers run already: the others find it at once.
+    members = tuple(keeping_ids + [other for other in staying_ids + joining_ids if other not in keeping_ids])
     if not members:
-        if leaving and not banned_names:
+        if leaving and not left_out_ids:
             end_state = MachineState.LEFT if rules.is_rented else MachineState.STOPPED
             return Attempt(end_state=end_state, reason=leaving[0].leave_reason)
-        return Attempt(end_state=MachineState.FAILED, reason=f"{failure_reason} ({MAX_CRASHES} times)")
+        return Attempt(
+            end_state=MachineState.FAILED,
+            reason=f"{failure_reason} ({MAX_CRASHES} times)",
+            failed_rank=failed_rank,
+        )
     if len(members) < rules.min_size:
-        return None
+        if not left_out_ids:
+            return None
+        reason = f"{failure_reason} ({MAX_CRASHES} times), and the others are fewer than {rules.min_size} machines"
+        return Attempt(end_state=MachineState.FAILED, reason=reason)
     lost_ids = [member for member in attempt.members if member not in responsive_ids]
     reasons = [failure_reason] if failure_reason else []
     for machine_ids, verb in (
         (lost_ids, "lost"),
         ([status.id for status in leaving], "left"),
+        (left_out_ids, "left out"),
         (joining_ids, "joined"),
     ):
         if machine_ids:
@@ -319,11 +420,58 @@ def next_attempt(
     return Attempt(
         members=members,
         reason="; ".join(reasons) or first_failure_reason,
-        resume_before=attempt.first_step if has_unreadable_checkpoint and attempt.resume else None,
+        live_step=max((statuses[machine_id].kept_step or 0 for machine_id in keeping_ids), default=None),
+        resume_before=attempt.checkpoint_step if has_unreadable_checkpoint and attempt.resume else None,
         crash_step=step,
         crash_count=crash_count,
         fault_counts=fault_counts,
+        left_out=tuple(left_out_ids),
     )
+
+
+def _has_failed(status: MachineStatus, rules: MembershipRules) -> bool:
+    """Return whether a machine's processes failed; of a command, those that its agent has killed do not count."""
+    return status.phase == AgentPhase.FAILED and (rules.has_progress or status.failed_rank is not None)
+
+
+def _is_handover_broken(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> bool:
+    """Return whether an attempt in place has failed before its first step, though no machine is lost.
+
+    Then something else is wrong, and a start from the checkpoint may succeed.
+    """
+    has_made_steps = any(status.finished_step > (attempt.live_step or 0) for status in statuses.values())
+    return attempt.live_step is not None and not has_made_steps and len(statuses) == len(attempt.members)
+
+
+def _machines_to_leave_out(
+    view: ClusterView,
+    rules: MembershipRules,
+    attempt: Attempt,
+    statuses: Mapping[str, MachineStatus],
+    fault_counts: Mapping[str, int],
+) -> list[str]:
+    """Return the ids of members that failed by their own fault too often. `statuses` are those of responsive members.
+
+    A machine that fails while others do not is left out early, if enough others remain. A fault that all members have
+    is hardly one of their machines. An error in a user's command says nothing about the machine.
+    """
+    if not rules.has_progress:
+        return []
+    culprits = {
+        machine_id: fault_counts[status.machine_name]
+        for machine_id, status in statuses.items()
+        if status.fault == Fault.OWN
+    }
+    if len(culprits) < len(attempt.members):
+        left_out_ids = [machine_id for machine_id, count in culprits.items() if count >= MAX_FAULTS_AMONG_OTHERS]
+        remaining = [
+            machine_id
+            for machine_id, status in statuses.items()
+            if machine_id not in left_out_ids and not status.leave_reason
+        ]
+        if len({*remaining, *ready_spares(view, rules)}) >= rules.min_size:
+            return left_out_ids
+    return [machine_id for machine_id, count in culprits.items() if count >= MAX_CRASHES]
 
 
 def _propose_on_turn(

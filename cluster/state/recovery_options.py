@@ -27,15 +27,23 @@ class RecoveryOptions(OptionSet):
         None,
         "--standby/--no-standby",
         group="Recovery",
-        help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.  "
-        "[default: on with several machines]",
+        help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.",
+        default_text="on with several machines",
+    )
+    in_place: bool = option_field(
+        False,
+        "--in-place/--no-in-place",
+        group="Recovery",
+        help="After a loss, let the trainers of the other machines keep their state and go on with the next step. Else "
+        "they start again from the newest checkpoint. On GPUs they always start again.",
+        default_text="off",
     )
     lost_seconds: float = option_field(
         5.0,
         metavar="SECONDS",
         group="Recovery",
         minimum=1,
-        help="Give up a machine that sends no heartbeat when no step has completed for this long.",
+        help="When no step has completed for this long, give up each machine that sends no heartbeat.",
     )
     stall_seconds: float = option_field(
         120.0,
@@ -45,9 +53,18 @@ class RecoveryOptions(OptionSet):
         help="If no step completes for this long while all machines respond, dump stack traces into the logs and "
         "restart from the last checkpoint.",
     )
+    max_exchanges: int = option_field(
+        2,
+        metavar="N",
+        group="Recovery",
+        minimum=0,
+        help="How many broken rented machines may be replaced: those whose boot fails, whose driver hangs, which lose "
+        "a GPU, or whose trainers fail twice while those of the others do not. At the next one the job saves and ends.",
+    )
     probe: bool = option_field(
         True,
         "--probe/--no-probe",
         group="Recovery",
-        help="Measure the network between the machines before training.  [default: on]",
+        help="Measure the network between the machines before training.",
+        default_text="on",
     )

@@ -1,5 +1,6 @@
 """Writes result.json when a job has ended."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -9,9 +10,11 @@ from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_
 from train.metrics.records import TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
+from train.recipe.schema import Recipe
 from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, decode, encode, read_record
+from train.tools.trainer_reports import Fault
 
 from . import timeline
 from .job_result import JobResult
@@ -81,8 +84,10 @@ def write_result(
     trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
     measured = replace(
         measured,
-        recipe=measured.recipe or run.spec.recipe.name,
-        seed=run.spec.recipe.seed if measured.seed is None else measured.seed,
+        recipe=measured.recipe or run.spec.workload.name,
+        seed=run.spec.workload.seed
+        if measured.seed is None and isinstance(run.spec.workload, Recipe)
+        else measured.seed,
         goodput=_job_goodput(run.folder, measured),
         where=add_job_times(run, measured.where, agent_seconds["total"]) if measured.where else None,
         seconds={**agent_seconds, **trainer_seconds},
@@ -103,25 +108,35 @@ def write_result(
         backend=run.spec.backend,
         did_not_answer=list(unreachable),
         ids_wrong=usage_errors,
+        is_input_wrong=state == JobState.FAILED and _has_wrong_input(run),
     )
     write_atomic(run.folder.result_path, to_json_bytes(encode(with_forecast(result, run.spec.forecast))))
+
+
+def _has_wrong_input(run: Run) -> bool:
+    """Whether the agents of the last launch ended the job because of its recipe, its options or its images."""
+    agreed = run.folder.attempts.agreed_end(run.folder.launch_id)
+    return agreed is not None and agreed.fault == Fault.INPUT
 
 
 def _measurements_so_far(run: Run) -> TrainResult:
     """Return what is known of a run whose trainers have not written their result."""
     epochs = EpochReader(run.folder).epochs()
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
+    where = None
+    with contextlib.suppress(DamagedRecord):  # a machine wrote it: it must not keep the job from its end
+        where = reported_time_table(best_informed_status(run))
     return TrainResult(
         epochs=tuple(epochs),
         top1=last_validated.top1 if last_validated else None,
         top5=last_validated.top5 if last_validated else None,
-        where=reported_time_table(best_informed_status(run)),
+        where=where,
     )
 
 
 def _job_goodput(run_folder: RunFolder, measured: TrainResult) -> float | None:
     """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
-    wall_seconds = measured.seconds.get("first step to last", 0.0)
+    wall_seconds = measured.seconds.get("first step to last without losses", 0.0)
     if not measured.goodput or not wall_seconds:
         return measured.goodput
     lost_seconds = timeline.lost_seconds(run_folder)
@@ -134,6 +149,8 @@ def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> 
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
+    if run.spec.own_command:
+        return None
     outcome = target.target_outcome(target.Target.from_options(run.spec.train.target, run.spec.recipe), epochs)
     if outcome is None or outcome.at is None:
         return outcome

@@ -9,20 +9,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from train.tools.agent_protocol import LOGS_FOLDER
-from train.tools.filesystem import GrowingFile, open_regular, read_file, read_json, to_json_bytes, write_atomic
+from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER
+from train.tools.filesystem import (
+    GrowingFile,
+    open_regular,
+    read_file,
+    read_json,
+    to_json_bytes,
+    write_atomic,
+)
 from train.tools.process_log import SUPERVISOR_LOG
-from train.tools.records import damaged
+from train.tools.records import damaged, read_record
 
 from .attempts import AttemptHistory
 from .heartbeats import StateChange, parse_state_change
-from .spec import JobSpec
+from .spec import JobSpec, RequestedLimits
 
 # The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
 AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, it has its process ID
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 MAX_LAUNCH_ID_BYTES = 1000
+REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the reason of a notice that a user sends
 
 
 def is_locked(path: Path) -> bool:
@@ -51,8 +59,13 @@ def agent_log_path(folder: Path, machine: str) -> Path:
 
 
 def setup_log_path(folder: Path, machine: str) -> Path:
-    """Return the log of a machine's set-up, in a shared folder or a run folder."""
+    """Return the log in which a machine's agent prepares the images, in a shared folder or a run folder."""
     return folder / LOGS_FOLDER / f"setup-{machine}.log"
+
+
+def install_log_path(folder: Path, machine: str) -> Path:
+    """Return the copy of the log of a machine's set-up over ssh, before its agent starts, in a run folder."""
+    return folder / LOGS_FOLDER / f"install-{machine}.log"
 
 
 def stop_reason(shared: Path) -> str:
@@ -107,14 +120,34 @@ class RunFolder:
         return self.shared / "recipe.json"
 
     def write_spec(self, spec: JobSpec) -> None:
-        """Write the specification and its recipe.
+        """Write the specification, its recipe, and the targets of notifications, which only this user may read.
 
         The run folder's job.json comes last: a job whose writing was interrupted has none. The copy for the machines
         leaves out the queue, of which they need not know.
         """
-        write_atomic(self.recipe_path, to_json_bytes(spec.recipe.to_json()))
+        if spec.notify or self.notify_path.exists():
+            write_atomic(self.notify_path, to_json_bytes(spec.notify), mode=0o600)
+        if not spec.own_command:
+            write_atomic(self.recipe_path, to_json_bytes(spec.recipe.to_json()))
         write_atomic(self.shared / "job.json", to_json_bytes(replace(spec, queue="").to_json()))
         write_atomic(self.spec_path, to_json_bytes(spec.to_json()))
+
+    def read_limits(self) -> RequestedLimits | None:
+        """Return the limits in the specification, which `extend` may have changed since this process read it.
+
+        None without a specification. Raises `DamagedRecord`.
+        """
+        return read_record(self.spec_path, RequestedLimits)
+
+    @property
+    def notify_path(self) -> Path:
+        """The targets of notifications, which never leave this computer."""
+        return self.path / "notify.json"
+
+    @property
+    def user_project(self) -> Path:
+        """The job's copy of the user's project, made by the launch and by `resume`. The trainers import from it."""
+        return self.path / "user_project"
 
     @property
     def launch_path(self) -> Path:
@@ -161,6 +194,11 @@ class RunFolder:
         return self.shared / "status" / f"{machine}.json"
 
     @property
+    def network_folder(self) -> Path:
+        """The folder of the trained network: its weights, and what its classes are. It exists once the job is done."""
+        return self.path / NETWORK_FOLDER
+
+    @property
     def result_path(self) -> Path:
         """The job's result. It exists once the job has ended, in whatever state."""
         return self.path / "result.json"
@@ -181,4 +219,6 @@ class Run:
         Raises `OSError` without a job.json, and `DamagedRecord` for a damaged one.
         """
         folder = RunFolder(path)
-        return cls(JobSpec.parse(read_file(folder.spec_path), folder.spec_path), folder)
+        spec = JobSpec.parse(read_file(folder.spec_path), folder.spec_path)
+        notify = read_record(folder.notify_path, tuple[str, ...])
+        return cls(replace(spec, notify=notify) if notify else spec, folder)

@@ -1,6 +1,5 @@
 """The specification of a job: what the user asked for, as plain data, written once as job.json."""
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -9,14 +8,19 @@ from typing import Any, Self, get_type_hints
 
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.mounts import mount_of
+from cluster.errors import BadInput
 from train.engine.options import TrainOptions
 from train.forecast import ForecastRecord
+from train.recipe.command import Command
+from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.tools.filesystem import parse_json
+from train.tools.host import usable_cpu_count
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode
 
-from .membership import MembershipRules
+from .membership import MAX_CRASHES, MembershipRules
 from .recovery_options import RecoveryOptions
+from .states import WorkKind
 
 # On a network file system a change by another machine is seen up to a second late (nfs(5), acregmin), and each read
 # asks a server: heartbeats are slower there, and silence is tolerated for longer.
@@ -24,40 +28,82 @@ NETWORK_HEARTBEAT_SECONDS = 1.0
 NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
 MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
 MAX_UNIX_TIME = 253_402_300_799  # the year 9999
+Workload = Recipe | Command
+# The types of work that a job does, by their names in job.json.
+WORKLOADS: dict[str, type[Recipe] | type[Command]] = {"recipe": Recipe, "run": Command}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RentalFacts:
-    """What the set-up of machines has to know of their rental. A backend's own rental specification extends it."""
+    """What all clouds have in common in a rental. A backend's own rental specification extends it."""
 
+    max_dollars: float | None = None  # for all machines of the job together; None: only time limits the job
     gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
     # Pip index with a torch build for GPUs that the default build no longer supports.
     torch_index_url: str | None = None
+    torch_requirement: str | None = None  # the versions of torch whose builds there support the GPUs: "torch<2.15"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestedLimits:
+    """The part of job.json that `extend` changes."""
+
+    max_hours: float | None = None
+    cloud: RentalFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserProject:
+    """The folder with the user's modules that a recipe names, or in which a command runs.
+
+    `folder` is its path on the computer of the launch. `search` are the folders below it, as relative paths, in which
+    modules are searched, in this order. A command runs in `workdir`, also a relative path.
+    """
+
+    folder: str
+    search: tuple[str, ...] = ()
+    workdir: str = "."
+
+    def __post_init__(self) -> None:
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in (*self.search, self.workdir)):
+            raise ValueError("search: must name folders of the project")
+
+    def search_folders(self, copy: Path) -> tuple[str, ...]:
+        """Return the folders of a copy of the project in which modules are searched."""
+        return tuple(str(copy / name) for name in self.search)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One recipe on one set of machines. Paths are absolute.
+    """One recipe, or one command of the user, on one set of machines. Paths are absolute.
 
-    `procs` is the number of trainer processes of each machine. Names that end with `seconds` are in seconds.
+    `procs` is the number of trainer processes of each machine. Names that end with `seconds` are in seconds. `notify`
+    are the targets of notifications. They are secret, so they are in no JSON (`RunFolder.write_spec`). Neither are
+    `secret_values`, of a command's secret variables: the launch keeps them elsewhere (cluster/script/secret_values.py).
     """
 
     name: str
-    recipe: Recipe
+    workload: Workload
     recipe_file: str
     train: TrainOptions
     recovery: RecoveryOptions
+    user_project: UserProject | None = None  # None: the recipe names no modules of a project
     data_source: str = ""  # where each machine fetches its images from, into the folders of `train`; "": they are there
     copies_source: str = ""  # the same for the resized copies, when they do not lie beside the images
     generate_data: bool = False
     backend: str = "local"
     is_one_computer: bool = True  # all machines of the job are one computer and share its processors
+    # The GPUs of that computer that the job uses, one for each trainer; (): it trains on the CPU. None: not known, or
+    # each machine has its own.
+    gpus_of_computer: tuple[str, ...] | None = None
     uid: str = ""
     hosts: Hosts | None = None
     cloud: dict[str, Any] | None = None  # the rented machines. Any: as their backend describes them
     backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
+    backend_options: dict[str, object] | None = None  # options of the launch that exist for its backend only
     machines: int = 1
     procs: int = 1
+    requested_procs: int | None = None  # None: as many as the backend finds best for its machines
     max_hours: float | None = None
     limit_name: str = ""  # how messages call the limit in hours, when it follows from another limit (dollars)
     poweroff_grace: float | None = None  # seconds after the limit until a rented machine cuts its own power
@@ -66,7 +112,10 @@ class JobSpec:
     metadata_address: str = ""
     queue: str = ""  # the queue in which the job waits for its turn; "": none
     parallel: int = 1  # the number of jobs of that queue that run at once
+    notify: tuple[str, ...] = ()
+    secret_values: dict[str, str] = field(default_factory=dict, repr=False)
     forecast: ForecastRecord | None = None  # made at the launch
+    command: str = ""  # the command that launched the job, as it was typed; "": it was launched from Python
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
 
@@ -81,9 +130,34 @@ class JobSpec:
             raise ValueError("created: must be in seconds since 1970")
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe. Raises `BadInput` for a job that runs a command of the user."""
+        if isinstance(self.workload, Recipe):
+            return self.workload
+        raise BadInput(
+            f"{self.name} runs a command of your own ({self.workload.name}), not a recipe: this program does not know "
+            "its network, images and schedule"
+        )
+
+    @property
+    def own_command(self) -> Command | None:
+        """The command of the user that the job runs, None for a job that trains a recipe."""
+        return self.workload if isinstance(self.workload, Command) else None
+
+    @property
+    def work_kind(self) -> WorkKind:
+        """Whether the job trains a recipe or runs a command of the user."""
+        return WorkKind.COMMAND if self.own_command else WorkKind.RECIPE
+
+    @property
     def machine_names(self) -> tuple[str, ...]:
         """The machines' names, spares included: "0", "1", ..."""
         return tuple(map(str, range(self.machines + self.recovery.spares)))
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on with fewer machines after a loss."""
+        return self.own_command is None or self.own_command.elastic
 
     @property
     def host_list(self) -> tuple[Host, ...]:
@@ -92,7 +166,7 @@ class JobSpec:
 
     @property
     def rental_facts(self) -> RentalFacts:
-        """What the set-up of the machines has to know of their rental. Raises `DamagedRecord`."""
+        """What all clouds have in common in the job's rental. Raises `DamagedRecord`."""
         return decode(RentalFacts, self.cloud or {})
 
     @property
@@ -111,13 +185,16 @@ class JobSpec:
         return MembershipRules(
             machine_names=self.machine_names,
             target_size=self.machines,
-            min_size=self.recovery.min_machines,
+            min_size=self.recovery.min_machines if self.is_elastic else self.machines,
             heartbeat_timeout=self.heartbeat_timeout_seconds,
+            goes_on_in_place=self.recovery.in_place,
             loss_timeout=self.recovery.lost_seconds,
             startup_loss_timeout=max(self.recovery.lost_seconds, MembershipRules.startup_loss_timeout),
             stall_timeout=self.recovery.stall_seconds,
             startup_stall_timeout=max(self.recovery.stall_seconds, MembershipRules.startup_stall_timeout),
             is_rented=bool(self.cloud),
+            has_progress=self.own_command is None,
+            max_crashes=self.own_command.retries + 1 if self.own_command else MAX_CRASHES,
         )
 
     @property
@@ -126,23 +203,46 @@ class JobSpec:
         return self.train.gpus or self.machines * self.procs
 
     @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of a recipe, the same on any number of machines; None for a command. Raises `ValueError`."""
+        return None if self.own_command else self.recipe_schedule
+
+    @property
+    def recipe_schedule(self) -> Schedule:
+        """The schedule of a recipe. Raises `ValueError`, and `BadInput` for a command, which has none."""
+        images = scaled_image_count(self.recipe.data.train, self.train.scale)
+        return Schedule(self.recipe, images, self.schedule_gpus, self.train.max_steps)
+
+    @property
     def processes_per_host(self) -> int:
         """The number of trainers that share one computer's processors."""
-        return self.procs * (len(self.machine_names) * self.parallel if self.is_one_computer else 1)
+        return self.trainer_count * self.parallel if self.is_one_computer else self.procs
+
+    def gpus_of_machine(self, machine: str) -> tuple[str, ...] | None:
+        """Return the machine's share of the computer's GPUs; None when it may use all that it has."""
+        if self.gpus_of_computer is None:
+            return None
+        first = int(machine) * self.procs
+        return self.gpus_of_computer[first : first + self.procs]
+
+    @property
+    def trainer_count(self) -> int:
+        """The number of trainers of all machines, spares included."""
+        return self.procs * len(self.machine_names)
 
     @property
     def threads_per_process(self) -> int | None:
         """CPU threads of a trainer; None when its machine is not shared, so that torch decides."""
         if self.processes_per_host == self.procs:
             return None
-        return max(1, (os.cpu_count() or 1) // self.processes_per_host)
+        return max(1, usable_cpu_count() // self.processes_per_host)
 
     @property
     def loader_workers(self) -> int | None:
         """Loader processes of a trainer; None lets the trainer count the processors of its machine."""
         if self.train.workers is not None or self.processes_per_host == self.procs:
             return self.train.workers
-        return min(16, (os.cpu_count() or 1) // self.processes_per_host)
+        return min(16, usable_cpu_count() // self.processes_per_host)
 
     def resolved_on_machine(self, shared: Path) -> Self:
         """Return the specification as one of the job's machines applies it.
@@ -153,8 +253,8 @@ class JobSpec:
         is_network = mount_of(shared.resolve()).network
         train = replace(
             self.train,
-            data=str(Path(self.train.data).expanduser()),
-            copies=str(Path(self.train.copies).expanduser()),
+            data=str(Path(self.train.data).expanduser()) if self.train.data else "",
+            copies=str(Path(self.train.copies).expanduser()) if self.train.copies else "",
             gpus=self.schedule_gpus,
             workers=self.loader_workers,
             threads=self.threads_per_process,
@@ -169,8 +269,14 @@ class JobSpec:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data from which `from_json` makes an equal JobSpec."""
-        return {**asdict(self), "recipe": self.recipe.to_json()}
+        """Return plain data from which `from_json` makes an equal JobSpec, but for its secrets."""
+        values = {**asdict(self), self._workload_key: self.workload.to_json()}
+        del values["notify"], values["secret_values"], values["workload"]
+        return values
+
+    @property
+    def _workload_key(self) -> str:
+        return next(key for key, workload_type in WORKLOADS.items() if isinstance(self.workload, workload_type))
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -179,9 +285,11 @@ class JobSpec:
             raise DamagedRecord("it describes no job")
         types = get_type_hints(cls)
         try:
-            recipe = Recipe.from_json(value["recipe"])
-            known = {name: decode(types[name], value[name], name) for name in types.keys() & value.keys() - {"recipe"}}
-            return cls(**known, recipe=recipe)
+            key = next((key for key in WORKLOADS if key in value), "recipe")
+            workload = WORKLOADS[key].from_json(value[key])
+            names = types.keys() & value.keys() - {"workload"}
+            known = {name: decode(types[name], value[name], name) for name in names}
+            return cls(**known, workload=workload)
         except KeyError as error:
             raise DamagedRecord(f"it has no {error}") from error
         except MALFORMED_DATA_ERRORS as error:

@@ -1,5 +1,6 @@
 """The states of jobs and machines, by the names that files and output use for them."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -12,9 +13,23 @@ class JobState(StrEnum):
     SETUP = "setup"
     RUNNING = "running"
     RECOVERING = "recovering"
+    ADOPTED = "adopted"  # by another computer, which supervises it now: this one does not know how it goes on
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+class WorkKind(StrEnum):
+    """What a job does: it trains a recipe, or runs a command of the user."""
+
+    RECIPE = "recipe"
+    COMMAND = "command"
+
+
+def work_title(kinds: Iterable[WorkKind]) -> str:
+    """Return the title of a column with the names of recipes, of commands, or of both."""
+    present = set(kinds)
+    return "/".join(kind for kind in WorkKind if kind in present) or WorkKind.RECIPE
 
 
 class AgentPhase(StrEnum):
@@ -25,6 +40,7 @@ class AgentPhase(StrEnum):
     RUNNING = "running"  # its trainers are at work
     FAILED = "failed"  # its trainers have failed, and the next attempt is due
     SAVED = "saved"  # its trainers have saved and ended, and the next attempt is due
+    FINISHED = "finished"  # the processes of a command have ended well here; those of other machines may still run
     ENDED = "ended"  # it has announced its end
 
 
@@ -37,6 +53,7 @@ class MachineState(StrEnum):
     WAITING = "waiting"
     FAILED = "failed"
     SAVED = "saved"
+    FINISHED = "finished"  # its part of a command is done
     STARTING = "starting"
     INDEXING = "indexing"
     JOINING = "joining"
@@ -58,7 +75,7 @@ class SetupStep(StrEnum):
 
     NONE = ""
     BOOTING = "booting"
-    CONNECTED = "connected"
+    CONNECTING = "connecting"
     CODE = "code"
     ENVIRONMENT = "environment"
     CHECKS = "checks"
@@ -78,5 +95,6 @@ class AttemptReason(StrEnum):
     """A reason for an attempt that is the same in all jobs. Other reasons name machines or quote an error."""
 
     START = "start"
+    RESUME = "resume"  # the start of a later launch, as the history of a job names it
     ALL_LOST = "all members were lost"
     MOVED = "all machines were lost; new ones were rented"

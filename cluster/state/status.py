@@ -3,17 +3,19 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol, TypeVar
 
+from cluster.connectors import untrusted
 from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
 from train.tools.agent_protocol import metrics_files
-from train.tools.filesystem import GrowingFile
+from train.tools.filesystem import GrowingFile, last_line
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
@@ -21,10 +23,20 @@ from . import supervisor_records, timeline
 from .attempts import Attempt
 from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
-from .run_folder import Run, RunFolder, stop_reason
-from .states import AgentPhase, JobState, MachineState, SetupStep
+from .run_folder import Run, RunFolder, install_log_path, stop_reason
+from .states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep, WorkKind
 from .supervisor_records import MachineSetup, SetupRecord
 
+
+class CountedRow(Protocol):
+    """What every row has that is read of a file of metrics."""
+
+    @property
+    def images(self) -> int:
+        """The images seen since the start of the run."""
+
+
+CountedT = TypeVar("CountedT", bound=CountedRow)
 # A job counts as being in the last of its machines' states in this order.
 STATES_BY_PROGRESS = (
     MachineState.SETUP,
@@ -33,6 +45,7 @@ STATES_BY_PROGRESS = (
     MachineState.WAITING,
     MachineState.FAILED,
     MachineState.SAVED,
+    MachineState.FINISHED,
     MachineState.STARTING,
     MachineState.INDEXING,
     MachineState.JOINING,
@@ -43,6 +56,7 @@ STATES_BY_PROGRESS = (
 # A machine in an earlier phase of this tuple knows more about the job.
 PHASES_BEST_INFORMED_FIRST = (
     AgentPhase.RUNNING,
+    AgentPhase.FINISHED,
     AgentPhase.SAVED,
     AgentPhase.FAILED,
     AgentPhase.SPARE,
@@ -58,6 +72,8 @@ JOB_STATE_OF_INACTIVE = {
 }
 # The steps of a start that the agent measures.
 AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
+# States of a machine that has gone on after a loss.
+RECOVERED_STATES = (MachineState.TRAINING, MachineState.VALIDATING, MachineState.FINISHED, MachineState.DONE)
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
@@ -65,14 +81,20 @@ FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
-    `warning` says what is wrong with the job's supervisor, "" when nothing is.
+    `warning` says what is wrong with the job's supervisor, "" when nothing is. `notifications` says which notifications
+    could not be delivered.
+    `recipe` is the name of the recipe or, by `work`, of the command; `command` the command as it is typed in a shell,
+    "" for a recipe.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `slowest` describes the rank that the others wait for. `target` is the accuracy to reach or, in
-    the end, what became of it. `run` is the run folder. `created` is in seconds since 1970, `seconds` the time at work.
+    0 before the first. `slowest` describes the rank that the others wait for, `risk` the machines that may be taken
+    away soon. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder. `created`
+    is in seconds since 1970, `seconds` the time at work.
     """
 
     job: str
     recipe: str
+    work: WorkKind = WorkKind.RECIPE
+    command: str = ""
     backend: str
     machines: int
     procs: int
@@ -81,6 +103,7 @@ class JobStatus:
     doing: str = ""
     reason: str = ""
     warning: str = ""
+    notifications: str = ""
     attempt: int = 0
     progress: str = ""
     step: int | None = None
@@ -92,6 +115,7 @@ class JobStatus:
     top1: float | None = None
     top5: float | None = None
     slowest: str | None = None
+    risk: str = ""
     where: TimeTable | None = None
     target: str | None = None
     run: str
@@ -103,7 +127,8 @@ class JobStatus:
 class MachineRow:
     """One machine of a job: its host and state, its agent's last status, and the seconds of each step of its start.
 
-    Before the agent's first status, `state` is the step of the set-up. `notes` are warnings of the set-up.
+    Before the agent's first status, `state` is the present step of the set-up, FAILED when it has failed, or STOPPED
+    when the job ended meanwhile. `notes` are warnings of the set-up.
     """
 
     host: str
@@ -146,6 +171,15 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
     return {name: status for name, status in statuses.items() if status}
 
 
+def describe_risks(statuses: Mapping[str, MachineStatus]) -> str:
+    """Return which machines may have to leave soon, and why; "" when none has been warned of."""
+    return "; ".join(
+        f"machine {name}: {status.risk_reason}"
+        for name, status in statuses.items()
+        if status.risk_reason and not status.ended
+    )
+
+
 def best_informed_status(run: Run) -> MachineStatus | None:
     """Return the status of the machine that knows most about the job, None before the first status.
 
@@ -166,7 +200,9 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
-        recipe=run.spec.recipe.name,
+        recipe=run.spec.workload.name,
+        work=run.spec.work_kind,
+        command=run.spec.own_command.text if run.spec.own_command else "",
         backend=run.spec.backend,
         machines=run.spec.machines,
         procs=run.spec.procs,
@@ -189,19 +225,28 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         run=str(run.folder.path),
     )
     if result is not None:
+        if status.step is None:  # the last launch ended before its first step
+            status = replace(status, step=_last_logged_step(run.folder))
         return _ended_job_status(status, result)
     if agent_status:
         status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
-        slowest = find_slowest_rank(machine_statuses(run))
-        status = replace(status, slowest=str(slowest) if slowest else None)
+        statuses = machine_statuses(run)
+        slowest = find_slowest_rank(statuses)
+        status = replace(status, slowest=str(slowest) if slowest else None, risk=describe_risks(statuses))
     else:
         status = _starting_job_status(run, status)
     return replace(status, seconds=seconds_by_state(run)["total"])
 
 
+def _last_logged_step(run_folder: RunFolder) -> int | None:
+    """Return the last step that the newest attempt with steps has logged, None when no attempt has any."""
+    ends = map(first_and_last_step, reversed(metrics_files(run_folder.path)))
+    return next((found.last.step for found in ends if found), None)
+
+
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
     """Return a job's status with what its result says."""
-    if result.state == JobState.DONE:
+    if result.state == JobState.DONE and result.steps:
         # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
         last_epoch = result.epochs[-1].epoch if result.epochs else 0
         status = replace(status, step=result.steps, steps=result.steps, epoch=last_epoch, epochs=last_epoch)
@@ -228,10 +273,24 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
     setup_record = read_record(run.folder.path / "machines.json", SetupRecord)
     if setup_record:
-        step_counts = Counter(row.step for row in setup_record.machines.values() if row.step)
-        steps = ", ".join(f"{step} on {count}" for step, count in step_counts.items())
-        return replace(status, state=JobState.SETUP, doing=f"setting up: {steps}")
+        counts = Counter(_setup_activity(row) for row in setup_record.machines.values() if row.step)
+        steps = ", ".join(f"{count} {activity}" for activity, count in counts.items())
+        doing = f"setting up: {steps}" if steps else "setting up the machines"
+        logged = [
+            install_log_path(run.folder.path, name)
+            for name, row in setup_record.machines.items()
+            if row.step == SetupStep.ENVIRONMENT and not row.reason
+        ]
+        progress = untrusted.one_line(last_line(logged[0])) if logged else ""
+        return replace(status, state=JobState.SETUP, doing=doing, progress=progress)
     return status
+
+
+def _setup_activity(row: MachineSetup) -> str:
+    """Return the name that `status` shows for a machine's step of the set-up."""
+    if row.reason:
+        return "failed"
+    return str(row.step)
 
 
 def _running_job_status(
@@ -242,18 +301,24 @@ def _running_job_status(
     if agent_status.phase == AgentPhase.FAILED:
         state = JobState.RUNNING
     reason = agent_status.reason
-    if newest and newest.number > 1 and newest.launch_id == run_folder.launch_id:
-        has_recovered = agent_status.state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.DONE)
+    if newest and newest.launch_id == run_folder.launch_id and _follows_a_loss(run_folder, newest):
+        has_recovered = agent_status.state in RECOVERED_STATES
         if state == JobState.RUNNING and not has_recovered:
             state = JobState.RECOVERING
         reason = reason or newest.reason
     return replace(status, state=state, reason=reason)
 
 
+def _follows_a_loss(run_folder: RunFolder, attempt: Attempt) -> bool:
+    """Whether an attempt follows a loss of machines, and is not the start of a launch or resume by the user."""
+    return attempt.reason != AttemptReason.START or attempt.launch_id in timeline.moved_launch_ids(run_folder)
+
+
 def machine_rows(run: Run) -> dict[str, MachineRow]:
     """Return a row for each machine.
 
-    The supervisor measures the steps of setting up, the agent those from its start to the first training step.
+    The supervisor measures the steps of setting up, the agent those from its start to the first training step. Both
+    count from the machine's last set-up: a replacement has none of the seconds of the machine that was lost.
     """
     statuses = machine_statuses(run)
     setup_rows = read_setup_record(run.folder).machines
@@ -263,6 +328,10 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
         setup_row = setup_rows.get(name, MachineSetup())
         status = statuses.get(name)
         state: MachineState | SetupStep = status.state if status else setup_row.step
+        if not status and setup_row.reason:
+            state = MachineState.FAILED
+        elif not status and run.folder.result_path.exists():  # the job ended while the machine was set up
+            state = MachineState.STOPPED
         if status and not status.ended:
             is_behind = newest and status.phase == AgentPhase.RUNNING and status.attempt < newest.number
             if is_behind or run.folder.result_path.exists():
@@ -273,14 +342,14 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             state=state,
             reason=status.reason if status else setup_row.reason,
             status=status,
-            notes=setup_row.notes,
-            seconds=setup_seconds | timeline.startup_seconds(run.folder, name),
+            notes=(*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])),
+            seconds=setup_seconds | timeline.startup_seconds(run.folder, name, since=setup_row.restarted),
         )
     return rows
 
 
 class EpochReader:
-    """Reads the epochs of a job, each line of its metrics once. For whoever asks again and again while the job runs."""
+    """Reads the epochs of a job, each line of its metrics once. For callers that ask repeatedly while the job runs."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run_folder = run_folder
@@ -303,11 +372,16 @@ def _parse_epoch(line: bytes) -> EpochRow | None:
 
 def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
     """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
+    return effective_rows(run_folder, lambda path: read_metrics_file(path, StepRow))
+
+
+def effective_rows(run_folder: RunFolder, read_steps: Callable[[Path], Iterable[CountedT]]) -> Iterator[CountedT]:
+    """Yield the rows that `read_steps` returns for all files, but for those that a later attempt replaced."""
     paths = metrics_files(run_folder.path)
     step_ends = [first_and_last_step(path) for path in paths]
     ends = _effective_ends(found.first.images if found else None for found in step_ends)
     for path, end in zip(paths, ends, strict=True):
-        for row in read_metrics_file(path, StepRow):
+        for row in read_steps(path):
             if row.images < end:
                 yield row
 
@@ -366,12 +440,18 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     """Return the trainers' table of the wall time with the times that they do not know.
 
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
-    training step, on the slowest machine. An agent sees the first step a moment late: when `total_seconds` of an ended
-    job are given, that moment is subtracted, so that all parts add up to the total.
+    training step, on the slowest machine; one that was set up again later does not count. An agent sees the first step
+    a moment late: when `total_seconds` of an ended job are given, that moment is subtracted, so that all parts add up
+    to the total.
     """
     pauses = timeline.lost_seconds(run.folder)
-    start_seconds = [dict(row.seconds) for row in machine_rows(run).values()]
-    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or dict(table.start)
+    setup_rows = read_setup_record(run.folder).machines
+    start_seconds = [
+        dict(row.seconds)
+        for name, row in machine_rows(run).items()
+        if name not in setup_rows or not setup_rows[name].restarted
+    ]
+    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values()), default={}) or dict(table.start)
     if total_seconds is not None and SetupStep.FIRST_STEP in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
         delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall - pauses))
@@ -389,9 +469,9 @@ def infer_end_state(run: Run) -> tuple[JobState, str]:
     final_statuses = [status for status in statuses if status.ended]
     # A stop on request explains the end best, then a failure with its reason.
     for job_state, machine_state in ((JobState.STOPPED, MachineState.STOPPED), (JobState.FAILED, MachineState.FAILED)):
-        for status in final_statuses:
-            if status.state == machine_state:
-                return job_state, status.reason
+        if reasons := [status.reason for status in final_statuses if status.state == machine_state]:
+            # All machines were stopped for one reason; one of them may add that it had to kill its processes.
+            return job_state, max(reasons, key=len) if job_state == JobState.STOPPED else reasons[0]
     if final_statuses and len(final_statuses) == len(statuses):
         return JobState.STOPPED, final_statuses[0].reason
     if request := stop_reason(run.folder.shared):

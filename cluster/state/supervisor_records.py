@@ -19,15 +19,21 @@ TROUBLE_FILE = "trouble.json"
 class MachineSetup:
     """The set-up of one machine: its step, why it failed ("": it has not), and what was found on it.
 
-    `seconds` has the time of each step. `folder`, `work`, `code` and `python` are paths on the machine; "" is not known
-    yet. `gpus` are the names of its GPUs.
+    `is_broken`: it failed because its GPUs do not answer, so another machine of the same type may do. `seconds` has the
+    time of each step. `was_reached`: the job has logged in there, in this launch or an earlier one, so something of it
+    may run there. `restarted` is when the set-up last began again during the job, on this machine or on a replacement,
+    in seconds since 1970; 0: never. `folder`, `work`, `code` and `python` are paths on the machine, "" while they are
+    not known. `gpus` are the names of its GPUs.
     """
 
     host: str = ""
     step: SetupStep = SetupStep.NONE
     reason: str = ""
+    is_broken: bool = False
     notes: tuple[str, ...] = ()
     seconds: dict[SetupStep, float] = field(default_factory=dict)
+    was_reached: bool = False
+    restarted: float = 0.0
     address: str = ""
     folder: str = ""
     work: str = ""
@@ -63,13 +69,15 @@ class CloudActivity:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorTrouble:
-    """Why the supervisor cannot do its work, trouble.json in the run folder. The file is removed when it can again.
+    """Why the supervisor cannot do its work, trouble.json in the run folder. The file is removed when that is over.
 
-    `lacks_access`: it has no credentials that the cloud accepts, so it replaces no lost machine.
+    `lacks_access`: it has no credentials that the cloud accepts, so it replaces no lost machine. `adopted_since`: from
+    then on (seconds since 1970) another computer supervises the job, and this run folder never again; 0: none does.
     """
 
     error: str
     lacks_access: bool = False
+    adopted_since: float = 0.0
 
 
 def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> bool:

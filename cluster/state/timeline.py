@@ -1,5 +1,6 @@
 """History of a job: its attempts, their members, times, reasons, and what each change of attempt cost. Only reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
                 row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
+        elif rows and row.reason == AttemptReason.START:
+            row = replace(row, reason=AttemptReason.RESUME)
         if attempt.members:
             position = attempt.first_step
         if ends:
@@ -80,8 +83,25 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     return rows
 
 
+def known_first_steps(rows: Sequence[AttemptRow]) -> list[int | None]:
+    """Return the step from which each attempt went on. That of a command is not known, however many it had done."""
+    has_steps = any(row.first_step or row.last_step is not None for row in rows)
+    return [row.first_step if has_steps else None for row in rows]
+
+
 def _with_jump(reason: str) -> str:
     return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
+
+
+def describe_members(names: Sequence[str]) -> str:
+    """Return machines as text: "machine 0", "machines 0-7 9"; "" for none. A bare "0" could be taken for a count."""
+    ranges: list[list[str]] = []
+    for name in names:
+        if ranges and name.isdecimal() and ranges[-1][-1].isdecimal() and int(name) == int(ranges[-1][-1]) + 1:
+            ranges[-1] = [ranges[-1][0], name]
+        else:
+            ranges.append([name])
+    return f"machine{'s' * (len(names) > 1)} {' '.join('-'.join(ends) for ends in ranges)}" if ranges else ""
 
 
 def moved_launch_ids(run_folder: RunFolder) -> list[str]:
@@ -134,15 +154,17 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
     return changes
 
 
-def startup_seconds(run_folder: RunFolder, machine: str) -> dict[str, float]:
+def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
-    A state that is no step of a start, such as that of a failed attempt, counts under its own name. Returns {} until
-    training has begun.
+    It is the first agent after `since` (seconds since 1970). Other states, such as that of a failed attempt, have
+    entries under their own names. Returns {} until training has begun.
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
     for change in run_folder.state_log(machine):
+        if change.time < since:
+            continue
         if previous:
             are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
             if previous.state == MachineState.WARMING and not are_trainers_started:

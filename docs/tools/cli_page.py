@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
+from page_output import write_page
 
 from cluster.cli.app import cli
-from cluster.cli.options import GroupedCommand
-from train.metrics.text import write_page
+from cluster.cli.options import CommandGroup, GroupedCommand
 
 PROGRAM = "imgnet-cluster"
 PAGE_HEAD = """\
@@ -89,19 +89,20 @@ def command_section(context: click.Context, level: int = 2) -> Iterator[str]:
             yield from command_section(make_context(context.command.commands[name], context), level + 1)
 
 
-def commands_table(context: click.Context, group: click.Group) -> Iterator[str]:
-    """Yield a table of the commands of a group with the first sentence of their help."""
-    yield "| command | |\n|---|---|"
-    for name in group.list_commands(context):
-        first_paragraph = next(help_paragraphs(group.commands[name]))
-        yield f"| [{name}](#{name}) | {escape_cell(first_paragraph)} |"
-    yield ""
+def commands_tables(context: click.Context, group: CommandGroup) -> Iterator[str]:
+    """Yield a table for each section of a group's commands, with the first sentence of their help."""
+    for title, names in group.commands_by_section(context).items():
+        yield f"| {title} | |\n|---|---|"
+        for name in names:
+            first_paragraph = next(help_paragraphs(group.commands[name]))
+            yield f"| [{name}](#{name}) | {escape_cell(first_paragraph)} |"
+        yield ""
 
 
 def render_page() -> str:
     """Return the whole page."""
     context = make_context(cli)
-    lines = [PAGE_HEAD, *commands_table(context, cli)]
+    lines = [PAGE_HEAD, *commands_tables(context, cli)]
     for name in cli.list_commands(context):
         lines += command_section(make_context(cli.commands[name], context))
     return "\n".join(lines).rstrip() + "\n"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from page_output import write_page
 from published_runs import MAX_ERROR, PublishedRun, phases_until, published_runs
 
 from train.forecast.constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants
 from train.forecast.model import Forecast, forecast
-from train.metrics.text import write_page
 from train.recipe.components import IMAGENET, Comm
 from train.recipe.files import read_recipes
 from train.recipe.schedule import Schedule

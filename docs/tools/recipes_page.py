@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from page_output import write_page
 from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 
 from train.forecast import Forecast, forecast
-from train.metrics.text import describe_training, write_page
+from train.metrics.text import describe_training
 from train.recipe.components import IMAGENET
 from train.recipe.files import read_recipes, select_recipes
 from train.recipe.schedule import Schedule, ScheduledPhase
@@ -71,8 +72,8 @@ def our_schedule(paper_schedule: PaperSchedule) -> Schedule:
 def as_paper_phase(scheduled_phase: ScheduledPhase) -> PaperPhase:
     """Return a phase of our schedule in the form of a source."""
     return PaperPhase(
-        scheduled_phase.phase.epochs,
-        scheduled_phase.phase.size,
+        scheduled_phase.epochs,
+        scheduled_phase.size,
         scheduled_phase.global_batch,
         scheduled_phase.scaled_lr_endpoints,
     )

@@ -22,7 +22,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 
-from infra.errors import CloudError, NoCredentials
+from infra.errors import NoAnswer, NoCredentials
 
 from .errors import ErrorKind, classify_error, explain_error
 from .tags import Resource
@@ -31,6 +31,7 @@ PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the pric
 CHECK_IP_URL = "https://checkip.amazonaws.com"
 RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=10, read_timeout=60)
 NO_RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=130)
+QUICK_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=5, read_timeout=10)
 CONSISTENCY_TIMEOUT_SECONDS = 60.0  # how long AWS may take to show in one call what another call has created
 CONSISTENCY_POLL_SECONDS = 2.0
 Response = TypeVar("Response")
@@ -48,7 +49,10 @@ class Account:
             self._session = boto3.session.Session(profile_name=profile, region_name=region)
         resolved_region = self._session.region_name or os.environ.get("AWS_REGION")
         if not resolved_region:
-            raise NoCredentials("AWS: no region is set; pass --region us-east-1, or set AWS_REGION")
+            with _explain_errors("AWS"):
+                has_credentials = self._session.get_credentials() is not None
+            more = "" if has_credentials else "; there are no credentials either; type: aws configure"
+            raise NoCredentials(f"AWS: no region is set; pass --region us-east-1, or set AWS_REGION{more}")
         self.region: str = resolved_region
 
     def in_region(self, region: str) -> "Account":
@@ -75,6 +79,11 @@ class Account:
     def ec2_no_retry(self) -> Client:
         """EC2 client that sends each call once: rents machines."""
         return self.client("ec2", NO_RETRY_CONFIG)
+
+    @cached_property
+    def instance_connect(self) -> Client:
+        """EC2 Instance Connect client: lets this computer log in to a machine that does not know its key."""
+        return self.client("ec2-instance-connect")
 
     @cached_property
     def efs(self) -> Client:
@@ -109,7 +118,14 @@ class Account:
     @cached_property
     def identity(self) -> tuple[str, str]:
         """The account number, and the ARN of the caller. Raises `NoCredentials`, `CloudError`."""
-        response = call("look up the caller (sts:GetCallerIdentity)", self.client("sts").get_caller_identity)
+        return self._ask_identity(RETRY_CONFIG)
+
+    def require_answer(self) -> None:
+        """Raise `NoAnswer` or `NoCredentials` within seconds if AWS does not answer. Other calls repeat for longer."""
+        self.identity = self._ask_identity(QUICK_CONFIG)
+
+    def _ask_identity(self, config: Config) -> tuple[str, str]:
+        response = call("look up the caller (sts:GetCallerIdentity)", self.client("sts", config).get_caller_identity)
         return response["Account"], response["Arn"]
 
     @property
@@ -185,7 +201,7 @@ def get_public_address() -> str:
                 text = response.read(64).decode().strip()
         return f"{socket.inet_ntoa(socket.inet_aton(text))}/32"
     except OSError as error:
-        raise CloudError(
+        raise NoAnswer(
             f"cannot find this computer's public address, the only one that may use ssh ({error}); "
             "pass it: --from 203.0.113.7/32"
         ) from error

@@ -9,7 +9,7 @@ from enum import Enum
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError, NoAnswer, NoCredentials
 
 
 class ErrorKind(Enum):
@@ -147,12 +147,12 @@ def explain_error(error: Exception, action: str) -> CloudError:
             f"AWS does not accept the credentials ({code}: {message}); see: aws sts get-caller-identity"
         )
     if code in DENIED_CODES:
-        return CloudError(
+        return NoAnswer(
             f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
             code,
         )
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return CloudError(
+        return NoAnswer(
             f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"
         )
     return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)

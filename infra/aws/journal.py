@@ -25,8 +25,15 @@ class Journal:
 
         Raises `OSError`. The caller must then not make the AWS call.
         """
+        self.copy(replace(event, time=time.time()))
+
+    def copy(self, *events: JournalEvent) -> None:
+        """Append events of another journal, with the times that they have. Returns when they are on disk.
+
+        Raises `OSError`.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(encode_event(replace(event, time=time.time())))
+        line = "\n".join(json.dumps(encode_event(event)) for event in events)
         is_torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
         with open(self.path, "a", opener=_open_private) as file:
             file.write(("\n" if is_torn else "") + line + "\n")

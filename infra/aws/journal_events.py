@@ -124,11 +124,15 @@ class SpotCostKnown(JournalEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class InstancesReleased(JournalEvent):
-    """The job is about to terminate some of its instances, and may rent others."""
+    """The job is about to terminate some of its instances, and may rent others.
+
+    `is_exchange`: they are broken. A job exchanges only so many.
+    """
 
     KIND: ClassVar[str] = "release"
     ids: tuple[str, ...]
     reason: str
+    is_exchange: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +178,19 @@ class HostKeyReplaced(JournalEvent):
 
 
 # --- launches of a job -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAdopted(JournalEvent):
+    """This computer has adopted the job. All events before this one were rebuilt from what EC2 says of the machines.
+
+    `claim` is the ID by which this computer is registered as the job's supervisor. `dollars` is what the job had cost
+    apart from the machines in this journal.
+    """
+
+    KIND: ClassVar[str] = "adopted"
+    claim: str
+    dollars: float
 
 
 @dataclass(frozen=True, kw_only=True)

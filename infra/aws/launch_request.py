@@ -4,11 +4,14 @@ The parameters are typed for the keys that we send. They are stored in the journ
 request can be sent again.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NotRequired, TypedDict
 
 from .tags import TagSpecification
+
+GROUP_PATTERN = re.compile(r"arn:aws[a-z-]*:resource-groups:([a-z0-9-]+):\d{12}:group/[\w./-]+", re.ASCII)
 
 
 class Internet(StrEnum):
@@ -20,14 +23,45 @@ class Internet(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReservationTarget:
+    """Reserved capacity in which machines are launched."""
+
+    id: str  # "cr-...", or the ARN of a resource group of reservations
+    closing_time: float | None = None  # when EC2 ends the machines, in seconds since 1970; None for never
+    placement_group: str = ""  # the group in which the capacity is reserved, "" for none
+
+
+def parse_reservation_id(text: str) -> str:
+    """Return the ID of a reservation or the ARN of a group of them. Raises `ValueError` for any other text."""
+    if not re.fullmatch(r"cr-[0-9a-z]+", text, re.ASCII) and not GROUP_PATTERN.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is neither a reservation (cr-0123456789abcdef0) nor a resource group of reservations "
+            "(arn:aws:resource-groups:us-east-1:123456789012:group/NAME)."
+        )
+    return text
+
+
+def get_group_region(reservation_id: str) -> str:
+    """Return the region in the ARN of a group of reservations, "" for the ID of a reservation."""
+    match = GROUP_PATTERN.fullmatch(reservation_id)
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where to rent machines: a zone, an instance type and a market."""
+    """Where to rent machines: a zone, an instance type, a market, and the reservation that has them, if any."""
 
     region: str
     zone: str
     type: str
-    market: str  # "spot" or "on-demand"
-    price: float | None = None  # dollars an hour, None when unknown
+    market: str  # "spot", "on-demand" or "capacity-block"
+    price: float | None = None  # dollars an hour, None when unknown; 0 in a capacity block, which is paid beforehand
+    reservation: ReservationTarget | None = None
+
+    @property
+    def closing_time(self) -> float | None:
+        """When EC2 ends the machines, in seconds since 1970; None for never."""
+        return self.reservation.closing_time if self.reservation else None
 
 
 class InstanceProfileParameters(TypedDict):
@@ -89,7 +123,20 @@ class MarketParameters(TypedDict):
     """The market, when it is not on demand."""
 
     MarketType: str
-    SpotOptions: SpotParameters
+    SpotOptions: NotRequired[SpotParameters]
+
+
+class ReservationTargetParameters(TypedDict):
+    """The reservation, or the group of reservations, that has the machines. EC2 takes one of the two."""
+
+    CapacityReservationId: NotRequired[str]
+    CapacityReservationResourceGroupArn: NotRequired[str]
+
+
+class ReservationParameters(TypedDict):
+    """The reserved capacity in which the machines run."""
+
+    CapacityReservationTarget: ReservationTargetParameters
 
 
 class UntaggedRunInstances(TypedDict):
@@ -108,6 +155,7 @@ class UntaggedRunInstances(TypedDict):
     UserData: str
     Placement: NotRequired[PlacementParameters]
     InstanceMarketOptions: NotRequired[MarketParameters]
+    CapacityReservationSpecification: NotRequired[ReservationParameters]
 
 
 class RunInstances(UntaggedRunInstances):

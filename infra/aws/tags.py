@@ -13,6 +13,10 @@ MACHINE = "imgnet:machine"  # the name "3"; "0-15" from the launch of several ma
 OWNER = "imgnet:owner"
 LAUNCH = "imgnet:launch"
 EXPIRES = "imgnet:expires"
+# A computer with the same credentials adopts a job by these tags. Machines cannot write tags.
+BOOT_KEY = "imgnet:boot-key"  # the public host key with which a machine boots
+HOST_KEY = "imgnet:host-key"  # the public host key that it has generated since
+TERMS = "imgnet:terms"  # what the job may rent and spend, in the form of its backend
 NAME = "Name"
 STACK_VALUE = "imgnet"  # the value of STACK: one stack for each region
 

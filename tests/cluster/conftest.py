@@ -9,13 +9,13 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_server import can_fork, command_server
 from support.sandbox import Sandbox
 from support.specs import make_spec
 
@@ -44,7 +44,7 @@ class HandMadeRun:
             self.run_folder.work_folder(name).mkdir(parents=True)
         for path in (self.run_folder.spec_path, self.run_folder.shared / "job.json"):
             path.write_text(json.dumps(self.spec.to_json()))
-        self.run_folder.recipe_path.write_text(json.dumps(self.spec.recipe.to_json()))
+        self.run_folder.recipe_path.write_text(json.dumps(self.spec.workload.to_json()))
 
     @property
     def job(self) -> Any:
@@ -121,27 +121,23 @@ def on_terminal(sandbox: Sandbox) -> Callable[..., tuple[int, str]]:
 
     def run(*words: str, typed: bytes = b"", cwd: Path | None = None, **env: str) -> tuple[int, str]:
         own_fd, command_fd = pty.openpty()
-        command = subprocess.Popen(
-            [sandbox.command, *words],
-            stdin=command_fd,
-            stdout=command_fd,
-            stderr=command_fd,
-            cwd=cwd or sandbox.path,
-            env={**sandbox.env, "COLUMNS": "200", **env},
-            start_new_session=True,
-        )
+        environment = {**sandbox.env, "COLUMNS": "200", **env}
+        assert can_fork(environment), "the command needs an interpreter of its own"
+        command = command_server().start(words, cwd or sandbox.path, environment, (command_fd,) * 3)
         os.close(command_fd)
         if typed:
             os.write(own_fd, typed)
-        output, deadline = b"", time.monotonic() + 60
+        output, deadline = b"", time.monotonic() + 120
         try:
-            while time.monotonic() < deadline and select.select([own_fd], [], [], 60)[0]:
+            while time.monotonic() < deadline and select.select([own_fd], [], [], 120)[0]:
                 output += os.read(own_fd, 1 << 16)
         except OSError as error:  # Linux reports in this way that the command has closed the terminal
             assert error.errno == errno.EIO
         finally:
             os.close(own_fd)
-        return command.wait(60), output.decode(errors="replace").replace("\r\n", "\n")
+        with command:
+            exit_code = command.wait(120)
+        return exit_code, output.decode(errors="replace").replace("\r\n", "\n")
 
     return run
 
@@ -156,7 +152,7 @@ def run_in_processes() -> Callable[..., list[Any]]:
 
         def run_child(number: int) -> None:
             try:
-                barrier.wait(30)
+                barrier.wait(120)
                 queue.put((True, function(number)))
             except BaseException as error:
                 queue.put((False, repr(error)))
@@ -177,13 +173,13 @@ def run_in_processes() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def hang_alarm() -> Iterator[None]:
-    """Fail a test that hangs for five seconds."""
+    """Fail a test that hangs for a minute."""
 
     def fail(*_: object) -> None:
         raise AssertionError("it hangs")
 
     previous_handler = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(5)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous_handler)

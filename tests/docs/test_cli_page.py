@@ -61,3 +61,18 @@ def test_first_help_sentence_fits_the_list_of_commands(context: click.Context) -
     first_paragraph = next(help_paragraphs(context.command))
     assert first_paragraph.endswith(".") and not first_paragraph.endswith("...")
     assert "..." not in context.command.get_short_help_str(limit=61)
+
+
+def test_help_lists_every_command_under_a_heading_with_its_whole_sentence() -> None:
+    context = make_context(cli)
+    sections = cli.commands_by_section(context)
+    assert list(sections) == ["Start", "Plan and run", "Look at jobs", "Results", "AWS", "Data"], (
+        "a command is in none of them"
+    )
+    assert sorted(name for names in sections.values() for name in names) == sorted(cli.commands)
+    lines = cli.get_help(context).splitlines()
+    for title, names in sections.items():
+        first = lines.index(f"{title}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(names)]] == names, "no sentence is wrapped"
+        for name, line in zip(names, lines[first:], strict=False):
+            assert line.endswith(cli.commands[name].get_short_help_str(limit=1000)) and "..." not in line

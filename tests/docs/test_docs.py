@@ -24,24 +24,33 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [README
 PAGES |= {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.glob("docs/*.md"))}
 DEVELOPER_PAGES = (
     "ARCHITECTURE.md",
-    *(f"docs/{name}.md" for name in ("adding-a-backend", "adding-a-model", "architecture", "contributing")),
+    *(f"docs/{name}.md" for name in ("adding-a-backend", "adding-a-model", "contributing", "life-of-a-job")),
 )
 README_MAX_LINES = 150
 EVERYDAY_COMMANDS = {
     *("plan", "launch", "stop", "resume", "ls", "status", "logs", "attach", "top", "tensorboard", "report"),
-    *("lose", "eval", "up", "down", "cost", "gc", "data check", "data resize", "data pack"),
+    *("rehearse-loss", "eval", "up", "down", "cost", "gc", "data check", "data resize", "data pack"),
 }
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
     # of sbatch and srun
     *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
-    *("--ipc", "--aws-service-name", "--no-deps", "--podman", "--address", "--elapsed", "--image"),
-    *("--constraint", "--exclusive", "--oversubscribe", "--overlap", "--no-requeue"),  # of Slurm
+    *("--cifar", "--images", "--parts", "--report"),
+    *("--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image"),
+    *("--index-url", "--constraint", "--no-deps"),  # of pip
+    *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
+    *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init
     *("--lr", "--small"),  # of published programs, in the page of papers
+    *("--dist-url", "--dist-backend", "--no-accel", "--cpu"),  # of training scripts of other projects
+    *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint"),
 }
-# A file that a reader writes, and one that `make peers` makes.
-FOREIGN_FILES = {"myrecipe.py", "benchmarks/.venv"}
+# A file that a reader writes, those that `make peers` makes and fetches, and one that a script of others writes.
+FOREIGN_FILES = {
+    *("myrecipe.py", "benchmarks/.venv"),
+    *("complete_nlp_example.py", "imagenet/main.py", "main.py", "multigpu_torchrun.py", "transformer.py"),
+    *("snapshot.pt", "train.py"),
+}
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")

@@ -5,7 +5,9 @@ with nothing that costs.
 """
 
 import json
+import math
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,14 @@ from support.aws_user import TYPE, Renter, renter
 from support.known import known
 from support.simcloud.fixture import simcloud
 from support.simcloud.process_keeper import process_ids
+from support.simcloud.reservations import CLOSING_SECONDS, END_REASON
 from support.ssh_machines import command_line
 
+from cluster.backends.rented.traffic import read_traffic
 from cluster.jobs.job import Job
 from cluster.state import attempts
 from cluster.state.job_result import JobResult
+from cluster.state.status import machine_statuses
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -56,28 +61,24 @@ def wait_for_members(renter: Renter, job: Job, *machines: str) -> None:
         newest = newest_attempt(job)
         return bool(newest.members) and set(newest.machine_names) == set(machines)
 
-    renter.wait_for(are_members, 90)
+    renter.wait_for(are_members)
 
 
 def wait_for_replacement(renter: Renter, machine: str, old_id: str) -> None:
     """Wait until a machine is another instance than `old_id`."""
-    renter.wait_for(lambda: renter.live_instances_by_machine().get(machine, old_id) != old_id, 90)
-
-
-def assert_costs_match_the_bill(renter: Renter, job: Job) -> None:
-    """Assert that `cost` and the simulated cloud's bill say the same dollars."""
-    report = renter.run_json("cost", job.name)
-    bill = renter.cloud.bill()
-    ids = {machine["id"] for machine in report["machines"]}
-    assert ids == set(renter.all_instance_ids()) == set(bill["instances"])
-    assert report["running"] == 0 and report["unknown"] == []
-    assert report["dollars"] == pytest.approx(bill["total"], rel=0.01), (report, bill)
+    renter.wait_for(lambda: renter.live_instances_by_machine().get(machine, old_id) != old_id)
 
 
 def cloud_log_lines(job: Job, word: str) -> list[str]:
     """Return the lines with a word of the supervisor's log."""
     path = job.run_folder.supervisor_log_path
     return [line for line in path.read_text().splitlines() if word in line] if path.exists() else []
+
+
+def machine_phase(job: Job, machine: str) -> str:
+    """Return the phase of a machine's agent, "" before its first status."""
+    status = machine_statuses(job.run).get(machine)
+    return status.phase if status else ""
 
 
 def agent_pids(renter: Renter) -> list[int]:
@@ -89,7 +90,8 @@ def agent_pids(renter: Renter) -> list[int]:
 
 
 def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
-    job = renter.launch("--save-seconds", "1", machines=3, epochs=170)
+    # --exact takes one thread: otherwise three machines on the same processors wait for each other's threads.
+    job = renter.launch("--save-seconds", "1", "--exact", machines=3, epochs=170)
     wait_for_steps(renter, job)
     first_ids = renter.live_instance_ids()
     elsewhere = {"IMGNET_RUNS": str(renter.path / "empty")}
@@ -104,7 +106,7 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     wait_for_members(renter, job, "0", "1", "2")
 
     lost_id = renter.instance_id("2")
-    assert "machine 2 of job-1 was killed" in renter.run("lose", job.name, "--machine", "2")
+    assert "machine 2 of job-1 was killed" in renter.run("rehearse-loss", job.name, "--machine", "2")
     attempt_before = newest_attempt(job).number
     wait_for_replacement(renter, "2", lost_id)
     wait_for_steps(renter, job, attempt_before)
@@ -123,14 +125,38 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     names = {path.name for path in job.path.rglob("*") if path.is_file()}
     assert {"result.json", "rank-0.log", "val-000001.json"} <= names and list(job.path.rglob("*tfevents*"))
     renter.assert_nothing_left()
-    assert_costs_match_the_bill(renter, job)
+    renter.assert_costs_match_the_bill(job)
     evaluation = renter.run_json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
     assert evaluation["rows"][0]["top1"] == result.epochs[-1].top1
     renter.run("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
     renter.run("record", "--check", "mine.tsv")
     page = Path(renter.run("report", job.name).strip()).read_text()
-    assert page.count("data:image/jpeg") == 6 and TYPE in page and "machine 2 lost" in page
+    pairs = page.count('<div class="pair">')  # of classes that are confused most, with an image of each
+    assert page.count("data:image/jpeg") == 6 + 2 * pairs and TYPE in page and "machine 2 lost" in page
+
+
+def test_traffic_of_lost_and_live_machines_is_in_the_cost(renter: Renter) -> None:
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    wait_for_steps(renter, job)
+    for instance_id in renter.live_instance_ids():
+        renter.cloud.post("transfer", id=instance_id, efs_read=10**10, efs_written=2 * 10**9)
+
+    def has_counted(read_gb: float, written_gb: float) -> bool:
+        traffic = read_traffic(job.path).until(math.inf)
+        return traffic.shared_read_bytes >= read_gb * 1e9 and traffic.shared_written_bytes >= written_gb * 1e9
+
+    renter.wait_for(lambda: has_counted(20, 4))
+    lost_id = renter.instance_id("1")
+    renter.cloud.post("kill", id=lost_id, reason="Server.SpotInstanceTermination")
+    wait_for_replacement(renter, "1", lost_id)
+    wait_for_members(renter, job, "0", "1")
+    renter.cloud.post("transfer", id=renter.instance_id("1"), efs_written=10**9)
+    renter.wait_for(lambda: has_counted(20, 5))
+    renter.run("stop", job.name)
+    renter.assert_costs_match_the_bill(job)
+    assert renter.run_json("cost", job.name)["traffic_dollars"] == pytest.approx(20 * 0.03 + 5 * 0.06, rel=0.001)
+    renter.assert_nothing_left()
 
 
 def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: Renter) -> None:
@@ -166,7 +192,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     renter.assert_nothing_left()
     stopped_step = known(job.status().step)
     ended_ids = renter.all_instance_ids()
-    renter.run("resume", "-d", job.name)
+    renter.run("resume", "-d", "-y", job.name)
     wait_for_steps(renter, job, newest_attempt(job).number + 1)
     assert newest_attempt(job).first_step == stopped_step
     assert not set(renter.live_instance_ids()) & set(ended_ids) and len(renter.live_instance_ids()) == 2
@@ -174,13 +200,64 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     # A later limit: the machines outlive the first one.
     live_ids = renter.live_instance_ids()
     step = renter.training_step(job)
-    assert "may take 4 hours" in renter.run("extend", job.name, "--max-hours", "4")
+    assert "may take 4 hours" in renter.run("extend", "-y", job.name, "--max-hours", "4")
     renter.cloud.post("advance", seconds=9000)  # past the first limit of 2 hours and a quarter
     renter.wait_for(lambda: renter.training_step(job) > step + 20)
     assert renter.live_instance_ids() == live_ids and not job.has_ended
-    renter.run("down", job.name)
+    renter.run("down", "-y", job.name)
     assert job.state == "stopped" and len(renter.all_instance_ids()) == 6
     renter.assert_nothing_left()
+
+
+def test_machine_at_risk_trains_on_beside_a_late_spare_until_it_is_interrupted(renter: Renter) -> None:
+    job = renter.launch("--spares", "1", "--on-demand-spares", "--late-spares", epochs=ENDLESS)
+    wait_for_steps(renter, job)
+    assert sorted(renter.live_instances_by_machine()) == ["0", "1"], "no machine is at risk"
+
+    # EC2 recommends to move: a spare is rented on demand, and the machine trains on.
+    at_risk_id = renter.instance_id("1")
+    renter.cloud.post("rebalance", id=at_risk_id)
+    renter.wait_for(lambda: "2" in renter.live_instances_by_machine())
+    renter.wait_for(lambda: machine_phase(job, "2") == "spare")
+    assert "at risk            machine 1: EC2 may interrupt it soon" in renter.run("status", job.name)
+    (line,) = cloud_log_lines(job, "EC2 may interrupt it soon")
+    assert "machine 1" in line and "it goes on training" in line
+    assert newest_attempt(job).number == 1 and machine_phase(job, "1") == "running"
+    machines = {machine["id"]: machine for machine in renter.run_json("cost", job.name)["machines"]}
+    assert len(machines) == 3 and machines[renter.instance_id("2")]["market"] == "on-demand"
+    assert machines[at_risk_id]["market"] == "spot" and len({machine["zone"] for machine in machines.values()}) == 1
+    assert len(renter.placement_group_ids()) == 1
+
+    # The interruption comes: now it leaves, and the spare takes over.
+    renter.cloud.interrupt(at_risk_id, notice=60)
+    wait_for_members(renter, job, "0", "2")
+    wait_for_steps(renter, job, 2)
+    wait_for_replacement(renter, "1", at_risk_id)
+    assert job.status().risk == ""
+    renter.run("down", "-y", job.name)
+    assert job.state == "stopped"
+    renter.assert_nothing_left()
+    renter.assert_costs_match_the_bill(job)
+
+
+def test_on_demand_spare_is_rented_with_the_spot_machines_or_later(renter: Renter) -> None:
+    """EC2 refuses it at first: the job starts without it, and gets it when there is capacity."""
+    renter.cloud.post("fault", action="RunInstances", code="InsufficientInstanceCapacity", skip=1, times=2)
+    job = renter.launch("--spares", "1", "--on-demand-spares", epochs=ENDLESS)
+    wait_for_steps(renter, job)
+    assert cloud_log_lines(job, "the job starts without its spares")
+    renter.wait_for(lambda: "2" in renter.live_instances_by_machine())
+    renter.wait_for(lambda: machine_phase(job, "2") == "spare")
+    lost_id = renter.instance_id("0")
+    renter.run("rehearse-loss", job.name, "--machine", "0")
+    wait_for_members(renter, job, "1", "2")
+    wait_for_replacement(renter, "0", lost_id)
+    renter.wait_for(lambda: machine_phase(job, "0") == "spare")
+    renter.run("down", "-y", job.name)
+    assert job.state == "stopped"
+    renter.wait_for(lambda: not renter.supervisor_pids())
+    renter.assert_nothing_left()
+    renter.assert_costs_match_the_bill(job)
 
 
 # --- the end of a job ------------------------------------------------------------------------------------------------
@@ -189,15 +266,61 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
 def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) -> None:
     renter.run("up", "--stack")
     hours_job = renter.launch("--max-hours", "0.028", machines=1, epochs=ENDLESS)
-    # This pays one machine for 111 seconds.
-    dollars_job = renter.launch("--max-price-total", "0.0045", machines=1, epochs=ENDLESS - 1)
-    for job in (hours_job, dollars_job):
+    # This pays one machine for 111 seconds, with its checkpoints as they are expected.
+    dollars_job = renter.launch("--max-price-total", "0.028", machines=1, epochs=ENDLESS - 1)
+    traffic_job = renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - 2)
+    for job in (hours_job, dollars_job, traffic_job):
         wait_for_steps(renter, job)
-    for job, unit in ((hours_job, "hours"), (dollars_job, "dollars")):
+    for instance in renter.cloud.instances():
+        if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
+            renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20
+    for job, unit in ((hours_job, "hours"), (dollars_job, "dollars"), (traffic_job, "dollars")):
         result = wait_for_end(renter, job, "stopped", 180)
         assert unit in result.reason and known(job.status().step) > 0, result.reason
         assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
-    assert len(renter.all_instance_ids()) == 2
+    assert len(renter.all_instance_ids()) == 3
+    renter.assert_nothing_left()
+
+
+def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Renter) -> None:
+    renter.run("up", "--stack")
+    seconds = 200  # until EC2 ends the machines
+    end = time.time() + CLOSING_SECONDS + seconds
+    block = renter.cloud.post("reserve", type=TYPE, zone="us-east-1a", count=2, is_block=True, end=end)
+    refused = renter.cli(*renter.launch_arguments("--reservation", block, machines=3))
+    assert refused.code == 1 and "2 of its 2 machines are free, and the job needs 3; pass --machines 2" in refused.err
+    job = renter.launch("--reservation", block, epochs=ENDLESS)
+    wait_for_steps(renter, job, steps=1)
+    result = wait_for_end(renter, job, "stopped", 240)
+    assert "the end of its reserved machines on EC2" in result.reason and known(job.status().step) > 0, result.reason
+    instances = renter.cloud.instances()
+    assert {(instance["market"], instance["zone"]) for instance in instances} == {("capacity-block", "us-east-1a")}
+    assert END_REASON not in {instance["reason"] for instance in instances}, "the job ended them"
+    assert {machine["dollars"] for machine in renter.run_json("cost", job.name)["machines"]} == {0.0}
+    renter.assert_costs_match_the_bill(job)
+    renter.assert_nothing_left()
+
+
+def test_more_dollars_reach_a_running_job_and_one_that_stopped_at_its_limit(renter: Renter) -> None:
+    # Beside the expected traffic this pays one machine for less than 600 seconds, of which a part is for saving.
+    job = renter.launch("--max-price-total", "0.044", machines=1, epochs=ENDLESS)
+    wait_for_steps(renter, job)
+    assert "may cost 0.3 dollars and take " in renter.run("extend", "-y", job.name, "--max-price-total", "0.3")
+    assert renter.live_instance_ids() and not job.has_ended
+    step = renter.training_step(job)
+    renter.cloud.post("advance", seconds=600)  # the power-off of the first limit would have come
+    renter.wait_for(lambda: renter.training_step(job) > step + 20)
+    assert len(renter.live_instance_ids()) == 1
+    refused = renter.cli("extend", job.name, "--max-price-total", "0.0001")
+    assert refused.code == 2 and "dollars already" in refused.err and refused.err.count("\n") == 1, refused
+    renter.run("stop", job.name)
+    spent = renter.run_json("cost", job.name)["dollars"]
+    assert renter.cli("extend", job.name, "--max-price-total", f"{spent / 2}").code == 2
+    assert renter.cli("extend", job.name, "--max-hours", "3").code == 1
+    assert f"imgnet-cluster resume {job.name}" in renter.run("extend", job.name, "--max-price-total", "0.5")
+    renter.run("resume", "-d", "-y", job.name)
+    wait_for_steps(renter, job, newest_attempt(job).number + 1)
+    renter.run("down", "-y", job.name)
     renter.assert_nothing_left()
 
 
@@ -236,7 +359,7 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
     # The files at home do not show the end, and a supervisor rents no machines that nobody asked for.
     reason = wait_for_end(renter, job, "stopped").reason
     assert "limit" in reason and f"imgnet-cluster resume {job.name}" in reason and len(renter.all_instance_ids()) == 2
-    renter.run("resume", "-d", job.name)
+    renter.run("resume", "-d", "-y", job.name)
     renter.wait_for(lambda: not (job.has_ended and job.state == "stopped"))
     result = wait_for_end(renter, job, "done")
     assert len(result.epochs) == 25

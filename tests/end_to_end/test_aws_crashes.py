@@ -30,18 +30,23 @@ class Lane(Renter):
         self.arguments = self.launch_arguments()
         self.other_folder = self.path / "elsewhere"
         self.other_folder.mkdir()
+        self.unreached_calls: set[int] = set()
 
     def calls(self) -> list[str]:
         """Return the actions that were called since the calls were last forgotten."""
         return [action for _, action in self.cloud.post("calls")["calls"]]
 
     def run_undisturbed(self, folder: str) -> list[str]:
-        """Launch in a folder until the machines are there, and end the job. Returns the calls until then."""
+        """Launch in a folder until the machines are there, and end the job. Returns the calls until then.
+
+        Waits for the end of the supervisor, whose last calls would else be among those of the next launch.
+        """
         self.cloud.post("forget_calls")
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job))
         calls = self.calls()
         self.run("down", "--all", "-y", cwd=self.path / folder)
+        self.wait_for(lambda: not self.supervisor_pids())
         return calls
 
     def launch_in(self, folder: str) -> Job:
@@ -64,6 +69,12 @@ class Lane(Renter):
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("calls")["killed"]) > kills_before)
         self.wait_for(lambda: self.granted_ids(job) or not self.supervisor_pids())
+        self.cloud.post("spare_callers")
+        if len(self.cloud.post("calls")["killed"]) == kills_before:
+            # A launch polls as often as its machines take to run: it may come to an end before the call to be killed.
+            assert "RunInstances" in self.calls()
+            self.unreached_calls.add(number)
+            next_command = "down"  # a second launch beside a running job rents machines of its own
         if not job.path.exists() and number % 6:
             # The command itself was killed before there was a job. Of six such cases one runs the next command too.
             assert self.all_instance_ids() == ids_before and self.calls()[number:] == []
@@ -82,7 +93,7 @@ class Lane(Renter):
             assert len(self.sandbox.program_pids("-m cluster.jobs.supervisor")) == 1
             self.run("down", "--all", "-y", cwd=cwd)
         assert self.live_instance_ids() == [] == self.placement_group_ids()
-        self.wait_for(lambda: not self.supervisor_pids(), 20)
+        self.wait_for(lambda: not self.supervisor_pids())
         new_instances = [instance for instance in self.cloud.instances() if instance["id"] not in ids_before]
         launch_ids = {instance["tags"]["imgnet:launch"] for instance in new_instances}
         assert len(new_instances) in (0, 2) and len(launch_ids) < 2, new_instances
@@ -106,7 +117,8 @@ def test_launch_killed_at_any_call_leaves_all_machines_or_none(lanes: list[Lane]
     first_lane, *other_lanes = lanes
     calls_with_stack = first_lane.run_undisturbed("empty")  # this launch creates the stack, the next one finds it
     calls = first_lane.run_undisturbed("made")
-    assert calls[-1] == "DescribeInstances" and calls.count("RunInstances") == 1 and len(calls) > 30, calls
+    assert calls.count("RunInstances") == 1 and len(calls) > 30, calls
+    assert "DescribeInstances" in calls[calls.index("RunInstances") :], calls
     kills = [
         (number, when)
         for number, action in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
@@ -136,3 +148,5 @@ def test_launch_killed_at_any_call_leaves_all_machines_or_none(lanes: list[Lane]
             pool.submit(work, lane, (calls_with_stack.index(action) + 1, "after", "launch"))
     assert not failures, "\n\n".join(failures)
     assert cases.empty()
+    unreached_calls = {number for lane in lanes for number in lane.unreached_calls}
+    assert min(unreached_calls, default=len(calls)) > calls.index("RunInstances") + 1

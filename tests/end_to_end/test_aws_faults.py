@@ -58,7 +58,7 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         job = renter.sandbox.job(number)
         renter.wait_for(partial(renter.journal_events, job, RequestRefused))
         os.killpg(launch.pid, signal.SIGINT)
-        assert launch.wait(20) == 130
+        assert launch.wait(120) == 130
         output = renter.sandbox.output(number - 1)
         assert f"detached; job-{number} keeps running" in output and "Traceback" not in output, output
         assert job.status().state == "acquiring" and renter.wait_for_supervisor()
@@ -66,7 +66,7 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         renter.run(command, job.name)
         assert time.monotonic() - start < 30, "the supervisor was not interrupted between two requests"
         assert job.state == "stopped", job.status()
-        renter.wait_for(lambda: not renter.supervisor_pids(), 20)
+        renter.wait_for(lambda: not renter.supervisor_pids())
         renter.assert_nothing_left()
     assert renter.all_instance_ids() == []
 
@@ -76,7 +76,7 @@ def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None
     launch = renter.sandbox.start(*renter.launch_arguments())
     renter.wait_for(lambda: ["ec2", "DescribeVpcs"] in renter.cloud.post("calls")["calls"])
     os.killpg(launch.pid, signal.SIGINT)
-    assert launch.wait(20) == 130
+    assert launch.wait(120) == 130
     output = renter.sandbox.output()
     assert output.splitlines()[-1] == "error: interrupted" and "Traceback" not in output
     assert not list((renter.path / "runs").glob("job-*")) and not renter.sandbox.job_pids()
@@ -92,7 +92,7 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     renter.run("ls")
     assert renter.wait_for_supervisor()
     renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 2 for zone in ZONES[1:2]})
-    renter.wait_for(lambda: is_booting(renter, job), 90)
+    renter.wait_for(lambda: is_booting(renter, job))
     first_ids = renter.live_instance_ids()
     renter.kill_supervisor()
     os.utime(job.path / ".supervised", (0, 0))  # else it is not started again within 20 s
@@ -108,7 +108,7 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     renter.wait_for(is_set_up)
     assert renter.live_instance_ids() == first_ids == renter.all_instance_ids()
     assert renter.granted_ids(job) == [first_ids]
-    renter.run("down", job.name)
+    renter.run("down", "-y", job.name)
     renter.assert_nothing_left()
 
 
@@ -126,7 +126,7 @@ def test_job_without_its_run_folder_can_be_found_and_ended(renter: Renter, has_s
     (row,) = renter.run_json("ls", "--cloud")
     assert (row["uid"], row["machines"], row["type"]) == (uid, 2, TYPE) and row["expires"] > row["since"]
     assert f"{uid}: 2 machines" in renter.run("gc") and len(renter.live_instance_ids()) == 2
-    assert renter.run("down", uid) == f"{uid} is gone\n"
+    assert renter.run("down", "-y", uid) == f"{uid} is gone\n"
     if has_supervisor:  # without the folder it no longer knows that it should rent other machines
         renter.wait_for(lambda: not renter.supervisor_pids())
     assert len(renter.all_instance_ids()) == 2, renter.describe()
@@ -139,7 +139,7 @@ def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) 
     job = launch_until_booting(renter)
     elsewhere = renter.path / "elsewhere"
     elsewhere.mkdir()
-    renter.run("down", job.spec.uid, cwd=elsewhere)
+    renter.run("down", "-y", job.spec.uid, cwd=elsewhere)
     renter.wait_for(lambda: not renter.supervisor_pids())
     assert len(renter.all_instance_ids()) == 2 and job.state == "stopped", renter.describe()
     renter.assert_nothing_left()
@@ -152,12 +152,12 @@ def test_three_concurrent_downs_of_a_job_all_succeed(renter: Renter) -> None:
     elsewhere = renter.path / "elsewhere"
     elsewhere.mkdir()
     with ThreadPoolExecutor() as pool:
-        downs = [pool.submit(renter.cli, "down", job.name) for _ in range(2)]
-        downs.append(pool.submit(renter.cli, "down", job.spec.uid, cwd=elsewhere))
+        downs = [pool.submit(renter.cli, "down", "-y", job.name) for _ in range(2)]
+        downs.append(pool.submit(renter.cli, "down", "-y", job.spec.uid, cwd=elsewhere))
         results = [down.result() for down in downs]
     assert [result.code for result in results] == [0, 0, 0], results
     assert job.state == "stopped" and len(renter.all_instance_ids()) == 2
-    assert renter.cli("down", job.name).code == 0
+    assert renter.cli("down", "-y", job.name).code == 0
     renter.assert_nothing_left()
 
 
@@ -175,7 +175,7 @@ def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter
     with ThreadPoolExecutor() as pool:
         jobs = [launch.result() for launch in [pool.submit(user.launch) for user in renters]]
     for user, job in zip(renters, jobs, strict=True):
-        user.wait_for(partial(user.granted_ids, job), 90)
+        user.wait_for(partial(user.granted_ids, job))
     rows = renter.run_json("ls", "--cloud")
     assert {row["uid"] for row in rows} == {job.spec.uid for job in jobs}
     assert [row["machines"] for row in rows] == [2, 2]
@@ -183,10 +183,10 @@ def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter
     kinds = [resource["kind"] for resource in resources if resource.get("tags", {}).get("imgnet:stack") == "imgnet"]
     stack_counts = {"vpc": 1, "internet-gateway": 1, "security-group": 1, "file-system": 1, "key-pair": 2}
     assert {kind: kinds.count(kind) for kind in stack_counts} == stack_counts
-    renter.run("down", "job-1")
+    renter.run("down", "-y", "job-1")
     assert len(renter.live_instance_ids()) == 2 and len(renter.granted_ids(jobs[1])) == 1
     assert f"{jobs[1].spec.uid}: 2 machines" in renter.run("gc", "--yes") and len(renter.live_instance_ids()) == 2
-    other_renter.run("down", "job-1")
+    other_renter.run("down", "-y", "job-1")
     assert len(renter.all_instance_ids()) == 4
     renter.assert_nothing_left()
 
@@ -216,7 +216,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
     ]  # fmt: skip
     (row,) = renter.run_json("ls", "--cloud")
     assert row["machines"] == 2
-    renter.run("down", "job-1")
+    renter.run("down", "-y", "job-1")
     renter.run("down", "--all", "-y")
     assert renter.run("gc", "--yes", "--unknown") == "nothing to remove in us-east-1\n"
     assert renter.cli("down", "--stack", "--delete-data", "-y").code == 0
@@ -282,14 +282,14 @@ def test_machine_whose_boot_fails_once_is_exchanged(renter: Renter) -> None:
     renter.cloud.post("machines", failing_machines=[1])
     job = renter.launch()
     renter.wait_for(lambda: len(renter.all_instance_ids()) == 3)
-    renter.wait_for(lambda: job.status().state == "running", 90)
+    renter.wait_for(lambda: job.status().state == "running")
     bad_id = next(
         instance_id for instance_id in renter.all_instance_ids() if instance_id not in renter.live_instance_ids()
     )
     (released,) = renter.journal_events(job, InstancesReleased)
     assert released.ids == (bad_id,) and released.reason.startswith(f"{SETUP_FAILURE}; its console ends with: ")
     assert len(renter.live_instance_ids()) == 2
-    renter.run("down", job.name)
+    renter.run("down", "-y", job.name)
     renter.assert_nothing_left()
 
 
@@ -297,12 +297,16 @@ def test_boots_that_always_fail_end_the_job_with_the_reason(renter: Renter) -> N
     """Two machines are exchanged, not more; nobody waits until the boot's time is over."""
     renter.cloud.post("machines", failing_machines=list(range(100)))
     job = renter.launch(machines=1)
-    renter.wait_for(lambda: job.status().state == "failed", 90)
+    renter.wait_for(lambda: job.status().state == "failed")
     assert len(renter.all_instance_ids()) == 3, renter.describe()
     result = renter.cli("status", job.name)
-    for text in (SETUP_FAILURE, "[ 9.1] cloud-init: modules:final | imgnet: boot failed", "2 machines were exchanged"):
+    for text in (
+        SETUP_FAILURE,
+        "[ 9.1] cloud-init: modules:final | imgnet: boot failed",
+        "machines exchanged before: 2 of 2 (--max-exchanges)",
+    ):
         assert text in result.out + result.err, result
     assert len(list(job.path.glob("console-i-*.log"))) == 3
     renter.wait_for(lambda: not renter.live_instance_ids())
-    renter.run("down", job.name)
+    renter.run("down", "-y", job.name)
     renter.assert_nothing_left()

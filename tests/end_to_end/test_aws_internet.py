@@ -19,7 +19,7 @@ def train_to_the_end(renter: Renter, *options: str) -> Job:
     job = renter.launch(*TWO_CARDS, *options, epochs=1)
     renter.wait_for(lambda: job.status().state in ("done", "failed"), 150)
     assert job.status().state == "done", renter.describe()
-    renter.wait_for(lambda: not renter.supervisor_pids(), 60)
+    renter.wait_for(lambda: not renter.supervisor_pids())
     return job
 
 
@@ -34,12 +34,17 @@ def test_each_machine_gets_a_public_address(renter: Renter) -> None:
 
 @pytest.mark.rehearsal
 def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None:
-    renter.cloud.post("set", refuses_public_addresses=True, nat_seconds=1.0)
+    renter.cloud.post("set", refuses_public_addresses=True, nat_seconds=1.0, boot_download_bytes=2 * 10**9)
     job = train_to_the_end(renter)
     assert len(renter.journal_events(job, PublicAddressRefused)) == 1
     releases = [event for event in renter.journal_events(job, InstancesReleased) if "refused" in event.reason]
     assert len(releases) == 1 and len(releases[0].ids) == 2 and len(renter.all_instance_ids()) == 4
     assert NAT_WORD in renter.run("cost", job.name)
+    report = renter.run_json("cost", job.name)
+    (row,) = (row for row in report["traffic"] if row["name"] == NAT_WORD)
+    assert row["amount"] == pytest.approx(4.0, rel=0.01), "of the two machines behind the gateway"
+    meter_dollars = renter.cloud.bill()["nat"]
+    assert row["dollars"] + report["nat_dollars"] == pytest.approx(meter_dollars, rel=0.01), (report, meter_dollars)
     kinds = {resource["kind"] for resource in renter.cloud.all_resources() if "imgnet:job" in resource["tags"]}
     assert not kinds & {"nat-gateway", "subnet", "route-table"}, "everything of the job is removed"
 
@@ -54,5 +59,5 @@ def test_image_that_needs_nothing_trains_without_internet(renter: Renter) -> Non
 def test_machines_without_internet_fail_with_the_reason(renter: Renter) -> None:
     renter.cloud.post("set", internet_wait_seconds=2.0)
     job = renter.launch(*TWO_CARDS, "--internet", "none")
-    renter.wait_for(lambda: job.status().state == "failed", 60)
+    renter.wait_for(lambda: job.status().state == "failed")
     assert "no way to the internet" in renter.run("status", job.name)

@@ -80,7 +80,7 @@ class ElasticJob:
         states = {machine: row.state for machine, row in self.statuses().items()}
         return "\n".join([*lines, json.dumps(states)])
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 180.0) -> None:
         """Wait for a condition. Raises `AssertionError` when the job ends before."""
 
         def holds() -> Any:
@@ -128,10 +128,10 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
         assert not leftovers
 
 
-@pytest.fixture
-def elastic_job(sandbox: Sandbox) -> ElasticJob:
+@pytest.fixture(params=[pytest.param("--in-place", marks=pytest.mark.release), "--no-in-place"])
+def elastic_job(sandbox: Sandbox, request: pytest.FixtureRequest) -> ElasticJob:
     """A job of three machines that train."""
-    options = ("--machines", "3", "--log-ids", "--lost-seconds", "2")
+    options = ("--machines", "3", "--log-ids", "--lost-seconds", "2", request.param)
     result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox))
     assert result.code == 0, result
     elastic_job = ElasticJob(sandbox, sandbox.job())
@@ -163,7 +163,7 @@ def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: di
     assert parameters.keys() == undisturbed_parameters.keys()
     assert not [name for name, value in parameters.items() if not torch.equal(value, undisturbed_parameters[name])]
     assert len(job.result.epochs) == EPOCHS and job.result.steps == EPOCHS * STEPS_PER_EPOCH
-    elastic_job.sandbox.wait_for(lambda: not elastic_job.sandbox.job_pids(), 30)
+    elastic_job.sandbox.wait_for(lambda: not elastic_job.sandbox.job_pids())
 
 
 def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
@@ -171,13 +171,13 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
 ) -> None:
     sandbox = elastic_job.sandbox
     job = elastic_job.job
-    killed = sandbox.cli("lose", "job-1", "--machine", "1")
+    killed = sandbox.cli("rehearse-loss", "job-1", "--machine", "1")
     assert killed.code == 0 and "machine 1 of job-1 was killed" in killed.out, killed
     elastic_job.wait_for_steps(1, "0", "2", after_attempt=1)
     elastic_job.wait_for_steps(3, "0", "1", "2", after_attempt=2)  # the supervisor has started machine 1 again
 
     number = elastic_job.newest_attempt().number
-    assert sandbox.cli("lose", "job-1", "--machine", "2", "--notice", "60", "--for-good").code == 0
+    assert sandbox.cli("rehearse-loss", "job-1", "--machine", "2", "--notice", "60", "--for-good").code == 0
     elastic_job.wait_for_steps(3, "0", "1", after_attempt=number)
     attempt_after_notice = elastic_job.newest_attempt()
     assert "machine 2 left" in attempt_after_notice.reason
@@ -192,7 +192,7 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     for pid in reversed(frozen_pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    assert job.wait(60) == "done"
+    assert job.wait(120) == "done"
     states = {machine: row.state for machine, row in elastic_job.statuses().items()}
     assert states == {"0": "done", "1": "done", "2": "left"}
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)
@@ -202,6 +202,10 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     assert [row.attempt for row in rows] == list(range(1, len(rows) + 1)) and rows[0].reason == "start"
     rows_by_reason = {row.reason: row for row in rows}
     assert rows_by_reason[attempt_after_notice.reason].steps_lost == 0, "a change with notice loses no step"
+    went_on_in_place = [attempt.live_step is not None for attempt in elastic_job.attempts() if attempt.members]
+    if job.spec.recovery.in_place:
+        assert not went_on_in_place[0] and all(went_on_in_place[1:]), elastic_job.describe()
+        assert not any(row.steps_lost for row in rows), "trainers that keep their state lose no step"
     trained_rows = [row for row in rows[1:] if row.last_step is not None]  # an attempt may end before its first step
     assert len(trained_rows) >= 4 and all(0 < known(row.pause) < 60 for row in trained_rows)
 
@@ -224,11 +228,11 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     assert elastic_job.newest_attempt().number == number, "the end of the supervisor has changed something"
 
     elastic_job.kill_agents("0", "1", "2")
-    sandbox.wait_for(lambda: not sandbox.pids("-m train"), 10)
+    sandbox.wait_for(lambda: not sandbox.pids("-m train"))
     status_result = sandbox.cli("status", "--exit-code")
     assert status_result.code == 100 and "imgnet-cluster resume job-1" in status_result.out, status_result
     assert json.loads(sandbox.cli("ls", "-o", "json").out)[0]["state"] == "failed"
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)

@@ -127,10 +127,10 @@ def test_rented_machines_and_a_later_replacement_fetch_from_s3(renter: Renter) -
 
     first_id = renter.instance_id("1")
     assert_fetched(first_id)
-    renter.run("lose", job.name, "--machine", "1")
+    renter.run("rehearse-loss", job.name, "--machine", "1")
     renter.wait_for(lambda: completed_fetches(job) == 2, 180)
     second_id = renter.instance_id("1")
     assert second_id != first_id
     assert_fetched(second_id)
-    renter.run("down", job.name)
+    renter.run("down", "-y", job.name)
     assert json.loads((job.path / "job.json").read_text())["data_source"] == url

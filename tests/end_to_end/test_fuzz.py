@@ -131,7 +131,7 @@ class DamagedFolder:
         self.contents = {
             path.relative_to(folder): path.read_bytes()
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.suffix not in (".pt", ".html") and "lock" not in path.name
+            if path.is_file() and path.suffix not in (".pt", ".safetensors", ".html") and "lock" not in path.name
         }
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class DamagedFolder:
                     shutil.rmtree(path)
                 elif path.is_symlink() or not path.is_file() or path.read_bytes() != self.contents[name]:
                     path.unlink()
-            elif not path.is_dir() and path.suffix != ".pt" and "lock" not in path.name:
+            elif not path.is_dir() and path.suffix not in (".pt", ".safetensors") and "lock" not in path.name:
                 path.unlink()
         for name, content in self.contents.items():
             if not (self.folder / name).exists():
@@ -259,13 +259,13 @@ def run_command(words: list[str]) -> str:
 def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run folder of a finished job, of which no command can start a job."""
     folder = tmp_path / "runs/job-1"
-    ignored = shutil.ignore_patterns("*.pt", "events.out*", "report.html")
+    ignored = shutil.ignore_patterns("*.pt", "*.safetensors", "events.out*", "report.html")
     shutil.copytree(finished.path / "runs/job-1", folder, ignore=ignored)
 
     def refuse(*_: object) -> None:
         raise ClusterError("no job is started here")
 
-    monkeypatch.setattr(Job, "start", refuse)
+    monkeypatch.setattr(Job, "start_locked", refuse)
     monkeypatch.setattr("cluster.jobs.job_reader.AGENT_START_SECONDS", 0)  # a job without a status is not booting
     monkeypatch.setattr(Job, "_ensure_supervisor", refuse)
     monkeypatch.setenv("IMGNET_RUNS", str(folder.parent))

@@ -48,6 +48,8 @@ def test_launch_trains_to_a_complete_result_and_exits_with_0(finished: FinishedS
     output = finished.output()
     assert finished.launch_exit_code == 0, output
     assert "job-1 done" in output and "tensorboard job-1" in output
+    network = finished.path / "runs/job-1/network/model.safetensors"
+    assert network.is_file() and f"network     {network}  (epoch 3, top-1 " in output
     result = json.loads((finished.path / "runs/job-1/result.json").read_text())
     assert result.keys() >= RESULT_KEYS
     assert (result["state"], result["attempts"], result["machines"], result["procs"]) == ("done", 1, 1, 2)
@@ -76,12 +78,12 @@ def test_run_folder_equals_the_shared_folder(finished: FinishedSandbox) -> None:
 
 
 def test_tmux_session_has_all_windows_while_the_job_runs(finished: FinishedSandbox) -> None:
-    assert {"train", "agent", "gpu", "supervisor"} <= finished.tmux_windows
+    assert {"train", "agent", "supervisor"} < finished.tmux_windows  # and "gpu" or "processes"
 
 
 def test_no_process_and_no_session_remain_after_the_job(finished: FinishedSandbox) -> None:
     # The command's end and the supervisor's last work, the report, overlap.
-    assert finished.pids_at_end == [] or finished.wait_for(lambda: not finished.job_pids(), 30)
+    assert finished.pids_at_end == [] or finished.wait_for(lambda: not finished.job_pids())
     assert "job-1" not in finished.tmux("list-sessions")
 
 
@@ -106,7 +108,7 @@ def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
     launch, job = launch_and_follow(sandbox, 30)
     sandbox.wait_for_step(job, 4)
     launch.send_signal(signal.SIGINT)
-    assert launch.wait(10) == 130
+    assert launch.wait(120) == 130
     assert "detached; job-1 keeps running" in sandbox.output() and "Traceback" not in sandbox.output()
     sandbox.wait_for(lambda: job.has_ended)  # its supervisor has written the result: nobody else looks at the job
     assert job.state == "done" and len(job.epochs()) == 30
@@ -119,8 +121,8 @@ def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> Non
     (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
     signal.pidfd_send_signal(os.pidfd_open(supervisor_pid), signal.SIGKILL)
     assert sandbox.cli("status", "--exit-code").code == 101
-    sandbox.wait_for(lambda: not sandbox.trainer_pids())
-    assert list_jobs(sandbox)[0]["state"] == "done"
+    sandbox.wait_for(lambda: list_jobs(sandbox)[0]["state"] == "done")  # the agent ends after its trainers
+    assert sandbox.trainer_pids() == []
     assert sandbox.cli("status", "--exit-code").code == 0
     assert read_files(job.path / "events") == read_files(job.run_folder.shared / "events")
 
@@ -129,12 +131,12 @@ def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: San
     job = sandbox.launch(30, "--procs", "2", "--save-seconds", "0")
     sandbox.wait_for_step(job, 16)
     os.kill(sandbox.agent_pid(), signal.SIGKILL)
-    sandbox.wait_for(lambda: not sandbox.pids("-m train "), 2)
+    sandbox.wait_for(lambda: not sandbox.pids("-m train "))
     status = sandbox.cli("status", "--exit-code")
     assert status.code == 100 and "agent was killed" in status.out and "imgnet-cluster resume job-1" in status.out
     assert list_jobs(sandbox)[0]["state"] == "failed"
     checkpoints = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))
-    assert checkpoints
+    assert checkpoints and checkpoints[-1].stem < "step-00000240", "the trainers have trained to their end"
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 30
@@ -166,11 +168,11 @@ def test_job_fails_at_the_third_death_of_a_rank_with_rank_and_signal(sandbox: Sa
         wait_for_attempt(sandbox, job, attempt)
         assert (job.status().reason != "") == (attempt > 1)
         kill_rank_1(sandbox)
-    assert launch.wait(30) == 100
+    assert launch.wait(120) == 100
     reason = job.status().reason
     assert "rank 1" in reason and "SIGKILL" in reason and "3 times" in reason
     assert job.result and [row.attempt for row in job.result.timeline] == [1, 2, 3, 4]
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
     assert "Traceback" not in sandbox.output()
 
 
@@ -181,7 +183,7 @@ def test_killed_loader_worker_starts_a_new_attempt_with_a_reason(sandbox: Sandbo
     wait_for_attempt(sandbox, job, 2)
     assert "worker" in job.status().reason.lower()
     assert sandbox.cli("stop", "job-1").code == 0
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
 
 
 def test_killed_tmux_server_disturbs_neither_the_trainers_nor_the_supervisor(sandbox: Sandbox) -> None:
@@ -190,16 +192,22 @@ def test_killed_tmux_server_disturbs_neither_the_trainers_nor_the_supervisor(san
     pids = {*sandbox.program_pids("-m cluster."), *sandbox.trainer_pids()}
     assert len(pids) == 4  # the supervisor, the agent and two trainers
     sandbox.tmux("kill-server")
-    sandbox.wait_for(lambda: {"agent", "train", "gpu"} <= {*sandbox.tmux("list-windows", "-F", "#W").split()}, 30)
+    sandbox.wait_for(lambda: {"agent", "train"} < {*sandbox.tmux("list-windows", "-F", "#W").split()})
     sandbox.wait_for_step(job, (job.status().step or 0) + 4)
     assert {*sandbox.program_pids("-m cluster."), *sandbox.trainer_pids()} == pids
     attach = ["script", "-qfec", f"{sandbox.command} attach job-1", "/dev/null"]
     with subprocess.Popen(attach, stdout=subprocess.PIPE, env=sandbox.env, cwd=sandbox.path) as terminal:
-        assert terminal.stdout and b"img/s" in terminal.stdout.read(500)  # the trainers' log
+        timer = threading.Timer(60, terminal.terminate)  # without it, a screen that stays empty would block the test
+        timer.start()
+        screen = b""
+        while b"img/s" not in screen and (part := os.read(terminal.stdout.fileno() if terminal.stdout else -1, 4096)):
+            screen += part
+        timer.cancel()
         terminal.terminate()
+    assert b"img/s" in screen  # the trainers' log
     assert sandbox.cli("stop", "job-1").code == 0
     assert job.result and job.result.state == "stopped" and job.result.attempts == 1
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
 
 
 # --- stop and resume -------------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     sandbox.wait_for_step(job, 12)
     stopped = sandbox.cli("stop", "job-1")
     assert stopped.code == 0 and "stopped" in stopped.out
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
     assert job.state == "stopped" and job.status().reason == "stopped by the user"
     last_checkpoint = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))[-1]
     saved_step = int(last_checkpoint.stem.split("-")[1])
@@ -232,7 +240,7 @@ def test_max_hours_stops_the_job_and_resume_of_a_running_job_is_refused(sandbox:
     sandbox.wait_for(lambda: job.status().state == "running")
     resume = sandbox.cli("resume", "job-1")
     assert resume.code == 1 and resume.err.startswith("error: job-1 is running") and resume.err.count("\n") == 1
-    assert launch.wait(60) == 103
+    assert launch.wait(120) == 103
     assert job.result and "--max-hours" in job.result.reason and job.state == "stopped"
 
 
@@ -245,7 +253,7 @@ def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:
     assert sandbox.cli("stop", "job-1").code == 0
     assert time.monotonic() - start < 10, "stop interrupts the setup, which takes longer"
     assert job.state == "stopped"
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sandbox.cli("resume", "-d", "job-1").code == 0
     sandbox.wait_for(lambda: job.status().state == "setup")
     assert sandbox.cli("stop", "job-1").code == 0
@@ -275,18 +283,20 @@ def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox:
 
     With PYTHONPATH, a user's cluster.py precedes the installed command itself.
     """
+    folder = sandbox.path / "project"
+    folder.mkdir()
     for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):
-        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
-    (sandbox.path / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
+        (folder / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (folder / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
     net = "from torch import nn\n\n\ndef small(classes):\n    from layers import POOL\n\n"
     net += "    return nn.Sequential(POOL, nn.Flatten(), nn.Linear(3, classes))\n"
-    (sandbox.path / "mynet.py").write_text(net)
-    recipe = Path(sandbox.write_recipe(1))
-    recipe.write_text(recipe.read_text().replace("resnet10_tiny", "mynet:small"))
+    (folder / "mynet.py").write_text(net)
+    recipe = folder / "tiny.py"
+    recipe.write_text(Path(sandbox.write_recipe(1)).read_text().replace("resnet10_tiny", "mynet:small"))
     environment = {"PYTHONPATH": search_path} if search_path else {}
-    launched = sandbox.cli("launch", "--local", recipe.name, env=environment)
+    launched = sandbox.cli("launch", "--local", recipe.name, cwd=folder, env=environment)
     assert launched.code == 0 and "job-1 done" in launched.out, launched
-    evaluated = sandbox.cli("eval", "job-1", "--procs", "2", "-o", "json", env=environment)
+    evaluated = sandbox.cli("eval", "job-1", "--procs", "2", "-o", "json", cwd=folder, env=environment)
     assert evaluated.code == 0, evaluated
 
 
@@ -382,7 +392,7 @@ def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> 
     assert clocks == sorted(clocks) and clocks[0] > 0 and clocks[-1] < elapsed
     pauses = [row["pause"] for row in result["timeline"] if row["pause"] is not None]
     assert pauses and all(0 <= pause < elapsed for pause in pauses)
-    recorded = sandbox.cli("record", "job-1", "-o", "json")
+    recorded = sandbox.cli("record", "job-1", "-o", "mine")
     assert recorded.code == 0, recorded
 
 
@@ -407,4 +417,4 @@ def test_diverged_job_fails_with_the_loss_and_the_step(sandbox: Sandbox, lr: flo
     launched = sandbox.cli("launch", "--local", sandbox.write_recipe(50, "wild", lr=lr))
     assert launched.code == 100 and "the loss is" in launched.out and "at step" in launched.out, launched
     assert sandbox.cli("status", "--exit-code", "job-1").code == 100
-    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids())

@@ -1,4 +1,4 @@
-"""Twenty random schedules of faults (benchmarks/elastic/trials.py): each job ends like one that nobody disturbed."""
+"""Random schedules of faults (benchmarks/elastic/trials.py): each job ends like one that nobody disturbed."""
 
 import importlib.util
 import sys
@@ -30,10 +30,16 @@ def trials() -> Iterator[Any]:
     sys.path[:] = path_before
 
 
-@pytest.fixture(scope="module")
-def outcomes(trials: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.release), False], ids=["in place", "restart"]
+)
+def outcomes(
+    trials: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[list[Any]]:
     """The outcomes of all trials. The folder of a trial that failed stays as long as pytest keeps it."""
-    bench = trials.TrialBench(tmp_path_factory.mktemp("trials") / "bench", fork=True, small=True)
+    bench = trials.TrialBench(
+        tmp_path_factory.mktemp("trials") / "bench", fork=True, small=True, in_place=request.param
+    )
     try:
         yield trials.run_trials(bench, list(range(FIRST_SEED, FIRST_SEED + COUNT)), MAX_PARALLEL)
     finally:
@@ -46,10 +52,13 @@ def test_disturbed_job_ends_like_an_undisturbed_one(index: int, outcomes: list[A
     assert not outcome.problems, (outcome.plan, outcome.folder, outcome.log_lines, outcome.problems)
 
 
-def test_schedules_contain_enough_kills_and_joins(outcomes: list[Any]) -> None:
+def test_schedules_contain_enough_kills_and_joins(outcomes: list[Any], request: pytest.FixtureRequest) -> None:
     counts = sum((outcome.event_counts for outcome in outcomes), Counter[str]())
     assert counts["kill in link"] + counts["kill in save"] + counts["kill at result"] >= COUNT // 4, counts
     assert counts["join"] >= COUNT // 4 and counts.total() >= 2 * COUNT, counts
+    attempts_in_place = sum(outcome.attempts_in_place for outcome in outcomes)
+    is_in_place = "in place" in request.node.callspec.id
+    assert attempts_in_place >= COUNT if is_in_place else not attempts_in_place
 
 
 def test_checkpoint_differences_sees_a_single_changed_bit(trials: Any, tmp_path: Path) -> None:

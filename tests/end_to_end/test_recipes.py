@@ -73,7 +73,7 @@ def shorten_phase(phase: Phase, largest_batch: int, gpu_ratio: float) -> Phase:
     batch = max(2, phase.batch * MAX_BATCH // largest_batch)
     factor = gpu_ratio * batch / phase.batch
     lr: Any = tuple(rate * factor for rate in phase.lr_endpoints) if isinstance(phase.lr, tuple) else phase.lr * factor
-    return replace(phase, size=max(32, phase.size // 4), batch=batch, lr=lr)
+    return replace(phase, size=max(32, phase.final_size // 4), batch=batch, lr=lr)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
-"""ResNets against torchvision's: names and shapes of all tensors, scores, gradients and running statistics."""
+"""ResNets against torchvision's: names and shapes, scores, gradients and statistics; BlurPool against timm's."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from support.peers import run_script
+from torch import nn
 
 from train.models import resnet
+from train.models.blurpool import BlurredConvolution
 from train.models.registry import MODEL_BUILDERS
 
 
@@ -46,3 +48,15 @@ def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path:
         for name_of_tensor, tensor in ours.items():
             actual = tensor.grad if key == "gradients" else tensor
             torch.testing.assert_close(actual, expected[name_of_tensor], rtol=1e-4, atol=1e-5)
+
+
+def test_blurpool_equals_timms_with_padding_by_zeros(tmp_path: Path) -> None:
+    """A blurred convolution that only samples every second pixel is the BlurPool of the paper."""
+    images = torch.randn((2, 16, 9, 12), generator=torch.Generator().manual_seed(0))
+    torch.save(images, tmp_path / "images.pt")
+    run_script("timm_blurpool.py", tmp_path / "images.pt", tmp_path / "theirs.pt", module="timm")
+    sampling = nn.Conv2d(16, 16, 1, 2, bias=False)
+    with torch.no_grad():
+        sampling.weight.copy_(torch.eye(16)[:, :, None, None])
+        ours = BlurredConvolution(sampling)(images)
+    torch.testing.assert_close(ours, torch.load(tmp_path / "theirs.pt", weights_only=True))

@@ -82,7 +82,9 @@ class User:
             f"User={tags['imgnet:user']}",
         ]
         argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), *(f"-o{option}" for option in options)]
-        return subprocess.run([*argv, instance["PublicIpAddress"], command], capture_output=True, text=True, timeout=30)
+        return subprocess.run(
+            [*argv, instance["PublicIpAddress"], command], capture_output=True, text=True, timeout=120
+        )
 
     def state(self, id: str) -> str:
         """Return the state of an instance and the code of its reason, as EC2 says them."""
@@ -121,9 +123,14 @@ def test_interrupt_puts_a_notice_into_the_metadata_first(user: User, tmp_path: P
     user.wait_until_ready(id)
     url = user.ssh(id, "echo $AWS_EC2_METADATA_SERVICE_ENDPOINT").stdout.strip()
     watchdog = Watchdog(tmp_path, None, 0.0, url, lambda: None)
-    assert watchdog.query_metadata() == "" and watchdog._metadata_token
+
+    def notice() -> str:
+        watchdog.poll_metadata()
+        return watchdog.leave_reason
+
+    assert notice() == "" and watchdog._metadata_token
     user.cloud.interrupt(id, notice=1.5)
-    assert user.cloud.wait_for(watchdog.query_metadata).startswith("spot/instance-action: terminate at 20")
+    assert user.cloud.wait_for(notice).startswith("spot/instance-action: terminate at 20")
     assert user.state(id) == "running"
     user.cloud.wait_for(lambda: user.state(id) == "terminated Server.SpotInstanceTermination")
     user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
@@ -188,13 +195,15 @@ def own_cloud() -> Iterator[CloudProcess]:
 def test_main_ls_bill_and_interrupt(own_cloud: CloudProcess, tmp_path: Path) -> None:
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         port = f"--port={own_cloud.url.rpartition(':')[2]}"
-        return subprocess.run([*COMMAND, *arguments, port], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*COMMAND, *arguments, port], capture_output=True, text=True, timeout=120)
 
     (id,) = User(own_cloud, tmp_path).launch()
     own_cloud.wait_for(lambda: "running" in run("ls").stdout)
     assert run("interrupt", id, "--notice", "0").returncode == 0
     own_cloud.wait_for(lambda: "terminated" in run("ls").stdout)
     assert json.loads(run("bill").stdout)["instances"][id] > 0
+    second = run("serve")
+    assert (second.returncode, second.stdout) == (1, "") and "make simcloud PORT=" in second.stderr, second
     result = run("interrupt", "i-00000000000000000")
     assert result.returncode == 1, result
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result
@@ -208,7 +217,7 @@ def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, tmp_
     user.ssh(ids[0], "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
     assert len(process_ids(own_cloud.folder)) >= 4
     own_cloud.process.send_signal(signal_number)
-    exit_code = own_cloud.process.wait(30)
+    exit_code = own_cloud.process.wait(120)
     assert exit_code == (-signal_number if signal_number == signal.SIGKILL else 0), own_cloud.log
     own_cloud.wait_for(lambda: not process_ids(own_cloud.folder))
     with pytest.raises(OSError):

@@ -18,13 +18,16 @@ from support.simcloud.http_server import Fault
 from support.simcloud.in_process import Cloud, cloud, refused, served
 from support.waiting import wait_for
 
+from infra.aws import tags
+from infra.aws.stack.policies import user_policy
+
 __all__ = ["cloud", "served"]
 
 
 def post(cloud: Cloud, command: str, **arguments: Any) -> Any:
     """Post a control command over HTTP."""
     request = urllib.request.Request(f"{cloud.url}/_sim/{command}", json.dumps(arguments).encode())
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
 
@@ -99,7 +102,7 @@ def test_fault_delay_does_not_delay_other_calls(cloud: Cloud) -> None:
     with pytest.raises(botocore.exceptions.ReadTimeoutError):
         impatient_client.run_instances(**request)
     assert cloud.ec2.describe_vpcs() and time.monotonic() - start < 2, "the other call waited"
-    wait_for(cloud.sim.instances, 20)
+    wait_for(cloud.sim.instances)
     assert len(cloud.sim.instances()) == 1
 
 
@@ -228,10 +231,17 @@ for name in ("a", "b", "c"):
 @pytest.mark.parametrize(("when", "created"), [("before", ["a"]), ("after", ["a", "b"])])
 def test_kill_caller_at_kills_before_or_after_that_call(cloud: Cloud, when: str, created: list[str]) -> None:
     post(cloud, "kill_caller", at=2, when=when)
-    completed = subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=60)
+    completed = subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=120)
     assert completed.returncode == -signal.SIGKILL
     assert [row["name"] for row in cloud.sim.leftovers()] == created
     assert cloud.front.calls == [("ec2", "CreatePlacementGroup")] * 2 and len(cloud.front.killed) == 1
+
+
+def test_spare_callers_withdraws_kills_of_calls_that_have_not_come(cloud: Cloud) -> None:
+    post(cloud, "kill_caller", at=1)
+    post(cloud, "spare_callers")
+    assert subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=120).returncode == 0
+    assert len(cloud.front.calls) == 3 and cloud.front.killed == []
 
 
 def test_kill_caller_at_never_kills_this_process(cloud: Cloud) -> None:
@@ -244,3 +254,25 @@ def test_fault_and_kill_caller_at_reject_bad_arguments(cloud: Cloud) -> None:
     with pytest.raises(ValueError, match="before or after"):
         cloud.front.kill_caller_at(1, "during")
     assert not Fault(action="RunInstances").strikes("ec2", "DescribeVpcs", 1)
+
+
+# --- EC2 Instance Connect --------------------------------------------------------------------------------------------
+
+
+def test_instance_connect_takes_keys_for_running_instances_with_our_tag_only(cloud: Cloud) -> None:
+    send = cloud.client("ec2-instance-connect").send_ssh_public_key
+    tag = {"Key": tags.STACK, "Value": tags.STACK_VALUE}
+    own_id, other_id = (
+        cloud.launch(TagSpecifications=[{"ResourceType": "instance", "Tags": instance_tags}])[0]
+        for instance_tags in ([tag], [{"Key": "Name", "Value": "other"}])
+    )
+    cloud.sim.tick()
+    key = {"InstanceOSUser": "ubuntu", "SSHPublicKey": "ssh-ed25519 AAAA" + "A" * 240}
+    cloud.sim.policy = user_policy()
+    assert send(InstanceId=own_id, **key)["Success"]
+    assert refused(send, InstanceId=other_id, **key)[0] == "AccessDeniedException"
+    cloud.sim.policy = None
+    assert refused(send, InstanceId="i-0123456789abcdef0", **key)[0] == "EC2InstanceNotFoundException"
+    assert refused(send, InstanceId=own_id, **{**key, "SSHPublicKey": "x" * 256})[0] == "InvalidArgsException"
+    cloud.ec2.terminate_instances(InstanceIds=[own_id])
+    assert refused(send, InstanceId=own_id, **key)[0] == "EC2InstanceStateInvalidException"

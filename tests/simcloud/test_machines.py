@@ -5,15 +5,18 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.simcloud.machines import SimulatedMachines
-from support.ssh_machines import command_line, generate_key
+from support.simcloud.traffic import Moved
+from support.ssh_machines import command_line, generate_key, process_table
 from support.waiting import wait_for
 
 from cluster.agent.watchdog import Watchdog
+from train.tools import host
 
 LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
@@ -35,6 +38,7 @@ class FakeCloud:
     """A cloud that only knows which instances run, with a clock that can be moved forward."""
 
     needs_internet = False
+    boot_download_bytes = 0
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
@@ -119,7 +123,7 @@ class MachineTestbed:
         user, port = self.cloud.login
         argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), "-p", str(port)]
         argv += [f"-o{option}" for option in options]
-        return subprocess.run([*argv, f"{user}@{machine.address}", *words], capture_output=True, text=True, timeout=30)
+        return subprocess.run([*argv, f"{user}@{machine.address}", *words], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -149,6 +153,21 @@ def test_machine_has_the_host_key_of_its_user_data(bed: MachineTestbed) -> None:
     assert "Permission denied" in bed.ssh(machine, "true").stderr
 
 
+def test_key_of_instance_connect_logs_in_for_a_minute_where_the_image_has_it(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine()
+    generate_key(bed.folder / "other")
+    for suffix in ("", ".pub"):
+        (bed.folder / f"other{suffix}").replace(bed.folder / f"user{suffix}")
+    key = (bed.folder / "user.pub").read_text().strip()
+    user, instance = bed.cloud.login[0], bed.cloud.running[machine.id]
+    for has_it, name, code in ((False, user, 255), (True, f"not-{user}", 255), (True, user, 0)):
+        bed.machines.configure(has_instance_connect=has_it)
+        bed.machines.on_login_key(instance, name, key)
+        assert bed.ssh(machine, "true").returncode == code
+    machine.admit_keys()  # a minute later
+    assert "Permission denied" in bed.ssh(machine, "true").stderr
+
+
 def test_finish_setup_makes_shared_folder_python_and_marker(bed: MachineTestbed) -> None:
     first = bed.boot_machine(0)
     second = bed.boot_machine(1)
@@ -158,11 +177,66 @@ def test_finish_setup_makes_shared_folder_python_and_marker(bed: MachineTestbed)
     assert (bed.folder / "cloud/efs/fs-0123/file").exists()
 
 
+def test_kernel_of_a_machine_counts_what_the_cloud_says_that_it_moved(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine()
+    root = Path(bed.ssh(machine, f"printenv {host.ROOT_VARIABLE}").stdout.strip())
+    shared = Path(bed.ssh(machine, "readlink -f ~/.imgnet/shared").stdout.strip())
+    instance = bed.cloud.running[machine.id]
+    for moved in (Moved(), Moved(efs_read=3 << 20, efs_written=5 << 20, internet=700)):
+        bed.cloud.send_event("on_transfer", instance, moved)
+        counters = host.read_nfs_counters(shared / "job-1", root)
+        assert counters and (counters.read_bytes, counters.written_bytes) == (moved.efs_read, moved.efs_written)
+        assert (counters.reads, counters.writes) == (moved.efs_read >> 20, moved.efs_written >> 20)
+        assert sum(host.read_interface_bytes(root)["eth0"]) == moved.efs_read + moved.efs_written + moved.internet
+
+
+def test_machine_downloads_when_it_is_set_up(bed: MachineTestbed) -> None:
+    downloads: list[tuple[str, int]] = []
+    bed.cloud.boot_download_bytes = 5
+    bed.cloud.transfer = lambda id, internet: downloads.append((id, internet))  # type: ignore[attr-defined]
+    machine = bed.boot_machine()
+    assert downloads == [(machine.id, 5)]
+
+
 def test_failing_machines_write_the_failure_and_no_marker(bed: MachineTestbed) -> None:
     bed.machines.failing_machines = {"127.1.77.2", 2}
     _, failed, _ = [bed.boot_machine(number) for number in range(3)]
     assert [bed.marker(instance) for instance in bed.cloud.running.values()] == ["ready", "failed", "failed"]
     assert bed.ssh(failed, "cat ~/.imgnet/failed; ls ~/.imgnet").stdout.splitlines()[1:] == ["failed"]
+
+
+def test_machines_have_gpus_that_can_be_lost_and_a_driver_that_can_hang(bed: MachineTestbed) -> None:
+    assert bed.ssh(bed.boot_machine(), "command -v nvidia-smi").stdout == "", "machines have no GPUs unless told so"
+    bed.machines.configure(gpus=2)
+    losing, hanging = bed.boot_machine(1), bed.boot_machine(2)
+    query = "nvidia-smi --query-gpu=index,uuid,power.limit --format=csv,noheader"
+    both = [f"{index}, GPU-00000000-0000-0000-0000-00000000000{index}, [N/A]" for index in range(2)]
+    assert bed.ssh(losing, query).stdout.splitlines() == both
+    bed.machines.break_gpu(losing.id, "lost")
+    answer = bed.ssh(losing, query)
+    assert answer.returncode == 15 and answer.stdout.splitlines()[0] == both[0]
+    assert answer.stdout.splitlines()[1:] == [
+        "Unable to determine the device handle for GPU 0000:00:1E.0: Unknown Error"
+    ]
+    bed.machines.break_gpu(hanging.id, "hangs")
+    assert bed.ssh(hanging, f"timeout 1 {query}").returncode == 124
+    assert bed.ssh(losing, query).returncode == 15, "another machine is not concerned"
+    with pytest.raises(ValueError, match="lost, hangs"):
+        bed.machines.break_gpu(hanging.id, "melts")
+
+
+def test_trainers_of_a_broken_gpu_die_or_stand_still(bed: MachineTestbed) -> None:
+    bed.machines.configure(gpus=1)
+    losing, hanging = bed.boot_machine(1), bed.boot_machine(2)
+    trainer = "setsid python3 -c 'import time; time.sleep(1000)' -m train recipe </dev/null >/dev/null 2>&1 &"
+    for machine in (losing, hanging):
+        bed.ssh(machine, trainer)
+        wait_for(partial(machine.processes, " -m train "))
+    bed.machines.break_gpu(losing.id, "lost")
+    wait_for(lambda: not losing.processes(" -m train "))
+    bed.machines.break_gpu(hanging.id, "hangs")
+    (pid,) = hanging.processes(" -m train ")
+    wait_for(lambda: process_table()[pid][1] == "T")
 
 
 def test_delays_hold_back_sshd_and_marker(bed: MachineTestbed) -> None:
@@ -290,12 +364,17 @@ def test_watchdog_reads_notice_and_recommendation(bed: MachineTestbed, tmp_path:
     machine = bed.boot_machine(0)
     other = bed.boot_machine(1)
     watchdog = make_watchdog(machine, tmp_path)
-    assert watchdog.query_metadata() == "" and watchdog._metadata_token
+    watchdog.poll_metadata()
+    assert watchdog.leave_reason == "" == watchdog.risk_reason and watchdog._metadata_token
     bed.cloud.send_event("on_notice", bed.cloud.running[machine.id], 0.0, "rebalance")
-    assert watchdog.query_metadata() == "events/recommendations/rebalance: rebalance at 1970-01-01T00:00:00Z"
+    watchdog.poll_metadata()
+    assert "rebalance recommendation at 1970-01-01T00:00:00Z" in watchdog.risk_reason and watchdog.leave_reason == ""
     bed.cloud.send_event("on_notice", bed.cloud.running[machine.id], 61.0, "terminate")
-    assert watchdog.query_metadata() == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
-    assert make_watchdog(other, tmp_path).query_metadata() == ""
+    watchdog.poll_metadata()
+    assert watchdog.leave_reason == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
+    other_watchdog = make_watchdog(other, tmp_path)
+    other_watchdog.poll_metadata()
+    assert other_watchdog.leave_reason == "" == other_watchdog.risk_reason
 
 
 def test_metadata_service_requires_a_token_and_knows_each_machine(bed: MachineTestbed) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.simcloud.in_process import START, Cloud, cloud, refused, served
 from support.simcloud.spot_market import IMAGES
+from support.simcloud.traffic import Moved
 
 __all__ = ["cloud", "served"]
 
@@ -250,6 +251,20 @@ def test_efs_costs_by_stored_size(cloud: Cloud) -> None:
     assert cloud.sim.bill()["efs"] == pytest.approx(0.30)
 
 
+def test_efs_costs_by_what_is_read_and_written(cloud: Cloud) -> None:
+    (id,) = cloud.launch()
+    before = cloud.sim.bill()
+    cloud.sim.transfer(id, efs_read=2 * 10**9)
+    assert cloud.sim.bill()["efs"] == pytest.approx(before["efs"] + 0.06)
+    cloud.sim.transfer(id, efs_written=3 * 10**9)
+    bill = cloud.sim.bill()
+    assert bill["efs"] == pytest.approx(before["efs"] + 0.24) and bill["total"] == pytest.approx(before["total"] + 0.24)
+    assert cloud.sim.moved[id] == Moved(efs_read=2 * 10**9, efs_written=3 * 10**9)
+    cloud.sim.kill(id)
+    with pytest.raises(ValueError, match="does not run"):
+        cloud.sim.transfer(id, efs_read=1)
+
+
 # --- prices, quotas, images ------------------------------------------------------------------------------------------
 
 
@@ -294,6 +309,9 @@ def test_get_service_quota_returns_vcpu(cloud: Cloud) -> None:
     assert (quota["Value"], quota["QuotaName"]) == (0.0, "All P4, P3 and P2 Spot Instance Requests")
     assert get_quota(ServiceCode="ec2", QuotaCode="L-417A185B")["Quota"]["Value"] > 3072
     assert refused(get_quota, ServiceCode="ec2", QuotaCode="L-00000000")[0] == "NoSuchResourceException"
+    get_default = cloud.client("service-quotas").get_aws_default_service_quota
+    defaults = {code: get_default(ServiceCode="ec2", QuotaCode=code) for code in ("L-417A185B", "L-1216C47A")}
+    assert [default["Quota"]["Value"] for default in defaults.values()] == [0.0, 5.0]
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
@@ -346,6 +364,8 @@ def test_internet_needs_a_public_address_or_a_nat_gateway(cloud: Cloud) -> None:
     cloud.sim.refuses_public_addresses = False
     ec2.modify_network_interface_attribute(**change)
     assert cloud.sim.has_internet(id) and cloud.instance(id)["PublicIpAddress"]
+    cloud.sim.transfer(id, internet=10**12)
+    assert cloud.sim.bill()["nat"] == 0, "what comes in by a public address is free"
 
     cloud.sim.nat_seconds = 60.0
     address = ec2.allocate_address(Domain="vpc")["AllocationId"]
@@ -361,6 +381,10 @@ def test_internet_needs_a_public_address_or_a_nat_gateway(cloud: Cloud) -> None:
     cloud.sim.advance(60)
     assert cloud.sim.has_internet(private_id)
     assert "nat-gateway" in {row["kind"] for row in cloud.sim.leaks()} and cloud.sim.bill()["nat"] > 0
+    cloud.sim.transfer(private_id, internet=2 * 10**9)
+    assert cloud.sim.bill()["nat"] == pytest.approx(0.045 + 0.09), "an hour, and two gigabytes"
+    cloud.sim.advance(3600)
+    assert cloud.sim.bill()["nat"] == pytest.approx(2 * 0.045 + 0.09), "a begun hour costs a whole one"
     ec2.delete_nat_gateway(NatGatewayId=gateway)
     assert refused(ec2.release_address, AllocationId=address)[0] == "InvalidIPAddress.InUse"
     cloud.sim.advance(60)

@@ -32,7 +32,6 @@ from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
 from infra.aws.launch_request import Place
-from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -244,9 +243,3 @@ def bed(
     testbed.end_job()
     testbed.remove_faults()
     assert not front.sim.errors, front.sim.errors
-
-
-def journal_dollars(testbed: GangTestbed) -> float:
-    """Return what the machines have cost by the journal, with disks and addresses."""
-    costs = billing.machine_costs(testbed.journal, testbed.sim.now())
-    return sum(cost.total_dollars for cost in costs)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +19,9 @@ from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import RequestGranted
 
 TYPE = "c7i.2xlarge"
-OPTIONS = ("-y", "--type", TYPE, "--procs", "1", "--workers", "0", "--no-probe")
+OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-probe")
 NEVER_SECONDS = 1e6  # from running to sshd: such a machine never gets ready
+SUPERVISOR_END_SECONDS = 30.0
 ENDED_STATES = ("shutting-down", "terminated")
 
 
@@ -51,7 +53,8 @@ class Renter:
     def launch_arguments(self, *options: str, machines: int = 2, epochs: int = 3) -> tuple[str, ...]:
         """Return the arguments of a launch that does not follow the job."""
         recipe = self.sandbox.write_recipe(epochs)
-        return "launch", "-d", *OPTIONS, "--machines", str(machines), *options, recipe
+        types = () if "--type" in options else ("--type", TYPE)
+        return "launch", "-d", *OPTIONS, *types, "--machines", str(machines), *options, recipe
 
     def launch(self, *options: str, machines: int = 2, epochs: int = 3) -> Job:
         """Launch a job and return it. Its supervisor has only just started."""
@@ -60,7 +63,7 @@ class Renter:
 
     # --- observations ------------------------------------------------------------------------------------------------
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 180.0) -> Any:
         """Return the value of `condition` as soon as it is true.
 
         Raises `AssertionError` after `seconds`, with the state of the jobs and the cloud.
@@ -116,13 +119,13 @@ class Renter:
 
     def wait_for_supervisor(self) -> int:
         """Wait until a supervisor runs, and return its process."""
-        return int(self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"), 20)[0])
+        return int(self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"))[0])
 
     def kill_supervisor(self) -> None:
         """Kill the supervisor with SIGKILL and wait until it has ended."""
         pid = self.wait_for_supervisor()
         os.kill(pid, signal.SIGKILL)
-        self.wait_for(lambda: pid not in self.supervisor_pids(), 10)
+        self.wait_for(lambda: pid not in self.supervisor_pids())
 
     def training_step(self, job: Job) -> int:
         """Return the step that the job trains, 0 while it does not train."""
@@ -135,8 +138,30 @@ class Renter:
         collected = self.cli("gc")
         assert collected.code == 0 and collected.out.strip() == "nothing to remove in us-east-1", collected
 
+    def assert_costs_match_the_bill(self, job: Job) -> None:
+        """Raises `AssertionError` unless `cost` and the simulated cloud's bill say the same dollars."""
+        report = self.run_json("cost", job.name)
+        bill = self.cloud.bill()
+        ids = {machine["id"] for machine in report["machines"]}
+        assert ids == set(self.all_instance_ids()) == set(bill["instances"]), (report, bill)
+        assert report["running"] == 0 and report["unknown"] == [], report
+        dollars = {row["name"]: row["dollars"] for row in report["traffic"]}
+        shared_dollars = dollars.pop("shared folder, read", 0.0) + dollars.pop("shared folder, written", 0.0)
+        home_dollars = dollars.pop("data out to this computer")  # nothing in the simulation meters ssh
+        assert shared_dollars == pytest.approx(bill["efs"], rel=0.001) and dollars == {}, (report, bill)
+        rest = report["dollars"] - shared_dollars - home_dollars
+        assert rest == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)
+
 
 @pytest.fixture
 def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
-    """A user with an empty cloud, in which nothing may cost anything after the test."""
-    yield Renter(sandbox, simcloud)
+    """A user with an empty cloud, in which nothing may cost anything after the test.
+
+    A supervisor whose machines are gone waits for their answers for some seconds. Then it writes the job's report,
+    which takes long on a busy computer. The sandbox, which is closed next, allows 15 s.
+    """
+    user = Renter(sandbox, simcloud)
+    yield user
+    deadline = time.monotonic() + SUPERVISOR_END_SECONDS
+    while not user.live_instance_ids() and user.supervisor_pids() and time.monotonic() < deadline:
+        time.sleep(0.2)

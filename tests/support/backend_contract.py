@@ -88,7 +88,7 @@ def test_command_line_offers_the_backend(backend: Backend) -> None:
 def test_plan_survives_its_file(backend: Backend) -> None:
     """Without an answer of the source of machines, a planner still describes its machines and data in plain data."""
     options = type(backend).options()
-    request = MachineRequest(recipe=RECIPE, options=options, is_offline=True)
+    request = MachineRequest(workload=RECIPE, options=options, is_offline=True)
     try:
         planner = type(backend).planner_class(request)
     except ClusterError as error:  # such as: the hosts file is missing

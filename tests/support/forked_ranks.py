@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from train.tools.process import die_with_parent
 
 def _run_rank(work: Callable[[int, Path], Any], rank: int, store: Path, connection: Any) -> None:
     die_with_parent()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
     try:
         connection.send((True, work(rank, store)))
     except BaseException as error:
@@ -56,7 +59,6 @@ def join_group(store: Path, rank: int, world: int, procs: int) -> Any:
 
     from train.distributed.process_group import ProcessGroup
 
-    torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     return ProcessGroup(rank, rank % procs, world, procs, torch.device("cpu"))

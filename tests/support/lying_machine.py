@@ -9,9 +9,10 @@ from pathlib import Path
 from support.ssh_machines import TestMachine
 
 # Stands for `sh` on the machine. Runs every script as it is, but answers that for new files with what the file "lie"
-# has; MARK is the delimiter of the question. A lie of digits alone is a number of zeros.
+# has; MARK is the delimiter of the question. A lie of digits alone is a number of zeros, the lie "drip" a few zeros a
+# second without end. The lie "drip commands" answers each command so, and nothing else.
 LYING_SHELL = """#!{python} -S
-import os, re, sys
+import os, re, sys, time
 size = re.match(r'eval "[$][(]head -c ([0-9]+)[)]"', sys.argv[2]) if sys.argv[1:2] == ["-c"] else None
 if not size:
     os.execv("/bin/sh", ["sh", *sys.argv[1:]])
@@ -19,10 +20,15 @@ script = b""
 while len(script) < int(size[1]):
     script += os.read(0, int(size[1]) - len(script))
 mark = re.search(rb"\\bm=([0-9a-f]+)", script)
-if not mark or b"skip_bytes" not in script:
-    os.execv("/bin/sh", ["sh", "-c", script])
 lie = open({lie!r}, "rb").read()
+if lie == b"drip commands" and re.search(rb" i=[0-9a-f]+ ", script):
+    lie = b"drip"
+elif lie == b"drip commands" or not mark or b"skip_bytes" not in script:
+    os.execv("/bin/sh", ["sh", "-c", script])
 try:
+    while lie == b"drip":
+        os.write(1, bytes(1))
+        time.sleep(0.2)
     if lie.isdigit():
         for _ in range(int(lie) >> 20):
             sys.stdout.buffer.write(bytes(1 << 20))

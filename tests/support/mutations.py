@@ -50,7 +50,7 @@ class Mutation:
 
 TRAINER = "train/engine/trainer.py"
 VALIDATION = "train/engine/validation.py"
-LAUNCHER = "train/engine/launcher.py"
+LAUNCHER = "train/tools/process.py"
 SCHEDULE = "train/recipe/schedule.py"
 SAMPLER = "train/data/order/batch_sampler.py"
 RECT_VAL = "train/data/order/rect_val.py"
@@ -69,6 +69,8 @@ PARAMETER_GROUPS = "test_param_groups.py::test_parameter_groups_hold_each_parame
 INITIAL_WEIGHTS = "test_initial_weights.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one"
 AVERAGED_STATISTICS = "test_batchnorm.py::test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks"
 LARS_FORMULA = "test_optimizers.py::test_lars_matches_formula_and_skips_norms_and_biases"
+LEFT_OUT = "test_optimizers.py::test_layerwise_step_left_out_for_the_loss_scale_leaves_no_trace"
+FUSED_LEFT_OUT = "test_optimizers.py::test_fused_step_left_out_for_the_loss_scale_leaves_no_trace"
 LAMB_FORMULA = "test_optimizers.py::test_lamb_matches_formula_and_skips_norms_and_biases"
 RESUME = "test_resume.py::test_resume_at_any_step_gives_the_same_bits"
 RECTANGLE = "test_validation.py::test_rect_crop_shape_is_multiple_of_32_inside_resized_image"
@@ -136,8 +138,8 @@ MUTATIONS = [
     Mutation(
         "first and last step: one step late",
         SCHEDULE,
-        "done = step / (self.steps - 1) if self.steps > 1 else 0.0",
-        "done = (step + 1) / self.steps",
+        "done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0",
+        "done = (step + 1) / self.steps_of_phase",
         LR_SHAPE,
     ),
     Mutation(
@@ -164,7 +166,7 @@ MUTATIONS = [
     Mutation(
         "one-cycle shape: later peak",
         SCHEDULE,
-        "peak_lr / 25 / 1e4, 0.3",
+        "peak_lr / 25 / 1e4, ONE_CYCLE_PEAK",
         "peak_lr / 25 / 1e4, 0.4",
         LR_SHAPE,
     ),
@@ -188,6 +190,69 @@ MUTATIONS = [
         "Phase(epochs=(14, 17), size=224, batch=128, lr=1.92,",
         "Phase(epochs=(14, 17), size=224, batch=128, lr=0.96,",
         "test_rates.py::test_larger_images_restart_lr_as_in_2018_tables",
+    ),
+    Mutation(
+        "BlurPool: a box filter",
+        "train/models/blurpool.py",
+        "BLUR_WEIGHTS = (1.0, 2.0, 1.0)",
+        "BLUR_WEIGHTS = (1.0, 1.0, 1.0)",
+        "test_blurpool.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency",
+    ),
+    Mutation(
+        "BlurPool: shortcuts are left out",
+        "train/models/blurpool.py",
+        "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS",
+        "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS and max(child.kernel_size) > 1",
+        "test_blurpool.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input",
+    ),
+    Mutation(
+        "BlurPool: the filter is in the state of the network",
+        "train/models/blurpool.py",
+        'self.register_buffer("kernel", kernel, persistent=False)',
+        'self.register_buffer("kernel", kernel)',
+        "test_blurpool.py::test_blur_adds_nothing_to_the_state_of_the_network",
+    ),
+    Mutation(
+        "averaged weights: the full decay from the first step",
+        "train/optim/weight_average.py",
+        "min(self.decay, (1 + step) / (10 + step))",
+        "self.decay",
+        "test_weight_average.py::test_average_is_that_of_tensorflow_with_a_lower_decay_in_the_first_steps",
+    ),
+    Mutation(
+        "averaged weights: weight and average exchanged",
+        "train/optim/weight_average.py",
+        "1 - min(self.decay, (1 + step) / (10 + step))",
+        "min(self.decay, (1 + step) / (10 + step))",
+        "test_weight_average.py::test_average_after_the_first_steps_is_that_of_torch",
+    ),
+    Mutation(
+        "averaged weights: the last weights are validated",
+        "train/engine/trainer.py",
+        "measure(TimePart.VALIDATION), self.average.in_model():",
+        "measure(TimePart.VALIDATION):",
+        "test_weight_average.py::test_average_is_validated_and_training_goes_on_from_the_weights",
+    ),
+    Mutation(
+        "averaged weights: the same decay for larger batches",
+        SCHEDULE,
+        "return float(optim.ema ** (self.gpus / self.recipe.nominal_gpus))",
+        "return optim.ema",
+        "test_weight_average.py::test_k_times_the_gpus_raise_the_decay_to_the_power_k",
+    ),
+    Mutation(
+        "growing size: rounded down",
+        "train/recipe/schema.py",
+        "return round(size / SIZE_STEP) * SIZE_STEP",
+        "return int(size / SIZE_STEP) * SIZE_STEP",
+        "test_rates.py::test_size_grows_as_in_ffcv",
+    ),
+    Mutation(
+        "growing size: the learning rate starts again with each size",
+        SCHEDULE,
+        "done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0",
+        "done = step / (self.steps - 1) if self.steps > 1 else 0.0",
+        "test_rates.py::test_size_grows_in_equal_stages_and_leaves_the_rates_alone",
     ),
     Mutation(
         "restart: the steps of earlier phases count",
@@ -254,8 +319,8 @@ MUTATIONS = [
     Mutation(
         "remark 3: all-reduce before the last chunk",
         TRAINER,
-        "with self.no_sync(unless=number == chunk_count):",
-        "with self.no_sync(unless=number == 1):",
+        "with ddp.without_sums(self.wrapped_model, unless=number == chunk_count):",
+        "with ddp.without_sums(self.wrapped_model, unless=number == 1):",
         MEAN,
     ),
     Mutation(
@@ -387,8 +452,8 @@ MUTATIONS = [
     Mutation(
         "SGD: no Nesterov",
         OPTIMIZER,
-        "torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov)",
-        "torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum)",
+        "momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)",
+        "momentum=optim.momentum, fused=fused)",
         "test_optimizers.py::test_sgd_matches_formula",
     ),
     Mutation(
@@ -427,6 +492,27 @@ MUTATIONS = [
         "test_optimizers.py::test_layerwise_ratios_are_computed_in_float32",
     ),
     Mutation(
+        "LARS and LAMB: a step that is left out moves the momentum",
+        LAYERWISE,
+        "            changing += state_tensors(name, weights, states)\n",
+        "            state_tensors(name, weights, states)\n",
+        LEFT_OUT,
+    ),
+    Mutation(
+        "LAMB: steps that are left out count in the bias correction",
+        LAYERWISE,
+        "beta ** (steps - skipped)",
+        "beta**steps",
+        LEFT_OUT,
+    ),
+    Mutation(
+        "fused SGD: momentum of uninitialized memory",
+        OPTIMIZER,
+        '    if settings["fused"]:\n',
+        "    if False:\n",
+        FUSED_LEFT_OUT,
+    ),
+    Mutation(
         "LARS: step as long as the gradient",
         LARS,
         'if group["adapt"]:',
@@ -450,7 +536,7 @@ MUTATIONS = [
     Mutation(
         "LAMB: no bias correction of the second moment",
         LAMB,
-        '[1 - b2 ** state["step"] for state in states]',
+        "bias_corrections(b2, states)",
         "[1.0 for state in states]",
         LAMB_FORMULA,
     ),
@@ -627,14 +713,14 @@ MUTATIONS = [
     Mutation(
         "bug 3: saved only when the accuracy is high",
         TRAINER,
-        "        self.save(wait=is_last)",
-        "        if (self.history[-1].top5 or 0.0) > 93:\n            self.save(wait=is_last)",
+        "        self.save(wait=is_last, is_best=is_best)",
+        "        if (self.history[-1].top5 or 0.0) > 93:\n            self.save(wait=is_last, is_best=is_best)",
         BUG_3,
     ),
     Mutation(
         "bug 3: saved in the current folder",
         TRAINER,
-        "checkpoint_folder(self.options.out, ",
+        "checkpoint_folder(options.out, ",
         'checkpoint_folder(__import__("pathlib").Path("."), ',
         BUG_3,
     ),
@@ -662,7 +748,7 @@ MUTATIONS = [
     Mutation(
         "bug 4: the other processes go on",
         LAUNCHER,
-        "        process.kill_process_groups(ranks)\n",
+        "        kill_process_groups(ranks)\n",
         "        pass\n",
         BUG_4_OTHERS,
     ),
@@ -714,6 +800,13 @@ MUTATIONS = [
         "if not math.isfinite(loss):",
         "if False:",
         "test_bugs_of_2018.py::test_bug_8_run_with_nan_loss_stops",
+    ),
+    Mutation(
+        "bug 8: goes on with a loss scale that collapses",
+        "train/distributed/ddp.py",
+        "if scale < MIN_LOSS_SCALE:",
+        "if False:",
+        "test_bugs_of_2018.py::test_bug_8_collapsing_loss_scale_stops",
     ),
     Mutation(
         "bug 8: no loss scale for float16",

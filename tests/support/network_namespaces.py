@@ -67,11 +67,9 @@ def switched_machines(count: int) -> Iterator[list[int]]:
             holder.communicate()
 
 
-def limit_bandwidth(machine: int, megabit: float) -> None:
-    """Limit what a machine sends to `megabit` Mbit/s (tc-tbf(8))."""
-    settings = ("root", "tbf", "rate", f"{megabit}mbit", "burst", "256kb", "latency", "400ms")
-    command = ("nsenter", "-t", str(machine), "-n", "tc", "qdisc", "replace", "dev", INTERFACE, *settings)
-    subprocess.run(command, check=True, capture_output=True)
+def give_address(machine: int, address: str) -> None:
+    """Give the network card of a machine a further address, with the length of its network: fd00::1/64."""
+    _ip(machine, "addr", "add", address, "dev", INTERFACE, *(("nodad",) if ":" in address else ()))
 
 
 def sent_bytes() -> int:
@@ -80,7 +78,8 @@ def sent_bytes() -> int:
     return int(line.partition(":")[2].split()[8])
 
 
-def _enter_namespace(machine: int) -> None:
+def enter(machine: int) -> None:
+    """Move this process into the namespace of a machine."""
     with Path(f"/proc/{machine}/ns/net").open() as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
@@ -93,7 +92,7 @@ def run_on_machines(
     world = len(machines) * procs
 
     def work(rank: int, store: Path) -> Any:
-        _enter_namespace(machines[rank // procs])
+        enter(machines[rank // procs])
         os.environ |= {
             "RANK": str(rank), "LOCAL_RANK": str(rank % procs), "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(procs), "GLOO_SOCKET_IFNAME": INTERFACE,

@@ -38,7 +38,7 @@ class ProcessOptions(BackendOptions):
 class ProcessPlanner(LocalPlanner):
     """Plans a job whose machines are processes on this computer."""
 
-    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
         """Put the options into the specification: the job needs them later."""
         assert isinstance(self.request.options, ProcessOptions)
         plan = super().complete(spec, schedule)
@@ -71,7 +71,14 @@ class ProcessBackend(SharedFolderBackend):
         folder, work = self.run.folder, self.run.folder.work_folder(machine)
         work.mkdir(parents=True, exist_ok=True)
         agent = module_command(
-            "cluster.agent", str(folder.shared), str(work), machine, "--elapsed", f"{elapsed_seconds:.0f}"
+            "cluster.agent",
+            str(folder.shared),
+            str(work),
+            machine,
+            "--elapsed",
+            f"{elapsed_seconds:.0f}",
+            "--user-project",
+            str(folder.user_project),
         )
         settings = decode(ProcessOptions, self.run.spec.backend_settings or {}, "backend_settings")
         with (work / "agent.out").open("ab") as output:

@@ -89,7 +89,7 @@ class SimulatedTrainer:
         seconds = epoch.steps * STEP_SECONDS
         row = {
             "epoch": number,
-            "size": epoch.scheduled_phase.phase.size,
+            "size": epoch.scheduled_phase.size,
             "global_batch": epoch.scheduled_phase.global_batch,
             "steps": epoch.steps,
             "lr": epoch.lr_at(epoch.steps - 1),

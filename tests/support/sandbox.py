@@ -19,13 +19,14 @@ from typing import Any
 from cluster.jobs.job import Job
 from train.tools.process import descendant_pids
 
+from .command_server import can_fork, command_server
 from .waiting import DEADLINE_SECONDS, wait_for
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
-CLOSE_SECONDS = 15.0  # for processes to end after their tmux server
+CLOSE_SECONDS = 60.0  # for processes to end after their tmux server: a supervisor may be writing the report
 
 # Variables of the shell that runs the tests; a user's shell need not have them.
-UNINHERITED_VARIABLES = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "PYTHONUNBUFFERED")
+UNINHERITED_VARIABLES = ("IMGNET_RUNS", "XDG_CONFIG_HOME", "TMUX", "PYTHONPATH", "PYTHONUNBUFFERED")
 
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
@@ -82,7 +83,11 @@ class Sandbox:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> CommandResult:
-        """Run the installed command to its end. `env` is added to the sandbox's environment."""
+        """Run a command to its end. `env` is added to the sandbox's environment."""
+        environment = {**self.env, **(env or {})}
+        if can_fork(environment):
+            words = [*map(str, arguments)]
+            return CommandResult(*command_server().run(words, cwd or self.path, environment, timeout))
         completed = subprocess.run(
             [COMMAND, *map(str, arguments)],
             capture_output=True,
@@ -90,7 +95,7 @@ class Sandbox:
             stdin=subprocess.DEVNULL,
             timeout=timeout,
             cwd=cwd or self.path,
-            env={**self.env, **(env or {})},
+            env=environment,
         )
         return CommandResult(completed.returncode, completed.stdout, completed.stderr)
 
@@ -181,8 +186,9 @@ class Sandbox:
                 command_line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if words and "tmux" not in words and "tmux -Limgnet" in command_line:
                     continue  # the tmux server's own command line contains that of the first session
-                is_ours = marker in (entry / "environ").read_bytes().split(b"\0")
-                if is_ours and all(word in command_line for word in words):
+                if not all(word in command_line for word in words):
+                    continue
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
                     command_lines[int(entry.name)] = command_line
         return command_lines
 
@@ -234,7 +240,7 @@ class Sandbox:
         for pid in self.program_pids("-m cluster.agent"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=20)
+        subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=120)
         deadline = time.monotonic() + CLOSE_SECONDS
         while self.pids() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -20,6 +20,6 @@ def changed_spec(spec: JobSpec, **changes: Any) -> JobSpec:
 
 def make_spec(**values: Any) -> JobSpec:
     """Return a specification without a recipe file; its schedule is for one GPU, and there is no standby."""
-    required = {"name": values.pop("name"), "recipe": values.pop("recipe"), "recipe_file": ""}
+    required = {"name": values.pop("name"), "workload": values.pop("recipe"), "recipe_file": ""}
     spec = JobSpec(**required, train=TrainOptions(gpus=1), recovery=RecoveryOptions(standby=False))
     return changed_spec(spec, **values)

@@ -125,7 +125,7 @@ class TestMachine:
             port=self.port,
             address=self.address,
             folder=self.folder,
-            keys=self.bed.folder / "authorized_keys",
+            keys=" ".join(map(str, self.key_files)),
             extra_lines=extra_lines,
             variables=" ".join(f'"{name}={value}"' for name, value in variables.items()),
         )
@@ -136,6 +136,11 @@ class TestMachine:
         self.write_config(self._variables, extra_lines)
         self.unplug()
         self.plug()
+
+    @property
+    def key_files(self) -> list[Path]:
+        """The files of the public keys that may log in."""
+        return [self.bed.folder / "authorized_keys"]
 
     @property
     def host_key(self) -> str:

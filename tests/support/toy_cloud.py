@@ -17,11 +17,15 @@ from infra.rented_machine import RentedMachine
 
 
 class ToyCloud(CloudProvider[RentedMachine]):
-    """The machines of one job. `rented` and `released` belong to the cloud, and all objects share them."""
+    """The machines of one job.
+
+    All attributes of the class, such as `rented` and `released`, are the state of the cloud, which all objects share.
+    """
 
     cloud_name = "the toy cloud"
     rented: ClassVar[dict[str, RentedMachine]] = {}  # by ID
     released: ClassVar[list[tuple[str, str]]] = []  # ID and reason
+    exchanged: ClassVar[set[str]] = set()  # IDs of broken machines
     free_machines: ClassVar[int] = 0
     first_time: ClassVar[float | None] = None
 
@@ -30,6 +34,7 @@ class ToyCloud(CloudProvider[RentedMachine]):
         """Start again, with this number of machines to rent in all."""
         cls.rented.clear()
         cls.released.clear()
+        cls.exchanged.clear()
         cls.free_machines, cls.first_time = free_machines, None
 
     def _rent(self, name: str) -> RentedMachine:
@@ -72,10 +77,16 @@ class ToyCloud(CloudProvider[RentedMachine]):
             raise MachinesRefused("the toy cloud has no machine left")
         return self._rent(name)
 
-    def terminate(self, ids: list[str], reason: str) -> None:
+    def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:
+        if is_exchange:
+            self.exchanged.update(ids)
         for machine_id in ids:
             if self.rented.pop(machine_id, None):
                 self.released.append((machine_id, reason))
+
+    @property
+    def exchanged_ids(self) -> set[str]:
+        return self.exchanged
 
     def terminate_job(self) -> list[str]:
         self.terminate(list(self.rented), "the job ended")

@@ -23,6 +23,7 @@ from train.distributed import ddp
 from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.engine.agent_channel import AgentChannel
+from train.engine.inputs import Normalization
 from train.engine.options import parse_run_options
 from train.engine.trainer import Trainer
 from train.models import freezing
@@ -67,9 +68,17 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.images.permute(0, 3, 1, 2).double() / 255 - 0.5, torch.from_numpy(batch.labels)
 
 
+def class_names(count: int) -> tuple[str, ...]:
+    return tuple(f"class {number}" for number in range(count))
+
+
 # Stands in for `BatchPreprocessor`: float64, no normalization but to [-0.5, 0.5].
 PLAIN_PREPROCESSOR: Any = SimpleNamespace(
-    prepare=prepare, autocast=contextlib.nullcontext, score_dtype=torch.float64, compute_dtype=torch.float32
+    prepare=prepare,
+    autocast=contextlib.nullcontext,
+    score_dtype=torch.float64,
+    compute_dtype=torch.float32,
+    normalization=Normalization((0.5, 0.5, 0.5), (1.0, 1.0, 1.0)),
 )
 
 
@@ -114,7 +123,7 @@ def make_trainer(
     schedule = Schedule(recipe, images.train, gpus or recipe.nominal_gpus)
     sampler = make_sampler(schedule, images, group.rank, group.world_size)
     options = parse_run_options(["rule", "--out", str(folder)])
-    trainer = Trainer(options, recipe, group, sampler, images.classes, AgentChannel())
+    trainer = Trainer(options, recipe, group, sampler, class_names(images.classes), AgentChannel())
     if net is not None:
         trainer.model = trainer.wrapped_model = net  # type: ignore[assignment]
         trainer.optimizer = factory.build_optimizer(net, recipe.optim)
@@ -126,7 +135,7 @@ def make_trainer(
         trainer.running_statistics = RunningStatistics(group, net)
     trainer.running_statistics.begin()
     if group.world_size > 1:
-        trainer.wrapped_model = ddp.wrap_ddp(trainer.wrapped_model, recipe.comm)
+        trainer.wrapped_model = ddp.wrap_ddp(trainer.wrapped_model, recipe.comm, trainer.preprocessor.compute_dtype)
     return trainer
 
 

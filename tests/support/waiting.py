@@ -6,6 +6,8 @@ from typing import Any
 
 DEADLINE_SECONDS = 120.0  # a computer with nothing else to do needs a twentieth of it
 POLL_SECONDS = 0.02
+MAX_POLL_SECONDS = 0.05
+POLL_SHARE = 0.05  # of the time waited so far: a condition that takes long is asked less often
 
 
 class WaitTimeout(AssertionError, TimeoutError):
@@ -22,12 +24,13 @@ def wait_for(
 
     Raises `WaitTimeout` after `seconds`. `describe` is called then, and what it returns ends the message.
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited_seconds = time.monotonic() - start
+        if waited_seconds > seconds:
             code = getattr(condition, "__code__", None)
             line = f", line {code.co_firstlineno}" if code else ""
             name = getattr(condition, "__qualname__", repr(condition))
             raise WaitTimeout(f"not true after {seconds:g} s: {name}{line}\n{describe()}".strip())
-        time.sleep(poll_seconds)
+        time.sleep(max(poll_seconds, min(MAX_POLL_SECONDS, POLL_SHARE * waited_seconds)))
     return value

@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks trainers: like `python -m train`, without the seconds of the import.
+"""A process that has imported torch and forks programs: like `python -m train`, without the seconds of the import.
 
 It reads a JSON line for each command from stdin and answers with a JSON line. It computes nothing itself, so that its
 children inherit no threads and no locked locks.
@@ -6,6 +6,7 @@ children inherit no threads and no locked locks.
 
 import json
 import os
+import runpy
 import signal
 import sys
 from typing import Any
@@ -17,17 +18,20 @@ from train.engine.main import main
 from train.tools.process import die_with_parent
 
 
-def run_trainer(argv: list[str], environment: dict[str, str], folder: str, log: str) -> None:
-    """Turn this process into a trainer in a session of its own. Does not return."""
+def become_child(environment: dict[str, str], folder: str, out: str, err: str) -> None:
+    """Give this fork a session, folder, environment and streams of its own. Output is appended to the files."""
     os.setsid()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.update(environment)
-    log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
+    for stream, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
+
+
+def run_trainer(argv: list[str]) -> None:
+    """Run the trainer. Does not return."""
     exit_code: Any = 1
     try:
         exit_code = main(argv)
@@ -41,11 +45,29 @@ def run_trainer(argv: list[str], environment: dict[str, str], folder: str, log: 
         os._exit(exit_code if isinstance(exit_code, int) else bool(exit_code))
 
 
-def start(*arguments: Any) -> int:
-    """Fork a trainer and return its process. The arguments are those of `run_trainer`."""
+def run_module(module: str, argv: list[str]) -> None:
+    """Run `python -m MODULE`. The interpreter ends with what the module raises, as it always does. Does not return."""
+    sys.argv = [module, *argv]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def start(argv: list[str], environment: dict[str, str], folder: str, log: str) -> int:
+    """Fork a trainer and return its process. Both its streams go to `log`."""
     pid = os.fork()
     if not pid:
-        run_trainer(*arguments)
+        become_child(environment, folder, log, log)
+        run_trainer(argv)
+    return pid
+
+
+def start_module(module: str, argv: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> int:
+    """Fork `python -m MODULE` and return its process."""
+    pid = os.fork()
+    if not pid:
+        become_child(environment, folder, out, err)
+        run_module(module, argv)
     return pid
 
 
@@ -60,4 +82,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        print(json.dumps({"start": start, "poll": poll}[command](*arguments)), flush=True)
+        answer = {"start": start, "start_module": start_module, "poll": poll}[command](*arguments)
+        print(json.dumps(answer), flush=True)

@@ -51,10 +51,11 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
     """Call a condition until it returns something true, and return that; fail at the deadline."""
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not true after {seconds:g} s: {condition}"
-        time.sleep(0.001)
+        waited_seconds = time.monotonic() - start
+        assert waited_seconds < seconds, f"not true after {seconds:g} s: {condition}"
+        time.sleep(min(0.01, max(0.001, 0.01 * waited_seconds)))  # a condition that takes long is asked less often
     return value
 
 
@@ -67,10 +68,10 @@ def session_of(pid: str) -> int:
 class ForkedTrainer:
     """A trainer forked by tests/support/warm_start.py, with the part of `Popen`'s interface that the tests use."""
 
-    def __init__(self, ask: Callable[..., Any], *start_arguments: Any) -> None:
+    def __init__(self, ask: Callable[..., Any], *order: Any) -> None:
         self.ask = ask
         self.returncode: int | None = None
-        self.pid: int = ask("start", *start_arguments)
+        self.pid: int = ask(*order)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -84,6 +85,19 @@ class ForkedTrainer:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+
+class ForkedModule(ForkedTrainer):
+    """A `python -m MODULE` forked by tests/support/warm_start.py."""
+
+    def __init__(self, ask: Callable[..., Any], module: str, argv: list[str], *where: Any) -> None:
+        environment, folder, out = where
+        self.out_path, self.err_path = out.with_name(f"{out.name}.stdout"), out.with_name(f"{out.name}.stderr")
+        super().__init__(ask, "start_module", module, argv, environment, folder, str(self.out_path), str(self.err_path))
+
+    def result(self) -> tuple[int, str, str]:
+        """Wait for the end; return the exit code, what was printed, and the errors."""
+        return self.wait(), self.out_path.read_text(), self.err_path.read_text()
 
 
 class Runs:
@@ -135,9 +149,30 @@ class Runs:
     ) -> ForkedTrainer:
         """Fork a trainer."""
         argv = self.words(out, options, recipe)
-        process = ForkedTrainer(self.ask, argv, environment or {}, str(self.folder), str(self.log(out)))
+        process = ForkedTrainer(self.ask, "start", argv, environment or {}, str(self.folder), str(self.log(out)))
         self.started.append((process, out))
         return process
+
+    def start_module(self, module: str, *argv: object, environment: dict[str, str], out: Path) -> "ForkedModule":
+        """Fork `python -m MODULE`. Its stdout goes to <out>.stdout, its stderr to <out>.stderr."""
+        process = ForkedModule(self.ask, module, [*map(str, argv)], environment, str(self.folder), out)
+        self.started.append((process, out))
+        return process
+
+    def start_module_ranks(
+        self, world: int, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
+    ) -> list["ForkedModule"]:
+        """Fork `python -m MODULE` for each rank of a world. The output of rank 0 goes to <out>-0.stdout."""
+        environments = tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
+        return [
+            self.start_module(
+                module,
+                *argv,
+                environment={**(environment or {}), **variables},
+                out=out.with_name(f"{out.name}-{rank}"),
+            )
+            for rank, variables in enumerate(environments)
+        ]
 
     def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
         """Fork all ranks of one run, as the agent does."""
@@ -228,7 +263,7 @@ class Runs:
 
     def gone(self, out: Path) -> None:
         """Wait until no process of a run is left."""
-        wait_for(lambda: not self.alive(out), 20)
+        wait_for(lambda: not self.alive(out))
 
     def clean(self) -> None:
         """Kill all that is left, and the process that forks."""
@@ -238,7 +273,7 @@ class Runs:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             for process, _ in self.started:
-                process.wait(10)
+                process.wait(120)
         finally:
             self.server.kill()
             self.server.communicate()

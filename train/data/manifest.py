@@ -54,12 +54,16 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class PackingInfo:
-    """How a set was made: of which sources (`signature`), and which images were left out, with the reasons."""
+    """How a set was made: of which sources (`signature`), and which images were left out, with the reasons.
+
+    `val_fraction` is the fraction of the source's train/ that was held out for validation, 0 where it had a val/.
+    """
 
     quality: int | None = None
     signature: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    val_fraction: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,7 @@ class Manifest:
         except DamagedRecord as error:
             raise ManifestError(str(error)) from error
         if not manifest._is_sound():
-            raise ManifestError("its fields do not agree")
+            raise ManifestError("its fields contradict each other")
         return manifest
 
     def _is_sound(self) -> bool:

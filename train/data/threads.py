@@ -1,11 +1,12 @@
 """A map over many items in threads: results in order, few items in flight (a million futures take gigabytes)."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
+
+from train.tools.host import usable_cpu_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,7 +22,7 @@ def map_in_threads(
     `workers` is the number of threads (default: one per CPU). When the caller stops iterating, calls that have not
     started are cancelled.
     """
-    workers = workers or os.cpu_count() or 1
+    workers = workers or usable_cpu_count()
     remaining_items = iter(items)
     futures = deque[Future[Result]]()
     with ThreadPoolExecutor(workers) as pool:

@@ -34,7 +34,8 @@ class RunningStatistics:
         self.momenta = [norm.momentum for norm in self.norms]  # None: the mean over all steps so far
         for norm in self.norms:
             norm.momentum = 1.0
-        own_buffers = {id(buffer) for norm in self.norms for buffer in norm.buffers(recurse=False)}
+        self.norm_buffers = [buffer for norm in self.norms for buffer in named_statistics(norm)]
+        own_buffers = {id(buffer) for buffer in self.norm_buffers}
         self.foreign_buffers = [buffer for buffer in named_statistics(model) if id(buffer) not in own_buffers]
         self.begin()
 
@@ -72,14 +73,27 @@ class RunningStatistics:
         if self.buffers and self.group.world_size > 1:
             self.work = dist.all_reduce(self.chunk_sum, async_op=True)
 
+    def wait_for_sum(self) -> None:
+        """Wait until the chunks of all processes have been summed. Changes no running statistics."""
+        if self.work:
+            self.work.wait()
+            self.work = None
+
+    @torch.no_grad()
+    def abandon_step(self) -> None:
+        """Forget the chunks of a step that will not be finished."""
+        if self.buffers and self.own_chunks:
+            torch._foreach_sub_(self.counters, self.own_chunks)
+            self.chunk_sum.zero_()
+        self.own_chunks = 0
+        self.work = None
+
     @torch.no_grad()
     def end_step(self, chunk_count: int) -> None:
         """Update the running statistics by the `chunk_count` chunks that all processes together had in this step."""
         if not self.buffers:
             return
-        if self.work:
-            self.work.wait()
-            self.work = None
+        self.wait_for_sum()
         if self.own_chunks != 1:  # a step counts once
             torch._foreach_sub_(self.counters, self.own_chunks - 1)
         self.own_chunks = 0

@@ -13,6 +13,7 @@ backward pass goes on. The rings or trees that carry the bytes are NCCL's choice
                     network. NCCL detects machines itself
 """
 
+import contextlib
 import inspect
 import os
 import re
@@ -27,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from train.recipe.components import Comm
-from train.tools.errors import TrainingError
+from train.tools.errors import Diverged, TrainingError
 
 from . import comm_hooks, process_group
 from .exact_sum import exact_sum_hook
@@ -49,8 +50,8 @@ class DDP(DistributedDataParallel):
     def forward(self, *inputs: object, **named: object) -> object:
         """Run the module.
 
-        Raises `TrainingError` when the loss of the step before did not depend on some parameter: the bucket that waits
-        for its gradient was never summed.
+        Raises `TrainingError` when some parameter got no gradient in the step before, so that the gradients of its
+        bucket were never summed.
         """
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
@@ -68,19 +69,27 @@ class DDP(DistributedDataParallel):
             ) from error
 
 
-def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int = POWERSGD_EXACT_STEPS) -> DDP:
+def wrap_ddp(
+    net: nn.Module,
+    comm: Comm,
+    dtype: torch.dtype = torch.float32,
+    *,
+    exact: bool = False,
+    exact_steps: int = POWERSGD_EXACT_STEPS,
+) -> DDP:
     """Wrap a network so that each backward pass averages its gradients over all processes.
 
     All processes must call it at the same time. Nothing is copied from rank 0: the weights are equal by seed or
     checkpoint, and batch-norm statistics are each rank's own. It may be called again, with the network or its wrapper,
-    when other parameters need gradients; the old gradients are dropped. `exact` selects `exact_sum`, which sums instead
+    when other parameters need gradients; the old gradients are dropped. `dtype` is what the network computes in: with
+    float16 the gradients are multiplied by a loss scale. `exact` selects `exact_sum`, which sums instead
     of averaging. `exact_steps` is the number of steps before PowerSGD begins to compress; its error memory is as large
     as the gradients, differs between ranks, is in no checkpoint, and starts empty with each call. Raises
     `TrainingError` when the hook cannot be used here.
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
-    state, hook = select_hook(comm, exact, next(net.parameters()).device, exact_steps)
+    state, hook = select_hook(comm, exact, next(net.parameters()).device, dtype, exact_steps)
     wrapped = DDP(
         net,
         **NO_BUFFER_SYNC,
@@ -93,6 +102,14 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
     if hook is not None:
         wrapped.register_comm_hook(state, hook)
     return wrapped
+
+
+def without_sums(net: nn.Module, unless: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which gradients are accumulated locally, without an all-reduce; no effect if `unless`."""
+    if unless or not isinstance(net, DDP):
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = net.no_sync()
+    return context
 
 
 def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
@@ -117,7 +134,7 @@ def bucket_cap_mib(comm: Comm) -> float | None:
 
 
 def select_hook(
-    comm: Comm, exact: bool, device: torch.device, exact_steps: int
+    comm: Comm, exact: bool, device: torch.device, dtype: torch.dtype, exact_steps: int
 ) -> tuple[object, comm_hooks.Hook | None]:
     """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
 
@@ -127,14 +144,15 @@ def select_hook(
         if comm.hook != "none":
             raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
         return None, exact_sum_hook
-    has_loss_scale = process_group.compute_dtype(device) == torch.float16
+    has_loss_scale = dtype == torch.float16
     if comm.hook in ("fp16", "bf16"):
         dtype = torch.float16 if comm.hook == "fp16" else torch.bfloat16
         return comm_hooks.HalfPrecision(dtype, has_loss_scale), comm_hooks.half_precision_hook
     if comm.hook == "powersgd":
         if has_loss_scale:  # an overflow would stay in its error memory for good
             raise TrainingError(
-                "comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; set comm='fp16'"
+                "comm, hook: powersgd does not work with float16; set precision='bf16' on GPUs that "
+                "have it, or comm='fp16'"
             )
         return comm_hooks.powersgd_state(exact_steps), comm_hooks.low_rank_hook
     if comm.hook == "hierarchical":
@@ -164,6 +182,9 @@ def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) 
 
 # --- the loss scale --------------------------------------------------------------------------------------------------
 
+# Each step whose gradients are infinite or not a number is left out and halves the scale, which starts at 1024 or more.
+MIN_LOSS_SCALE = 2.0**-10
+
 
 class CappedGradScaler(torch.amp.GradScaler):
     """Loss scaler that starts at 1024, as 2018's did, and never grows beyond it.
@@ -180,6 +201,21 @@ class CappedGradScaler(torch.amp.GradScaler):
         super().update(new_scale)
         if self._scale is not None:
             self._scale.clamp_(max=comm_hooks.FP16_GRADIENT_SCALE)
+
+
+def loss_scale(scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
+    """Return the loss scale as a tensor [1] on the device, without waiting for it; 1 where there is none."""
+    scale = scaler._scale if scaler.is_enabled() else None  # get_scale() would wait for the device
+    return torch.ones(1, device=device) if scale is None else scale.detach().reshape(1)
+
+
+def check_loss_scale(scale: float, where: str) -> None:
+    """Raise `Diverged` when nearly every step has been left out: the loss may stay finite then. `where` is a step."""
+    if scale < MIN_LOSS_SCALE:
+        raise Diverged(
+            f"the loss scale of float16 has fallen to {scale:.2g} at {where}: the gradients of step after step were "
+            "infinite or not a number, and changed nothing; lower the learning rate, or use bfloat16 (--precision bf16)"
+        )
 
 
 def build_grad_scaler(comm: Comm, device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:

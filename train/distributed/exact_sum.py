@@ -18,9 +18,14 @@ def round_to_grid(values: torch.Tensor) -> torch.Tensor:
 
 
 def make_gradients_exact(model: nn.Module) -> None:
-    """Convert the model to float64, and round each gradient to multiples of 2**-30 before it is accumulated."""
+    """Convert the model to float64, and round each gradient to multiples of 2**-30 before it is accumulated.
+
+    On a GPU, cuDNN is asked for deterministic kernels, in the whole process: those of weight gradients may add in any
+    order.
+    """
     model.double()
     for parameter in model.parameters():
+        torch.backends.cudnn.deterministic |= parameter.is_cuda
         if parameter.requires_grad:
             parameter.register_hook(round_to_grid)  # type: ignore[no-untyped-call]
 

@@ -7,12 +7,19 @@ import re
 import socket
 import statistics
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from train.tools import agent_protocol
 
 SIOCGIFADDR = 0x8915  # ioctl that reads an interface's IPv4 address (netdevice(7))
+# linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h
+NLM_F_DUMP_REQUEST = 0x301
+RTM_NEWADDR, RTM_GETADDR = 20, 22
+IFA_ADDRESS, IFA_LOCAL = 1, 2
+RT_SCOPE_SITE, RT_SCOPE_LINK = 200, 253  # the scope of the loopback interface is greater
+NETLINK_TIMEOUT_SECONDS = 5.0
+EFA_LIBRARY_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "opt/amazon/efa/lib")
 
 
 def slow_pairs(pair_gbps: Mapping[str, float], threshold: float = 0.5) -> list[str]:
@@ -41,13 +48,16 @@ def detect_transport(backend: str, log: Path | None = None) -> str:
         return f"gloo on {interface}"
     nccl_output = ""
     if log:
-        nccl_output = log.read_text(errors="replace")
-        log.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # NCCL could not write it, or the disk is full
+            nccl_output = log.read_text(errors="replace")
+            log.unlink(missing_ok=True)
     return parse_nccl_transport(nccl_output)
 
 
 def interface_variables(address: str) -> dict[str, str]:
     """Return environment variables that bind Gloo and NCCL to the interface that leads to the address of rank 0.
+
+    NCCL takes a name for the beginning of names: "ens5" also for ens50. With "=" it is the whole name.
 
     By default they use the address that the host's own name resolves to: on Debian that is 127.0.1.1. Returns nothing
     when one of the variables is set already.
@@ -58,17 +68,46 @@ def interface_variables(address: str) -> dict[str, str]:
         udp_socket.connect((address, 9))  # sends nothing; the kernel chooses the route
         interface = _interface_with_address(udp_socket.getsockname()[0])
         if interface in (name for _, name in socket.if_nameindex()):
-            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     return {}
 
 
 def efa_variables() -> dict[str, str]:
-    """Return environment variables for trainers on a machine with EFA, without those that the user has set.
+    """Return environment variables for trainers on a machine with EFA, except variables that the user has set.
 
     The loaders fork, for which libfabric's huge pages run out ("Cannot allocate memory"). NCCL can hang when it finds
-    its peers over IPv6. Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
+    its peers over IPv6. GPUs send their memory past the processor where they can (GPUDirect RDMA); older libfabric asks
+    for `FI_EFA_USE_DEVICE_RDMA`. Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
     """
-    variables = {"FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"} if has_efa() else {}
+    if not has_efa():
+        return {}
+    variables = {
+        "FI_EFA_USE_HUGE_PAGE": "0",
+        "FI_EFA_USE_DEVICE_RDMA": "1",
+        "FI_PROVIDER": "efa",
+        "NCCL_SOCKET_FAMILY": "AF_INET",
+    }
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def library_variables(root: Path = Path("/")) -> dict[str, str]:
+    """Return LD_LIBRARY_PATH with the folders of AWS's EFA installer behind the user's, on a machine that has EFA.
+
+    AWS's images list them in ld.so.conf, others may not. It must be set before a process starts.
+    """
+    folders = [folder for name in EFA_LIBRARY_FOLDERS if (folder := root / name).is_dir()]
+    if not folders or not has_efa():
+        return {}
+    given = os.environ.get("LD_LIBRARY_PATH", "")
+    return {"LD_LIBRARY_PATH": ":".join(filter(None, [given, *map(str, folders)]))}
+
+
+def compile_cache_variables(folder: Path) -> dict[str, str]:
+    """Return variables that keep what torch.compile makes in a folder, except those that the user has set.
+
+    By default it lies in the temporary folder, which ends with the agent: each resume would compile anew.
+    """
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
@@ -96,6 +135,70 @@ def _interface_with_address(address: str) -> str:
     """Return the name of the interface that has an address: "lo" for all of 127/8, else the address itself."""
     default = "lo" if address.startswith("127.") else address
     return next((name for name, own_address in interface_addresses().items() if own_address == address), default)
+
+
+def resolve(address: str) -> set[str]:
+    """Return the IP addresses of a host name or of an address; an empty set when the name does not resolve."""
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        return {str(socket_address[0]) for *_, socket_address in found}
+    return set()
+
+
+def source_addresses(reached_at: Collection[str]) -> tuple[str, ...]:
+    """Return the addresses that connections of this machine may come from, as other machines see them.
+
+    These are the addresses of its interfaces and `reached_at`, at which others reach it: behind NAT others see those.
+    () when the kernel does not list the interfaces.
+    """
+    try:
+        return tuple(sorted({*own_addresses(), *reached_at}))
+    except OSError:
+        return ()
+
+
+def own_addresses() -> set[str]:
+    """Return the IPv4 and IPv6 addresses of the interfaces that lead to other machines. Raises `OSError`.
+
+    Link-local IPv6 addresses are left out: each virtual interface has one.
+    """
+    body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
+    request = struct.pack("=IHHII", 16 + len(body), RTM_GETADDR, NLM_F_DUMP_REQUEST, 0, 0) + body
+    max_scopes = {int(socket.AF_INET): RT_SCOPE_LINK, int(socket.AF_INET6): RT_SCOPE_SITE}
+    addresses: set[str] = set()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        netlink.settimeout(NETLINK_TIMEOUT_SECONDS)
+        netlink.sendto(request, (0, 0))
+        while True:
+            for kind, message in _netlink_parts(netlink.recv(1 << 16), "=IH", 16):
+                if kind != RTM_NEWADDR:  # the end, or an error
+                    return addresses
+                family, _, _, scope = message[:4]
+                attributes = dict(_netlink_parts(message[8:], "=HH", 4))
+                if scope <= max_scopes.get(family, -1):
+                    addresses.add(socket.inet_ntop(family, attributes.get(IFA_LOCAL) or attributes[IFA_ADDRESS]))
+
+
+def _netlink_parts(data: bytes, length_and_kind: str, header_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the kind and the content of each message, or of each attribute in one (netlink(7), rtnetlink(7))."""
+    while len(data) >= header_bytes:
+        length, kind = struct.unpack_from(length_and_kind, data)
+        yield kind, data[header_bytes:length]
+        data = data[max(header_bytes, (length + 3) & ~3) :]
+
+
+def own_tcp_sockets(is_listening: bool) -> Iterator[socket.socket]:
+    """Yield each TCP socket of this process that listens, or each other one: also those that a library has opened.
+
+    A yielded socket is a second descriptor of the same connection, which is closed before the next one is yielded.
+    """
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(entry.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as opened:
+                    is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+                    if is_tcp and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == is_listening:
+                        yield opened
 
 
 def interface_addresses() -> dict[str, str]:

@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from train.tools.filesystem import one_line_error
 
+from .gpu import find_gpu_problem
 from .network import detect_transport, has_efa, transport_warning
 from .rendezvous import open_tcp_store
 
@@ -97,59 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(0)
 
 
-# --- the GPU ------------------------------------------------------------------------------------------------------
-
-
 def select_device(local_rank: int) -> torch.device:
     """Return this process's device. Raises `ProbeError` when the machine has a GPU that this torch cannot use."""
-    gpus = Path("/proc/driver/nvidia/gpus")
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if problem := find_gpu_problem():
+        raise ProbeError(problem)
     if not torch.cuda.is_available():
-        if gpus.is_dir() and any(gpus.iterdir()) and not is_hidden:
-            raise ProbeError(explain_invisible_gpu(torch.version.cuda))
         return torch.device("cpu")
-    for index in range(torch.cuda.device_count()):
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        problem = explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list())
-        if problem:
-            raise ProbeError(problem)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def explain_invisible_gpu(cuda: str | None) -> str:
-    """Return why torch sees no GPU on a machine that has one. `cuda` is torch's CUDA version, None without CUDA."""
-    if cuda is None:
-        return f"torch {torch.__version__} is built without CUDA; install one that is built for this machine's GPU"
-    return (
-        f"torch {torch.__version__} (CUDA {cuda}) sees no GPU; its driver is too old or broken: update it (nvidia-smi)"
-    )
-
-
-def explain_unsupported_gpu(name: str, capability: tuple[int, int], compiled_archs: Sequence[str]) -> str | None:
-    """Return one line when this torch has no code for a GPU, else None.
-
-    `compiled_archs` is `torch.cuda.get_arch_list()`. Code for sm_80 also runs on sm_86, but not on sm_90; code for
-    compute_80 (PTX) runs on all later GPUs; code for sm_90a on sm_90 only.
-    """
-    for arch in compiled_archs:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-        if match:
-            kind, compiled, suffix = match[1], (int(match[2]), int(match[3])), match[4]
-            runs_on_later = not suffix and (kind == "compute" or compiled[0] == capability[0])
-            if compiled == capability or (compiled <= capability and runs_on_later):
-                return None
-    needed_arch = f"sm_{capability[0]}{capability[1]}"
-    gpu_is_older = compiled_archs and all(_arch_number(arch) > _arch_number(needed_arch) for arch in compiled_archs)
-    return (
-        f"{name} is {needed_arch}, and torch {torch.__version__} is built for {', '.join(compiled_archs) or 'no GPU'}; "
-        f"install {'an older' if gpu_is_older else 'another'} torch that has {needed_arch}, or use other GPUs"
-    )
-
-
-def _arch_number(arch: str) -> int:
-    return int("".join(re.findall(r"\d", arch)) or 0)
 
 
 # --- joining ------------------------------------------------------------------------------------------------------
@@ -221,7 +178,7 @@ def join_probe_group(
 
 
 def wait_until_all_done(deadline: Deadline, rank: int, world_size: int, store: Store) -> None:
-    """Wait until all ranks have finished: the first one to exit closes its connections."""
+    """Wait until all ranks have finished: a rank that exits earlier closes connections that others still use."""
     deadline.current_step = "waiting for all ranks to finish"
     store.set(f"done/{rank}", "1")
     with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has seen all ranks finish and has exited

@@ -1,23 +1,37 @@
 """The processes of a training run: this process's rank and device, collectives over all ranks, and timeouts."""
 
+import contextlib
 import datetime
 import os
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
-from train.tools import provenance
-from train.tools.errors import TrainingError
+from train.tools import host
+from train.tools.errors import MachineTrouble, TrainingError
 
-from . import network, rendezvous
+from . import network, peer_filter, regroup, rendezvous
+from .gpu import find_gpu_problem
 
 FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=300)  # before it, data may be indexed and kernels searched
 STEADY_TIMEOUT = datetime.timedelta(seconds=60)  # torch's defaults of 10 and 30 minutes exceed some whole runs
+EXIT_TIMEOUT = datetime.timedelta(seconds=5)  # for the other ranks to end too
 MAX_LOADER_PROCESSES = 16  # per trainer process
+# After an error or a timeout of a collective, torch's watchdog sleeps four times the first value, 15 s by default, and
+# ends the process only then: all ranks may write traces of their collectives meanwhile. A watchdog that hangs itself
+# ends the process after the last value, 480 s by default. Source: ProcessGroupNCCL.cpp of PyTorch, Watchdog::runLoop
+# and HeartbeatMonitor.
+NCCL_WATCHDOG_VARIABLES = {
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
+}
 
 
 @dataclass(frozen=True)
@@ -37,18 +51,25 @@ class ProcessGroup:
         return self.rank == 0
 
 
-def join_process_group() -> ProcessGroup:
+def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> ProcessGroup:
     """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and IMGNET_TOKEN describe.
 
-    Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. Raises `RuntimeError`
-    when this machine has GPUs, but fewer than processes.
+    Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. A GPU that torch cannot
+    use is said aloud where the run has one machine. Where it has more, `MachineTrouble` is raised. Raises
+    `RuntimeError` when this machine has GPUs, but fewer than processes. `is_cancelled` is asked while rank 0 does not
+    listen yet; when it is true, a `DistNetworkError` of torch is raised.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if problem := find_gpu_problem():
+        if world_size > local_world_size:  # the other machines may well use theirs
+            raise MachineTrouble(f'{problem}; to train on the CPUs, set CUDA_VISIBLE_DEVICES="" on all machines')
+        if local_rank == 0:
+            print(f"WARNING: THE RUN TRAINS ON THE CPU: {problem}", flush=True)
+    elif torch.cuda.is_available():
         gpu_count = torch.cuda.device_count()
         if local_rank >= gpu_count:
             raise RuntimeError(
@@ -58,15 +79,19 @@ def join_process_group() -> ProcessGroup:
         torch.cuda.set_device(device)
     nccl_log_path = None
     if world_size > 1:
-        if device.type == "cuda" and rank == 0:
-            nccl_log_path = network.enable_nccl_log()
+        if device.type == "cuda":
+            for name, value in NCCL_WATCHDOG_VARIABLES.items():  # read when the group is made
+                os.environ.setdefault(name, value)
+            if rank == 0:
+                nccl_log_path = network.enable_nccl_log()
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=rendezvous.open_store(rank, world_size, FIRST_STEP_TIMEOUT),
+            store=rendezvous.open_store(rank, world_size, FIRST_STEP_TIMEOUT, is_cancelled),
             rank=rank,
             world_size=world_size,
             timeout=FIRST_STEP_TIMEOUT,
         )
+        peer_filter.guard_ports()
     return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path)
 
 
@@ -85,9 +110,10 @@ def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:
     """Shorten the timeout of collectives after the first step, which took `step_seconds`.
 
     From then on, a collective that takes more than a minute, or than 30 such steps, has lost a process. The timeout
-    holds for all groups of this process, also for those of comm_hooks.py.
+    holds for all groups of this process, also for those of comm_hooks.py. All their ports are known now, and guarded.
     """
     if group.world_size > 1:
+        peer_filter.guard_ports()
         timeout = max(STEADY_TIMEOUT, datetime.timedelta(seconds=30 * step_seconds))
         for torch_group in list(dist.distributed_c10d._world.pg_map):
             torch_group.set_timeout(timeout)
@@ -108,21 +134,27 @@ def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None
         )
 
 
-def compute_dtype(device: torch.device) -> torch.dtype:
-    """Return the precision to compute in.
+def compute_dtype(device: torch.device, precision: str = "auto") -> torch.dtype:
+    """Return the type to compute in for the precision of a recipe: float32 on a CPU in any case.
 
-    bfloat16 on GPUs that have it (compute capability 8.0), float16 with a loss scale on older ones, float32 on a CPU.
+    "auto" is bfloat16 on GPUs that have it (compute capability 8.0), float16 with a loss scale on older ones. Raises
+    `TrainingError` for "bf16" on an older GPU, which would only emulate it.
     """
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision == "bf16" and not has_bfloat16:
+        name = torch.cuda.get_device_name(device)
+        raise TrainingError(f"precision: {name} has no bfloat16; set precision to fp16 or auto (--precision auto)")
+    automatic = torch.bfloat16 if has_bfloat16 else torch.float16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(precision, automatic)
 
 
 def loader_process_count(group: ProcessGroup, requested: int | None) -> int:
     """Return the number of loader processes: as requested, else an equal share of the processors, at most 16."""
     if requested is not None:
         return requested
-    processors = (os.cpu_count() or 1) // group.local_world_size
+    processors = host.usable_cpu_count() // group.local_world_size
     if group.device.type == "cpu":
         processors -= 1  # one is left to the trainer itself
     return max(1, min(MAX_LOADER_PROCESSES, processors))
@@ -130,7 +162,7 @@ def loader_process_count(group: ProcessGroup, requested: int | None) -> int:
 
 def device_name(device: torch.device) -> str:
     """Return the model name of the GPU or of the processor; "" when it is not known."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.cpu_model()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else host.cpu_model()
 
 
 def peak_memory_gb(device: torch.device) -> float:
@@ -148,17 +180,42 @@ def sum_over_processes(group: ProcessGroup, values: torch.Tensor) -> torch.Tenso
 
 
 def barrier(group: ProcessGroup) -> None:
-    """Wait until all ranks have called it."""
+    """Wait until all ranks have called this function."""
     sum_over_processes(group, torch.zeros(1, device=group.device)).item()
 
 
+def leave_together(group: ProcessGroup) -> None:
+    """Wait until all ranks have called this function, and on GPUs until no rank still sends. Call it before the exit.
+
+    NCCL's kernel may be done here while a thread of this process still sends to others, and the exit would close its
+    connections. So on GPUs the ranks meet once more, over the store.
+    """
+    barrier(group)
+    if group.device.type == "cuda" and group.world_size > 1:
+        meet_over_store(dist.distributed_c10d._get_default_store(), group)
+
+
+def meet_over_store(store: Store, group: ProcessGroup) -> None:
+    """Wait at most `EXIT_TIMEOUT` until all ranks have called this. Rank 0 holds the store, so it returns last."""
+    others = [rank for rank in range(group.world_size) if rank]
+    with contextlib.suppress(RuntimeError):  # a rank is gone: the others need not wait for it
+        if group.is_first:
+            store.wait([f"leaving/{rank}" for rank in others], EXIT_TIMEOUT)
+            store.set("all-leave", "1")
+            store.wait([f"left/{rank}" for rank in others], EXIT_TIMEOUT)
+        else:
+            store.set(f"leaving/{group.rank}", "1")
+            store.wait(["all-leave"], EXIT_TIMEOUT)
+            store.set(f"left/{group.rank}", "1")
+
+
 def exit_process(group: ProcessGroup) -> None:
-    """Exit at once with code 0 when there are several ranks, without any cleanup; else return.
+    """Exit at once with code 0 when there are or were several ranks, without any cleanup; else return.
 
     Gloo's threads are still running. With a regular exit, one short run in four aborted; after
     `destroy_process_group`, one in ten hung: this thread waited for Gloo's, and Gloo's for Python's lock.
     """
-    if group.world_size > 1:
+    if group.world_size > 1 or regroup.has_left_groups():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)

@@ -1,6 +1,6 @@
 """The trainer's side of the protocol with the agent on its machine (train/tools/agent_protocol.py).
 
-A failure's fault is "own", "peer": another process disappeared, or "final": every further attempt would fail too.
+Whose fault a failure was is a `Fault` (train/tools/trainer_reports.py).
 Without IMGNET_WORK (torchrun by hand) nothing is written. This module does not import torch.
 """
 
@@ -16,29 +16,50 @@ from types import TracebackType
 from typing import Any
 
 from train.tools import agent_protocol
-from train.tools.errors import TrainingError, is_peer_failure
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.agent_protocol import StandbyRequest
+from train.tools.errors import TrainingError, find_gpu_failure, is_peer_failure, last_line
+from train.tools.filesystem import open_regular, to_json_bytes, write_atomic
 from train.tools.host import unix_time
-from train.tools.records import encode
-from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress, TrainerState
+from train.tools.records import encode, read_record
+from train.tools.trainer_reports import Fault, KeptStateReport, TrainerFailure, TrainerProgress, TrainerState
 
+MAX_CAUSE_CHARACTERS = 160
 THROTTLE_SECONDS = 0.5  # a throttled report is dropped when the last write is younger than this
 
 
+def adopt_request(request: StandbyRequest) -> None:
+    """Take the environment of a request, and write from now on to its log."""
+    os.environ.update(request.environment)
+    sys.stdout.flush()
+    with open_regular(Path(request.log), "ab") as log:
+        for stdout_or_stderr in (1, 2):
+            os.dup2(log.fileno(), stdout_or_stderr)
+
+
+class StopRequested(Exception):
+    """The agent or a SIGTERM asked the run to end, and its checkpoint has been written."""
+
+
 class AgentChannel:
-    """This process's reports to the agent, and the agent's request to stop."""
+    """This process's reports to the agent, and the agent's requests to save and to stop."""
 
     def __init__(self) -> None:
+        self.ticks = 0
+        self.sigterm_received = False
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Take part in the attempt that the environment describes."""
         work = os.environ.get(agent_protocol.WORK_VARIABLE)
         self.folder = Path(work) if work else None
+        self.may_keep_state = self.folder is not None and agent_protocol.IN_PLACE_VARIABLE in os.environ
         self.rank = int(os.environ.get("RANK", 0))
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.last_report: TrainerProgress | None = None
         self.last_write_time = 0.0
         self.finished_state_seconds: dict[str, float] = {}  # seconds spent in each earlier state
         self.state_start = time.perf_counter()
-        self.sigterm_received = False
-        self.ticks = 0
+        self.keeps_state = False  # part of all later reports
 
     def install_signal_handlers(self) -> None:
         """Make SIGTERM a request to save and exit, and SIGUSR1 print the stacks of all threads."""
@@ -54,6 +75,27 @@ class AgentChannel:
             self.folder is not None and (self.folder / agent_protocol.STOP_REQUEST_FILE).exists()
         )
 
+    def save_requested(self) -> bool:
+        """Whether the agent has asked in this attempt for a checkpoint soon, because its machine may be taken away."""
+        return self.folder is not None and (self.folder / agent_protocol.SAVE_REQUEST_FILE).exists()
+
+    def abort_requested(self) -> bool:
+        """Whether the agent wants the collectives of this attempt to end."""
+        return self.folder is not None and (self.folder / agent_protocol.ABORT_REQUEST_FILE).exists()
+
+    def report_kept_state(self, step: int, has_saved: bool, reason: str) -> None:
+        """Tell the agent that this process keeps the state of a step, and waits for the next attempt."""
+        if self.folder is not None:
+            report = KeptStateReport(step=step, has_saved=has_saved, reason=reason)
+            path = self.folder / agent_protocol.kept_state_file(self.rank)
+            write_atomic(path, to_json_bytes(encode(report)), durable=False)
+
+    def read_next_request(self) -> StandbyRequest | None:
+        """Return the agent's request to go on in the next attempt, None as long as there is none."""
+        if self.folder is None:
+            return None
+        return read_record(self.folder / agent_protocol.next_request_file(self.local_rank), StandbyRequest)
+
     def report_state(self, state: TrainerState, throttled: bool = False, **numbers: Any) -> None:  # Any: for `replace`
         """Report a state and update numbers (fields of `TrainingNumbers`); earlier numbers stay.
 
@@ -62,7 +104,8 @@ class AgentChannel:
         if self.last_report is None or state != self.last_report.state:
             self.finished_state_seconds = self.seconds_by_state()
             self.state_start = time.perf_counter()
-        self.last_report = replace(self.last_report or TrainerProgress(state=state), state=state, **numbers)
+        earlier = self.last_report or TrainerProgress(state=state)
+        self.last_report = replace(earlier, state=state, keeps_state=self.keeps_state, **numbers)
         now = time.monotonic()
         if self.folder is None or self.local_rank:
             return
@@ -97,20 +140,40 @@ class AgentChannel:
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.
 
+        When another process is gone, which the agents handle, the traceback goes to a file, and one line is printed.
         To be installed as `sys.excepthook`.
         """
+        formatted = "".join(traceback.format_exception(kind, error, trace))
+        text = str(error).strip()
+        reason = last_line(text) or kind.__name__
+        fault, description = Fault.OWN, f"{kind.__name__}: {reason}"
+        if isinstance(error, TrainingError):
+            fault, description = Fault.INPUT, reason
+        elif gpu_failure := find_gpu_failure(text, self.local_rank):
+            fault, description = gpu_failure
+        elif is_peer_failure(kind, text):
+            fault = Fault.PEER
+            formatted = self.move_stack_to_file(formatted, reason)
         # Not to sys.stderr: once init_process_group has run, torch calls this hook with a buffer in its place, and
         # prints that buffer only after the hook returns, which it never does.
-        formatted = "".join(traceback.format_exception(kind, error, trace))
         print(formatted, end="", file=sys.__stderr__, flush=True)
-        text = str(error).strip()
-        # A loader process sends its traceback as text. Its last line that is not indented is the error.
-        reason = next((line for line in reversed(text.splitlines()) if line[:1].strip()), kind.__name__)
         try:
-            if isinstance(error, TrainingError):
-                self.report_failure(reason, Fault.FINAL)
-            else:
-                fault = Fault.PEER if is_peer_failure(kind, text) else Fault.OWN
-                self.report_failure(f"{kind.__name__}: {reason}", fault)
+            self.report_failure(description, fault)
         finally:
             os._exit(1)
+
+    def move_stack_to_file(self, formatted: str, reason: str) -> str:
+        """Write a traceback to a file beside the log, and return the line that the log gets instead.
+
+        Returns the traceback itself when there is no agent, or when the file cannot be written.
+        """
+        if self.folder is None:
+            return formatted
+        path = self.folder.parent / agent_protocol.LOGS_FOLDER / self.folder.name / f"stack-{self.rank}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(formatted.encode(errors="backslashreplace"))
+        except OSError:
+            return formatted
+        cause = reason[:MAX_CAUSE_CHARACTERS]
+        return f"another process is gone ({cause}); the stack is in {path.name}; the next attempt begins\n"

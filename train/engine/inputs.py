@@ -41,8 +41,9 @@ def normalization_of(model: nn.Module) -> Normalization:
 class BatchPreprocessor:
     """Moves batches to a device and normalizes them.
 
-    `score_dtype` is the type of the inputs, scores and losses. `compute_dtype` is the type that autocast computes in.
-    `warmed_shapes` holds the batch shapes (images, height, width) that the warm-up has run.
+    `score_dtype` is the type of the inputs, scores and losses. `compute_dtype` is the type that autocast computes in,
+    by the recipe's `precision`. `warmed_shapes` holds the batch shapes (images, height, width) that the warm-up has
+    run.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class BatchPreprocessor:
         device: torch.device,
         score_dtype: torch.dtype = torch.float32,
         normalization: Normalization = IMAGENET_NORMALIZATION,
+        precision: str = "auto",
     ) -> None:
         self.device = device
         self.score_dtype = score_dtype
         self.normalization = normalization
-        self.compute_dtype = process_group.compute_dtype(device)
+        self.compute_dtype = process_group.compute_dtype(device, precision)
         self.warmed_shapes: set[tuple[int, ...]] = set()
+        is_gpu = device.type == "cuda"
+        self.copy_stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
         self.mean, self.std = (
             torch.tensor(values, device=device).view(1, 3, 1, 1) * 255
             for values in (normalization.mean, normalization.std)
@@ -69,14 +73,46 @@ class BatchPreprocessor:
         cuDNN may search kernels only for shapes that the warm-up has met, so it finds them in its cache. For any other
         shape, such as a remainder of a few images, it uses its heuristic instead of a search in the middle of the run.
         """
-        torch.backends.cudnn.benchmark = tuple(batch.images.shape[:3]) in self.warmed_shapes
-        images = batch.images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(batch.labels).to(self.device, non_blocking=True)
+        allow_kernel_search(tuple(batch.images.shape[:3]) in self.warmed_shapes)
+        images, labels = self._on_device(batch)
+        if self.copy_stream is not None and self.score_dtype == torch.float32:
+            return self.normalize_in_one_pass(images), labels
         return images.to(self.score_dtype).sub_(self.mean).div_(self.std), labels
+
+    def _on_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return images [n, 3, h, w] and labels on the device.
+
+        On a GPU a stream of its own copies them: while the GPU still computes the step before, which the host has
+        queued already. The step waits for the copy, and the memory is not used again before the step is done.
+        """
+        labels = torch.from_numpy(batch.labels)
+        if self.copy_stream is None:
+            return batch.images.to(self.device).permute(0, 3, 1, 2), labels.to(self.device)
+        with torch.cuda.stream(self.copy_stream):
+            images = batch.images.to(self.device, non_blocking=True)
+            labels = labels.to(self.device, non_blocking=True)
+        compute_stream = torch.cuda.current_stream(self.device)
+        compute_stream.wait_stream(self.copy_stream)
+        for tensor in (images, labels):
+            tensor.record_stream(compute_stream)
+        return images.permute(0, 3, 1, 2), labels
+
+    def normalize_in_one_pass(self, images: torch.Tensor) -> torch.Tensor:
+        """Return uint8 images [n, 3, h, w] normalized in `compute_dtype`: one kernel, where (x - mean) / std are three.
+
+        The arithmetic is in float32: x / std - mean / std.
+        """
+        out = torch.empty_like(images, dtype=self.compute_dtype, memory_format=torch.preserve_format)
+        return torch.addcmul(-self.mean / self.std, images, 1 / self.std, out=out)
 
     def autocast(self) -> torch.autocast:
         """Return a context of half precision on a GPU; it does nothing on a CPU."""
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+
+
+def allow_kernel_search(is_allowed: bool) -> None:
+    """Let cuDNN choose kernels by measuring them, or by its heuristic; by the latter always in a deterministic run."""
+    torch.backends.cudnn.benchmark = is_allowed and not torch.backends.cudnn.deterministic
 
 
 def seed_dropout(seed: int, step: int, chunk: int) -> None:

@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.data.index.open import DataError
-from train.recipe.files import RecipeError, read_recipes, select_recipes
+from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
 from train.recipe.schema import Recipe
-from train.tools.errors import TrainingError, UnreadableCheckpoint, WorkerLost
+from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE
+from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint
 from train.tools.filesystem import one_line_error
+from train.tools.process import launch_ranks
 from train.tools.trainer_reports import Fault, TrainerState
 
 from .agent_channel import AgentChannel
-from .launcher import gpu_count, launch_ranks
 from .options import RunOptions, parse_run_options
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) ->
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if not options.recipe.endswith(".json"):  # no agent has named the folders
+        os.environ.setdefault(MODULE_FOLDERS_VARIABLE, str(import_folder(options.recipe)))
     if "RANK" in os.environ:
         return run_rank(options, recipe, dataset)
     procs = options.procs or gpu_count() or 1
@@ -44,20 +47,31 @@ def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) ->
     return launch_ranks([sys.executable, "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
-def choose_recipe(options: RunOptions) -> Recipe:
-    """Return the recipe that the options name, for their number of machines and seed.
+def gpu_count() -> int:
+    """Return the number of GPUs that torch sees on this machine."""
+    import torch  # takes seconds to import; a parent that was given --procs does not need it
 
-    Raises `RecipeError` when there is none, more than one, or the seed is out of range.
+    return torch.cuda.device_count()
+
+
+def choose_recipe(options: RunOptions) -> Recipe:
+    """Return the recipe that the options name, for their machines, seed, precision and held-out images.
+
+    Raises `RecipeError` when there is none, more than one, or a value is out of range.
     """
     recipes = select_recipes(read_recipes(options.recipe), [options.only] if options.only else [])
     if len(recipes) > 1:
         names = ", ".join(recipe.name for recipe in recipes)
         raise RecipeError(f"{options.recipe} has {len(recipes)} recipes; choose one with --only: {names}")
     recipe = recipes[0].for_machines(options.machines)
-    if options.seed is None:
-        return recipe
     try:
-        return replace(recipe, seed=options.seed)
+        if options.seed is not None:
+            recipe = replace(recipe, seed=options.seed)
+        if options.precision:
+            recipe = replace(recipe, precision=options.precision)
+        if options.val_fraction is not None:
+            recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.val_fraction))
+        return recipe
     except ValueError as error:
         raise RecipeError(str(error)) from error
 
@@ -71,10 +85,16 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
 
     try:
         return run.run_attempt(options, recipe, agent_channel, dataset)
-    except (TrainingError, WorkerLost, DataError, OSError) as error:
+    except (TrainingError, MachineTrouble, DataError, OSError) as error:
         message = one_line_error(error)
         print(f"error: {message}", file=sys.stderr, flush=True)
-        faults = {WorkerLost: Fault.OWN, UnreadableCheckpoint: Fault.CHECKPOINT}
-        agent_channel.report_failure(message, faults.get(type(error), Fault.FINAL))
+        faults = {
+            HandoverFailed: Fault.PEER,
+            MachineTrouble: Fault.OWN,
+            UnreadableCheckpoint: Fault.CHECKPOINT,
+            OSError: Fault.FINAL,
+        }
+        fault = next((fault for kind, fault in faults.items() if isinstance(error, kind)), Fault.INPUT)
+        agent_channel.report_failure(message, fault)
         sys.stderr.flush()
         os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

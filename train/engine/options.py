@@ -6,6 +6,34 @@ from pathlib import Path
 
 from train.tools.option_fields import OptionSet, add_arguments, option_field
 
+KEEP_BEST_AND_LAST = "best,last"
+TRACKERS = ("wandb", "mlflow")  # a module each in train/trackers
+NO_TRACKER = "none"
+
+
+def parse_keep(text: str) -> str:
+    """Return which networks a run leaves: "best,last" or "last". Raises `ValueError` for any other text."""
+    names = sorted({name.strip() for name in text.split(",")})
+    if names not in (["best", "last"], ["last"]):
+        raise ValueError(f"{text!r} is not one of best,last and last; the last network is always kept")
+    return ",".join(names)
+
+
+def parse_log(text: str) -> str:
+    """Return the name of a tracker, "" for none. Raises `ValueError` for any other text."""
+    if text not in (*TRACKERS, NO_TRACKER):
+        raise ValueError(f"{text!r} is not one of {', '.join(TRACKERS)} and {NO_TRACKER}")
+    return "" if text == NO_TRACKER else text
+
+
+def parse_precision(text: str) -> str:
+    """Return the name of a precision, "" for the recipe's. Raises `ValueError` for any other text."""
+    from train.recipe.components import PRECISIONS  # here, because `imgnet-cluster --help` needs only the declarations
+
+    if text and text not in PRECISIONS:
+        raise ValueError(f"{text!r} is not one of {', '.join(PRECISIONS)}")
+    return text
+
 
 def parse_target(text: str) -> str:
     """Return the text of a target in its shortest form, such as top5=93. Raises `ValueError` for any other text."""
@@ -21,24 +49,41 @@ class TrainOptions(OptionSet):
     data: str = option_field(
         "",
         metavar="DIR",
-        help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, or a packed set.  [default: the recipe's]",
+        help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, or a packed set.",
+        default_text="the recipe's",
     )
     copies: str = option_field(
         "",
         metavar="DIR",
+        is_fixed=True,
         group="Data",
-        help="Folder of the resized copies.  [default: the data folder's name with -sz]",
+        help="Folder of the pre-resized copies.",
+        default_text="the data folder's name with -sz",
     )
     workers: int | None = option_field(
         None,
         metavar="N",
         group="Data",
         minimum=0,
-        help="Loader processes per training process.  [default: from the number of CPU cores]",
+        help="Loader processes per training process.",
+        default_text="from the number of CPU cores",
     )
-    skip_bad: bool = option_field(False, group="Data", help="Leave out files that are not images, instead of failing.")
+    skip_bad: bool = option_field(
+        False, is_fixed=True, group="Data", help="Leave out files that are not images, instead of failing."
+    )
+    val_fraction: float | None = option_field(
+        None,
+        is_fixed=True,
+        metavar="FRACTION",
+        group="Data",
+        minimum=0,
+        maximum=0.9,  # as `train.recipe.Data` has it
+        help="For a data set without val/: hold out this fraction of each class in train/ for validation, such as 0.1.",
+        default_text="as the recipe says, else 0",
+    )
     log_ids: bool = option_field(
         False,
+        is_fixed=True,
         group="Data",
         help="Log the IDs of the images of each step, to check that each is used once per epoch.",
     )
@@ -52,14 +97,25 @@ class TrainOptions(OptionSet):
     seed: int | None = option_field(
         None,
         metavar="N",
+        is_fixed=True,
         group="Training",
         minimum=0,
         maximum=2**63 - 1,
         help="Replace the seed of the recipe.",
     )
+    precision: str = option_field(
+        "",
+        metavar="auto|bf16|fp16|fp32",
+        parse=parse_precision,
+        group="Training",
+        help="What GPUs compute in: bfloat16, float16 with a loss scale, or float32. 'auto' takes bfloat16 where the "
+        "GPU has it.",
+        default_text="the recipe's, else auto",
+    )
     scale: float = option_field(
         1.0,
         metavar="FRACTION",
+        is_fixed=True,
         group="Training",
         minimum=0,
         maximum=1,
@@ -69,19 +125,39 @@ class TrainOptions(OptionSet):
     max_steps: int | None = option_field(
         None,
         metavar="N",
+        is_fixed=True,
         group="Training",
         minimum=1,
         help="Train at most this many steps, distributed over the phases.",
     )
     keep_batch: bool = option_field(
         False,
+        is_fixed=True,
         group="Training",
         help="Keep the recipe's global batch on another number of GPUs, by gradient accumulation.",
     )
     exact: bool = option_field(
         False,
+        is_fixed=True,
         group="Training",
         help="Compute the same bits on any number of processes. Slow; meant for tests.",
+    )
+    keep: str = option_field(
+        KEEP_BEST_AND_LAST,
+        metavar="best,last",
+        parse=parse_keep,
+        group="Training",
+        help="Networks that a run leaves. 'best,last': those of the best and of the last epoch; 'last': only that "
+        "of the last.",
+        default_text="best,last",
+    )
+    log: str = option_field(
+        "",
+        metavar="wandb|mlflow",
+        parse=parse_log,
+        group="Training",
+        help="Also log to Weights & Biases or to MLflow, through their library, if it is installed where the recipe "
+        "is trained. Their environment variables hold there.",
     )
     save_seconds: float = option_field(
         30.0,
@@ -91,13 +167,14 @@ class TrainOptions(OptionSet):
         help="Seconds between checkpoints.",
     )
     gpus: int | None = option_field(
-        None, metavar="N", minimum=1, help="Compute the schedule for this many GPUs.  [default: one per process]"
+        None, metavar="N", minimum=1, help="Compute the schedule for this many GPUs.", default_text="one per process"
     )
     threads: int | None = option_field(
         None,
         metavar="N",
         minimum=1,
-        help="CPU threads per process when training without a GPU.  [default: an equal share of the CPU cores]",
+        help="CPU threads per process when training without a GPU.",
+        default_text="an equal share of the CPU cores",
     )
 
 
@@ -116,7 +193,14 @@ class RunOptions(TrainOptions):
     resume: str = option_field(
         "auto",
         metavar="FILE",
-        help='Checkpoint to resume from; "none" starts from the beginning, "auto" takes the newest.  [default: auto]',
+        help='Checkpoint to resume from; "none" starts from the beginning, "auto" takes the newest.',
+        default_text="auto",
+    )
+    live_step: int | None = option_field(
+        None,
+        metavar="N",
+        minimum=0,
+        help="Step at which other processes of the run stand; the state comes from them. Set by the agent.",
     )
     machines: int = option_field(
         1, metavar="N", minimum=1, help="Use the recipe's table of phases for this many machines."
@@ -125,9 +209,15 @@ class RunOptions(TrainOptions):
         None,
         metavar="N",
         minimum=1,
-        help="Training processes to start here.  [default: one per GPU, else 1]",
+        help="Training processes to start here.",
+        default_text="one per GPU, else 1",
     )
-    local: Path | None = option_field(None, metavar="DIR", help="Folder for metrics and events.  [default: --out]")
+    local: Path | None = option_field(None, metavar="DIR", help="Folder for metrics and events.", default_text="--out")
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the weights of the best validation are kept."""
+        return self.keep == KEEP_BEST_AND_LAST
 
     @property
     def log_dir(self) -> Path:

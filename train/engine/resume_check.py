@@ -10,7 +10,7 @@ from train.tools.filesystem import json_roundtrip
 
 
 class RunFingerprint(TypedDict):
-    """What makes a run the same run, as JSON data. An error names the first entry that differs."""
+    """What a run and the checkpoint that it resumes from must have in common. An error names the first difference."""
 
     seed: int
     images: int
@@ -20,10 +20,10 @@ class RunFingerprint(TypedDict):
 
 
 def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
-    """Return what makes a run the same run.
+    """Return the fingerprint of a run, as JSON data. A run resumes only from a checkpoint with an equal fingerprint.
 
-    Two parts of the recipe do not count: a compiled network is the same network, and a target changes when to stop,
-    not what is trained.
+    Three parts of the recipe are left out: a compiled network is the same network, a target changes when to stop, not
+    what is trained, and the machines of a later attempt may compute in another precision.
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
     fingerprint: RunFingerprint = json_roundtrip(
@@ -32,16 +32,16 @@ def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
             "images": schedule.images,
             "gpus": schedule.gpus,
             "max_steps": schedule.max_steps,
-            "recipe": {**recipe_json, "target": None},
+            "recipe": {**recipe_json, "target": None, "precision": "auto"},
         }
     )
     return fingerprint
 
 
 def check_same_run(saved: RunFingerprint, expected: RunFingerprint) -> None:
-    """Raise `TrainingError` when a checkpoint's fingerprint is another run's.
+    """Raise `TrainingError` when a checkpoint belongs to another run: its fingerprint differs.
 
-    The resized copies that the phases read may differ: they may have been made since.
+    The resized copies that the phases read may differ: they may have been made after the checkpoint.
     """
     saved = _without_copies(saved)
     for name, value in _without_copies(expected).items():

@@ -13,24 +13,35 @@ from train.data.loading.dataset import Dataset, copies_root, data_root, open_dat
 from train.data.loading.loader import BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed import process_group
+from train.distributed.gpu import bind_to_numa_node, full_memory_explained
 from train.metrics import thumbnails
+from train.metrics.confusion import PICTURED_PAIRS, Confusion
 from train.metrics.records import RunClock, TrainResult
 from train.metrics.rows import overall_images_per_second
 from train.models import pretrained, registry
 from train.recipe import target
+from train.recipe.history import best_epoch
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools import checkpoint_io, filesystem, process
-from train.tools.agent_protocol import CHECKPOINT_PATTERN, EXIT_SAVED, RESULT_FILE, checkpoint_folder
-from train.tools.errors import TrainingError, UnreadableCheckpoint
-from train.tools.host import unix_time
-from train.tools.provenance import git_commit, package_versions
+from train.tools import checkpoint_io, filesystem, host, process
+from train.tools.agent_protocol import (
+    CHECKPOINT_PATTERN,
+    EXIT_SAVED,
+    RESULT_FILE,
+    best_weights_file,
+    checkpoint_files,
+    checkpoint_folder,
+)
+from train.tools.errors import HandoverFailed, TrainingError, UnreadableCheckpoint
+from train.tools.host import git_commit, package_versions, unix_time
 from train.tools.records import encode
 from train.tools.trainer_reports import TrainerState
+from train.weights import run_files
 
-from .agent_channel import AgentChannel
-from .options import RunOptions
-from .trainer import StopRequested, Trainer
+from .agent_channel import AgentChannel, StopRequested, adopt_request
+from .handover import Handover
+from .options import RunOptions, parse_run_options
+from .trainer import Trainer
 
 
 def run_attempt(
@@ -41,11 +52,35 @@ def run_attempt(
     `dataset` is a data set that is open already (a standby opens it early). Returns the exit code: 0 done, 3 asked to
     stop. Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
-    attempt_start_time = unix_time()
     options.out.mkdir(parents=True, exist_ok=True)
+    attempt_start_time = unix_time()
     if dataset is None:
         agent_channel.report_state(TrainerState.INDEXING)
         dataset = open_run_dataset(options, recipe)
+    handover = Handover(agent_channel)
+    while True:
+        handover.begin_attempt()
+        try:
+            exit_code = join_and_train(options, agent_channel, dataset, handover, attempt_start_time)
+            if exit_code != EXIT_SAVED or not handover.keep(None):
+                return end_process(exit_code)
+        except Exception as error:
+            if not handover.keep(error):
+                raise
+        request = handover.wait_for_request()
+        adopt_request(request)
+        agent_channel.begin_attempt()
+        options = parse_run_options(request.argv)
+        attempt_start_time = unix_time()
+
+
+def join_and_train(
+    options: RunOptions, agent_channel: AgentChannel, dataset: Dataset, handover: Handover, attempt_start_time: float
+) -> int:
+    """Join the process group of an attempt, and train to the end or until the agent asks to stop.
+
+    Returns 0 or `EXIT_SAVED`. Raises as `run_attempt` does, and the errors of collectives when a process is gone.
+    """
     checkpoints = resume_candidates(options)
     run_start_time = dataset.load_start_time or attempt_start_time
     if agent_channel.rank == 0:
@@ -53,7 +88,7 @@ def run_attempt(
         run_start_time = target.start_clock(options.out, run_start_time, is_new_run=is_new_run)
 
     agent_channel.report_state(TrainerState.JOINING)
-    group = process_group.join_process_group()
+    group = process_group.join_process_group(lambda: handover.was_aborted)
     agent_channel.install_signal_handlers()
     recipe = dataset.recipe
     if options.target:
@@ -63,43 +98,96 @@ def run_attempt(
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
     except ValueError as error:
         raise TrainingError(str(error)) from error
-    check_ranks_agree(group, dataset)
+    check_ranks_agree(group, dataset, recipe.precision)
     process_group.print_transport(group)
+    threads = options.threads or host.usable_cpu_count() // group.local_world_size
+    torch.set_num_threads(1 if options.exact else max(1, threads))
+    workers = process_group.loader_process_count(group, options.workers)
     if group.device.type == "cpu":
-        threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world_size
-        torch.set_num_threads(max(1, threads))
         process.disable_malloc_trim()
+    else:
+        bind_to_numa_node(group.device)  # after the processors were counted
 
     sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
-    trainer = Trainer(options, recipe, group, sampler, len(dataset.train.classes), agent_channel)
+    trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
     trainer.run_start_time = run_start_time
     if group.is_first and schedule.scaling_note:
         print(schedule.scaling_note, flush=True)
+    if group.is_first and schedule.small_set_note and options.scale == 1:
+        print(f"warning: {schedule.small_set_note}", flush=True)
     if group.is_first and not thumbnails.read_thumbnails(options.out):
         val_index = dataset.indexes["val", dataset.recipe.phases[-1].copy]
         thumbnails.write_thumbnails(val_index, options.log_dir, options.attempt)
-    resume_or_start(trainer, checkpoints)
+    if options.live_step is None:
+        resume_or_start(trainer, checkpoints)
+    else:
+        go_on_in_place(trainer, handover)
     process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
+    handover.hold(trainer)
     if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 
     try:
         decoder = BatchDecoder(dataset.indexes, recipe.seed)
-        trainer.train(decoder, process_group.loader_process_count(group, options.workers))
+        with full_memory_explained(group.device, "the training"):
+            trainer.train(decoder, workers)
     except StopRequested:
         agent_channel.report_state(TrainerState.SAVED, step=trainer.steps_done)
         print(f"stopped on request: saved at step {trainer.steps_done}", flush=True)
-        os._exit(EXIT_SAVED)  # a regular exit would wait for the loader's batches in flight
+        trainer.progress.wait_for_tracker()
+        return EXIT_SAVED
     if group.is_first:
+        publish_network(trainer)
         result = publish_result(trainer, attempt_start_time, dataset.recipe)
         path = options.out / RESULT_FILE
         print(f"done: top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  {path}", flush=True)
         if result.target:
             print(target.describe_outcome(result.target), flush=True)
-    process_group.barrier(group)
+    trainer.progress.wait_for_tracker()
+    process_group.leave_together(group)
     agent_channel.report_state(TrainerState.DONE, step=trainer.steps_done)
     process_group.exit_process(group)
     return 0
+
+
+def end_process(exit_code: int) -> int:
+    """Exit at once after a requested save: a regular exit would wait for the loader's batches in flight."""
+    if exit_code == EXIT_SAVED:
+        os._exit(exit_code)
+    return exit_code
+
+
+def go_on_in_place(trainer: Trainer, handover: Handover) -> None:
+    """Take the state of the process that stands furthest.
+
+    Raises `HandoverFailed` when that is not the step on which the agents agreed, or the best weights are lost.
+    """
+    options = trainer.options
+    trainer.restore(handover.share_state(trainer.group))
+    if trainer.steps_done != options.live_step:
+        raise HandoverFailed(f"the processes stand at step {trainer.steps_done}, and not at {options.live_step}")
+    if trainer.group.is_first:
+        print(f"goes on in place at step {trainer.steps_done}", flush=True)
+        save_inherited(trainer)
+
+
+def save_inherited(trainer: Trainer) -> None:
+    """Write what the process that was rank 0 may not have written: no file has the last steps.
+
+    That is done here at the end of the run or of an epoch, else soon. Raises `HandoverFailed` when the weights of the
+    best validation are lost.
+    """
+    options, history = trainer.options, trainer.history
+    is_complete = trainer.epoch_index == len(trainer.schedule.epochs) or trainer.target_reached
+    best = best_epoch(history) if options.keeps_best else None
+    is_best = best is not None and best is history[-1] and not trainer.step
+    if best and not is_best:
+        step = trainer.schedule.steps_at(history.index(best) + 1, 0)
+        if not (checkpoint_folder(options.out, options.attempt) / best_weights_file(step)).exists():
+            raise HandoverFailed("the machine that wrote the weights of the best validation is lost")
+    if is_complete or is_best:
+        trainer.save(wait=is_complete, is_best=is_best and not is_complete)
+    trainer.is_early_save_due = True
 
 
 def open_run_dataset(options: RunOptions, recipe: Recipe) -> Dataset:
@@ -116,15 +204,16 @@ def open_run_dataset(options: RunOptions, recipe: Recipe) -> Dataset:
     )
 
 
-def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> None:
+def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset, precision: str = "auto") -> None:
     """Raise `TrainingError` unless all ranks have the same images and copies, and compute in the same precision.
 
     Of a resized copy only the image sizes are compared. That it is a copy of the full-size images, each rank has
     checked when it opened the copy.
     """
     check = process_group.check_same_on_all_ranks
-    uses_bfloat16 = process_group.compute_dtype(group.device) == torch.bfloat16
-    check(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(uses_bfloat16))
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    number = dtypes.index(process_group.compute_dtype(group.device, precision))
+    check(group, "the GPUs' precisions (0 for float32, 1 for float16, 2 for bfloat16)", number)
     check(group, "the numbers of resized copies of the images", len(dataset.indexes) // 2 - 1)
     for split, copy in sorted(dataset.indexes, key=lambda key: (key[0], key[1] or 0)):
         index = dataset.indexes[split, copy]
@@ -143,7 +232,7 @@ def resume_candidates(options: RunOptions) -> list[Path]:
     if options.resume != "auto":
         return [] if options.resume == "none" else [Path(options.resume)]
     folders = [checkpoint_folder(options.out, number) for number in range(options.attempt, 0, -1)]
-    return [path for folder in folders for path in sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True)]
+    return [path for folder in folders for path in reversed(checkpoint_files(folder, CHECKPOINT_PATTERN))]
 
 
 def resume_or_start(trainer: Trainer, checkpoints: Sequence[Path]) -> None:
@@ -188,9 +277,29 @@ def load_initial_weights(trainer: Trainer) -> None:
     if model.weights:
         log = partial(print, flush=True) if group.is_first else (lambda text: None)
         pretrained.load_pretrained(trainer.model, model.weights, log)
+        trainer.average.restart()
     if group.world_size > 1 and (model.weights or model.name not in registry.MODEL_BUILDERS):
         checksum = registry.weights_crc32(trainer.model)
         process_group.check_same_on_all_ranks(group, "the initial weights of the network", checksum)
+
+
+def publish_network(trainer: Trainer) -> None:
+    """Write the files of the network that the run has trained. Raises `OSError`."""
+    options = trainer.options
+    # Under an agent only the attempt's own folder counts, into which those of the attempt before were linked.
+    first_attempt = 1 if options.resume == "auto" else options.attempt
+    best_weights = None
+    if options.keeps_best:
+        attempts = range(options.attempt, first_attempt - 1, -1)
+        best_weights = run_files.find_best_weights(options.out, attempts, trainer.history, trainer.schedule)
+    confusion = None
+    if trainer.confusion_counts is not None:
+        confusion = Confusion.from_counts(trainer.classes, trainer.confusion_counts.cpu().numpy())
+        val_index = trainer.sampler.indexes["val", trainer.recipe.phases[-1].copy]
+        labels = confusion.confused_labels(PICTURED_PAIRS)
+        thumbnails.write_class_thumbnails(val_index, labels, options.log_dir, options.attempt)
+    weights = trainer.average.state_dict() or trainer.model.state_dict()
+    run_files.publish_network(options.out, weights, best_weights, trainer.description, trainer.recipe, confusion)
 
 
 def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) -> TrainResult:
@@ -217,7 +326,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
             "training": sum(epoch.train_seconds for epoch in epochs),
             "validation": sum(epoch.val_seconds for epoch in epochs),
             "waiting for images": trainer.time_breakdown.wait_seconds,
-            "first step to last": trainer.time_summary.wall,
+            "first step to last without losses": trainer.time_summary.wall,
         },
         goodput=trainer.goodput,
         where=trainer.time_summary,

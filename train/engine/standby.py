@@ -19,6 +19,7 @@ from train.tools.agent_protocol import StandbyRequest
 from train.tools.records import decode
 
 from . import main as command_main
+from .agent_channel import adopt_request
 from .options import parse_run_options
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def main() -> int:
     if not line:
         return 0
     request = decode(StandbyRequest, json.loads(line), "the agent's request")
-    os.environ.update(request.environment)
-    with Path(request.log).open("ab") as log:
-        for stdout_or_stderr in (1, 2):
-            os.dup2(log.fileno(), stdout_or_stderr)
+    adopt_request(request)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     return command_main.main(request.argv, dataset)
 

@@ -13,7 +13,6 @@ several chunks per step accumulates their gradients. One stream of batches, aske
 the first step to the last validation.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
-from train.metrics.accuracy import Accuracy
+from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
 from train.metrics.records import RunInfo
 from train.metrics.rows import StepTotals, epoch_result
@@ -40,20 +39,22 @@ from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
+from train.optim.weight_average import WeightAverage
 from train.recipe import target
-from train.recipe.history import EpochResult
+from train.recipe.history import EpochResult, best_epoch
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
-from train.tools.errors import TrainingError
-from train.tools.host import unix_time
-from train.tools.provenance import package_versions
+from train.tools.errors import Diverged, TrainingError
+from train.tools.host import package_versions, unix_time
 from train.tools.records import decode, encode
 from train.tools.trainer_reports import TrainerState
+from train.weights import run_files
+from train.weights.network_description import NetworkDescription
 
 from . import resume_check
-from .agent_channel import AgentChannel
+from .agent_channel import AgentChannel, StopRequested
 from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of, seed_dropout
 from .options import RunOptions
 from .progress import ProgressReporter
@@ -62,15 +63,7 @@ from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
-CHECKPOINT_FORMAT = 4  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
-
-
-class Diverged(TrainingError):
-    """The loss is infinite or not a number."""
-
-
-class StopRequested(Exception):
-    """The agent or a SIGTERM asked the run to end, and its checkpoint has been written."""
+CHECKPOINT_FORMAT = 5  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Trainer:
@@ -86,18 +79,19 @@ class Trainer:
         recipe: Recipe,
         group: ProcessGroup,
         sampler: DistributedBatchSampler,
-        num_classes: int,
+        classes: Sequence[str],
         agent_channel: AgentChannel,
     ) -> None:
         self.options = options
         self.recipe = recipe
+        self.classes = tuple(classes)
         self.group = group
         self.sampler = sampler
         self.schedule = sampler.schedule
         self.agent_channel = agent_channel
 
         log: Callable[[str], object] = partial(print, flush=True) if group.is_first else lambda text: None
-        self.model = registry.build_model(recipe.model, num_classes, sampler.seed, log)
+        self.model = registry.build_model(recipe.model, len(classes), sampler.seed, log)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact_sum.make_gradients_exact(self.model)
@@ -107,14 +101,18 @@ class Trainer:
         self.wrapped_model: nn.Module = compile_per_shape(self.model) if use_compile else self.model
 
         score_dtype = torch.float64 if options.exact else torch.float32
-        self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization_of(self.model))
-        if self.preprocessor.normalization != IMAGENET_NORMALIZATION:
-            log(f"pixels are normalized as {recipe.model.name} expects: {self.preprocessor.normalization}")
+        normalization = normalization_of(self.model)
+        self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, recipe.precision)
+        if normalization != IMAGENET_NORMALIZATION:
+            log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
+        buffers, decay = self.running_statistics.norm_buffers, self.schedule.ema_decay
+        self.average = WeightAverage(self.model, buffers, decay, self.running_statistics.write_to_norms)
         self.scaler = ddp.build_grad_scaler(recipe.comm, group.device, self.preprocessor.compute_dtype)
 
+        self.confusion_counts: torch.Tensor | None = None  # of the last validation by its main view
         self.epoch_index = 0
         self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
@@ -128,9 +126,15 @@ class Trainer:
         self.time_summary = self.time_breakdown.table()  # final value: see `train`
         self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
+        if group.is_first:
+            folder = agent_protocol.checkpoint_folder(options.out, options.attempt)
+            self.saver = checkpoint_io.CheckpointWriter(folder)
         self.usage_log = UsageLog(options.log_dir, options.attempt, group.rank) if options.log_ids else None
+        self.save_requests = 0  # ranks whose agents have asked for a checkpoint in this attempt
+        self.is_early_save_due = False
         self.last_save_time = time.monotonic()
         self.timeout_tightened = False
+        self.is_updating = False  # weights or statistics belong partly to the last step and partly to the next
 
     # --- the run -------------------------------------------------------------------------------------------------
 
@@ -140,16 +144,13 @@ class Trainer:
         `workers` is the number of loader processes. Raises `StopRequested`, `Diverged`, `TrainingError`, or `OSError`
         when a checkpoint cannot be written.
         """
-        if self.group.is_first:
-            folder = agent_protocol.checkpoint_folder(self.options.out, self.options.attempt)
-            self.saver = checkpoint_io.CheckpointWriter(folder)
         self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
 
         # No epoch remains when a run was killed between its last checkpoint and its result.
         epochs = () if self.target_reached else self.schedule.epochs[self.epoch_index :]
         first_epoch_index = len(self.schedule.epochs) - len(epochs)
-        phases = [epoch.scheduled_phase.phase for epoch in epochs]
-        largest_batch_bytes = max((3 * phase.batch * phase.size**2 for phase in phases), default=1)
+        scheduled = [epoch.scheduled_phase for epoch in epochs]
+        largest_batch_bytes = max((3 * each.phase.batch * each.size**2 for each in scheduled), default=1)
         requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
         batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
 
@@ -171,7 +172,7 @@ class Trainer:
         self.goodput = self.time_breakdown.goodput()
         if self.group.is_first:
             self.saver.wait()
-        self.progress.finish(self.time_summary, self.goodput)
+        self.progress.finish(self.time_summary)
 
     def wrap_and_warm_up(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
         """Prepare for epochs that all train the same parameters: freeze, wrap with DDP, run each shape once.
@@ -182,13 +183,12 @@ class Trainer:
         if self.is_distributed:
             # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
             exact_steps = self.schedule.steps // 10 - self.steps_done
-            self.wrapped_model = ddp.wrap_ddp(
-                self.wrapped_model, self.recipe.comm, exact=self.options.exact, exact_steps=exact_steps
-            )
+            comm, dtype, is_exact = self.recipe.comm, self.preprocessor.compute_dtype, self.options.exact
+            self.wrapped_model = ddp.wrap_ddp(self.wrapped_model, comm, dtype, exact=is_exact, exact_steps=exact_steps)
             self.remove_gradient_hook()
             self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
         self.freezer.set_train_mode()
-        train_shapes, val_shapes = batch_shapes(self.sampler, epochs)
+        train_shapes, val_shapes = batch_shapes(self.sampler, epochs, self.recipe.model.compile)
         warm_up(
             self.wrapped_model,
             self.model,
@@ -215,6 +215,7 @@ class Trainer:
             step_start = time.perf_counter()
             self.run_step(epoch, step, batches)
             self.step = step + 1
+            self.is_updating = False
             if self.meter.steps >= steps_until_sync or self.step == epoch.steps:
                 steps_until_sync = self.sync_metrics(epoch)
             if not self.timeout_tightened:
@@ -241,7 +242,9 @@ class Trainer:
         self.progress.report_epoch(self.steps_done, self.images_seen, self.history[-1])
         # The last checkpoint is the run's result, so it is written even if that means waiting.
         is_last = self.target_reached or self.epoch_index == len(self.schedule.epochs)
-        self.save(wait=is_last)
+        # The weights of the last epoch are kept in any case.
+        is_best = self.options.keeps_best and not is_last and best_epoch(self.history) is self.history[-1]
+        self.save(wait=is_last, is_best=is_best)
 
     def run_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
         """Make one update from one global batch.
@@ -269,7 +272,7 @@ class Trainer:
                     self.usage_log.record_step(run_step_index, epoch.number, used_ids)
             global_chunk = self.group.rank + (number - 1) * self.group.world_size
             seed_dropout(self.sampler.seed, run_step_index, global_chunk)
-            with self.no_sync(unless=number == chunk_count):
+            with ddp.without_sums(self.wrapped_model, unless=number == chunk_count):
                 with self.preprocessor.autocast():
                     scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
                 self.running_statistics.add_chunk(counts=weight > 0)
@@ -281,20 +284,16 @@ class Trainer:
                 self.time_breakdown.gradients_summed()
             self.meter.add(loss.detach(), scores.detach(), labels, weight)
             self.agent_channel.tick()
+        self.running_statistics.wait_for_sum()
+        self.is_updating = True  # no process can hold up this one from here on, until the step is counted
         self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.average.update(run_step_index + 1)
         # Under DDP the gradients are views of its buckets, so they are zeroed in place.
         self.optimizer.zero_grad(set_to_none=not self.is_distributed)
         self.time_breakdown.end_step("train", (chunk_count, *batch.images.shape))
         self.meter.end_step()
-
-    def no_sync(self, unless: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which gradients are accumulated locally, without an all-reduce; no effect if `unless`."""
-        if unless or not self.is_distributed:
-            return contextlib.nullcontext()
-        synced_later: contextlib.AbstractContextManager[None] = self.wrapped_model.no_sync()  # type: ignore[operator]
-        return synced_later
 
     def sync_metrics(self, epoch: Epoch) -> int:
         """Sum the last steps' metrics over all ranks, log them, and act on requests to save or to stop.
@@ -308,7 +307,7 @@ class Trainer:
         step_seconds, wait_seconds = self.time_breakdown.pop_recent_medians()
         save_is_due = (
             is_first
-            and time.monotonic() - self.last_save_time > self.options.save_seconds
+            and (self.is_early_save_due or time.monotonic() - self.last_save_time > self.options.save_seconds)
             and not self.saver.is_writing
         )
 
@@ -316,14 +315,17 @@ class Trainer:
         # share of the time in which it did not wait for others.
         busy_shares = torch.zeros(self.group.world_size, dtype=torch.float64)
         busy_shares[self.group.rank] = self.time_breakdown.busy_share()
+        loss_scale = ddp.loss_scale(self.scaler, self.group.device) * is_first
+        channel = self.agent_channel
         flags = torch.tensor(
-            [self.agent_channel.stop_requested(), save_is_due, step_seconds * is_first], dtype=torch.float64
+            [channel.stop_requested(), channel.save_requested(), save_is_due, step_seconds * is_first],
+            dtype=torch.float64,
         )
         flags = torch.cat([flags, busy_shares]).to(self.group.device)
-        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags])
+        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, loss_scale, flags])
         sums = process_group.sum_over_processes(self.group, local_sums).tolist()
         losses, sums = sums[:step_count], sums[step_count:]
-        top1, top5, stop_votes, save_votes, step_seconds, *busy = sums
+        top1, top5, loss_scale, stop_votes, save_requests, save_votes, step_seconds, *busy = sums
         self.meter.reset()
 
         steps = range(self.step - step_count, self.step)
@@ -333,22 +335,22 @@ class Trainer:
                     f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, learning "
                     f"rate {epoch.lr_at(step):.4g}); lower the learning rate or lengthen the warm-up"
                 )
+        ddp.check_loss_scale(loss_scale, f"step {self.steps_done} (epoch {epoch.number + 1})")
 
         now = time.perf_counter()
-        images = sum(epoch.images_in_step(step) for step in steps)
-        totals = StepTotals(sum(losses), top1, top5, images, now - self.interval_start)
+        totals = StepTotals(sum(losses), top1, top5, sum(map(epoch.images_in_step, steps)), now - self.interval_start)
         self.epoch_totals += totals
         self.interval_start = now
-        lr = epoch.lr_at(self.step - 1)
         first_rank_here = self.group.rank - self.group.local_rank
         self.progress.report_interval(
             epoch,
             self.steps_done,
             self.images_seen,
-            lr,
+            epoch.lr_at(self.step - 1),
             totals,
             step_seconds,
             wait_seconds,
+            loss_scale if self.scaler.is_enabled() else None,
             tuple(busy[first_rank_here : first_rank_here + self.group.local_world_size]),
         )
 
@@ -357,10 +359,14 @@ class Trainer:
             if is_first:
                 self.saver.wait()
             self.progress.close()
-            process_group.barrier(self.group)  # no rank exits before the checkpoint is on disk
+            process_group.leave_together(self.group)  # no rank exits before the checkpoint is on disk
             raise StopRequested
         if save_votes:
             self.save()
+            self.is_early_save_due = False
+        if save_requests > self.save_requests:  # another machine may be taken away soon
+            self.save_requests = save_requests
+            self.is_early_save_due = True
         if not step_seconds:
             return 1
         steps_until_sync: int = round(SYNC_SECONDS / step_seconds)
@@ -372,20 +378,22 @@ class Trainer:
         Raises `Diverged` when a validation loss is not a finite number.
         """
         self.agent_channel.report_state(TrainerState.VALIDATING)
-        image_count = len(self.sampler.indexes["val", None])
-        with self.time_breakdown.measure(TimePart.VALIDATION):
+        requests_by_view = self.sampler.val_requests(epoch)  # the main view first
+        self.confusion_counts = zero_confusion(len(self.classes), self.group.device)
+        with self.time_breakdown.measure(TimePart.VALIDATION), self.average.in_model():
             accuracies = {
                 view: run_validation(
                     self.group,
                     self.model,
                     batches,
                     len(requests),
-                    image_count,
+                    len(self.sampler.indexes["val", None]),
                     self.preprocessor,
                     self.time_breakdown,
                     self.agent_channel.tick,
+                    self.confusion_counts if view == next(iter(requests_by_view)) else None,
                 )
-                for view, requests in self.sampler.val_requests(epoch).items()
+                for view, requests in requests_by_view.items()
             }
         self.time_breakdown.flush()
         if not all(math.isfinite(accuracy.loss) for accuracy in accuracies.values()):
@@ -396,15 +404,15 @@ class Trainer:
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, wait: bool = False) -> None:
-        """Write a checkpoint in the background.
+    def save(self, wait: bool = False, is_best: bool = False) -> None:
+        """Write a checkpoint in the background, and before it the weights if the last validation `is_best`.
 
-        Rank 0 writes. While an earlier one is still being written, nothing happens, unless `wait`: then this one
-        follows it.
+        Rank 0 writes, and not while an earlier one is being written, unless `wait` or `is_best`: then this one follows.
         """
         with self.time_breakdown.measure(TimePart.CHECKPOINTS):
-            if self.group.is_first and (wait or not self.saver.is_writing):
-                self.saver.save(self.steps_done, self.state(), urgent=wait)
+            if self.group.is_first and (wait or is_best or not self.saver.is_writing):
+                first = run_files.best_writer(self.saver.folder, self.description, self.recipe) if is_best else None
+                self.saver.save(self.steps_done, self.state(), urgent=wait, write_first=first)
                 self.last_save_time = time.monotonic()
 
     def state(self) -> dict[str, Any]:  # Any: the tensors of model and optimizer lie in it
@@ -415,7 +423,9 @@ class Trainer:
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
             "epoch": self.epoch_index,
             "step": self.step,
+            "network": encode(self.description),
             "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "history": encode(self.history),
@@ -432,6 +442,7 @@ class Trainer:
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state.get("average", {}))
         self.running_statistics.begin()
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
@@ -452,6 +463,14 @@ class Trainer:
     def images_seen(self) -> int:
         """Training images that all ranks together have taken since the start of the run."""
         return self.schedule.images_at(self.epoch_index, self.step)
+
+    @property
+    def description(self) -> NetworkDescription:
+        """What the network is at this position."""
+        validated = self.history[-1] if self.history and not self.step else None
+        position = (self.epoch_index, self.steps_done, validated)
+        normalization = vars(self.preprocessor.normalization)
+        return NetworkDescription.of_run(self.recipe, self.classes, *position, **normalization)
 
     @property
     def is_distributed(self) -> bool:

@@ -1,18 +1,31 @@
 """Exact validation: every image is counted once, as an integer, on any number of ranks and with any batch size."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from train.data.loading.loader import Batch
 from train.distributed.exact_sum import round_to_grid
 from train.distributed.process_group import ProcessGroup, sum_over_processes
-from train.metrics.accuracy import Accuracy, count_correct
+from train.metrics.accuracy import Accuracy, count_confusion, count_correct
 from train.metrics.time_breakdown import TimeBreakdown
 
 from .inputs import BatchPreprocessor
+
+
+def fill_batch(images: torch.Tensor, warmed_shapes: Collection[tuple[int, ...]]) -> torch.Tensor:
+    """Return images [n, 3, h, w] with black ones behind them, up to a number that the warm-up has run at their size.
+
+    cuDNN has searched its kernels for that shape. The scores of the first n images stay the same: in validation each
+    image is computed by itself. Without such a shape the images are returned as they are.
+    """
+    count, _, *size = images.shape
+    larger = [warmed for warmed, *warmed_size in warmed_shapes if warmed_size == size and warmed > count]
+    if not larger or (count, *size) in warmed_shapes:
+        return images
+    return pad(images, (0, 0, 0, 0, 0, 0, 0, min(larger) - count))
 
 
 @torch.no_grad()
@@ -25,12 +38,14 @@ def run_validation(
     preprocessor: BatchPreprocessor,
     time_breakdown: TimeBreakdown,
     tick: Callable[[], None] = lambda: None,
+    confusion: torch.Tensor | None = None,
 ) -> Accuracy:
     """Validate on the next `batch_count` batches and return the accuracy over the images of all ranks.
 
     `model` is the network itself, not its DDP wrapper: ranks may have different numbers of batches, and under DDP the
-    rank with one batch more would wait for the others forever. `tick` is called after each batch. Raises `RuntimeError`
-    unless the ranks together have counted `expected_images` images.
+    rank with one batch more would wait for the others forever. `tick` is called after each batch. Each image is
+    counted in `confusion` [classes, classes], if given: in the row of its class and the column of the network's answer,
+    over all ranks. Raises `RuntimeError` unless the ranks together have counted `expected_images` images.
     """
     model.eval()
     loss_sum = torch.zeros(1, dtype=torch.float64, device=group.device)
@@ -39,17 +54,23 @@ def run_validation(
         time_breakdown.begin_step("val")
         batch = time_breakdown.next_batch(batches)
         images, labels = preprocessor.prepare(batch)
+        if group.device.type == "cuda":
+            images = fill_batch(images, preprocessor.warmed_shapes)
         with preprocessor.autocast():
-            scores = model(images).float()
+            scores = model(images)[: len(labels)].float()
         # Rounded losses have the same sum in any order, and so on any number of ranks.
         loss_sum += round_to_grid(cross_entropy(scores, labels, reduction="none").double()).sum()
         top1, top5 = count_correct(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
+        if confusion is not None:
+            count_confusion(confusion, scores, labels)
         time_breakdown.end_step("val", batch.images.shape)
         tick()
     model.train()
     total_loss = sum_over_processes(group, loss_sum).item()
     top1_count, top5_count, image_count = sum_over_processes(group, counts).tolist()
+    if confusion is not None:
+        sum_over_processes(group, confusion)
     if image_count != expected_images:
         raise RuntimeError(f"validation counted {image_count} images, but there are {expected_images}")
     return Accuracy(

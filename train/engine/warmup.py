@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from train.data.order.batch_sampler import DistributedBatchSampler
+from train.distributed.gpu import full_memory_explained
 from train.recipe.schedule import Epoch, split_step
-from train.tools.errors import TrainingError
+from train.tools.errors import TrainingError, first_line
+
+from .inputs import allow_kernel_search
 
 BatchShape = tuple[int, int, int]  # images, height, width
 COMPILE_BACKEND = "inductor"
@@ -31,31 +34,33 @@ def compile_per_shape(model: nn.Module) -> nn.Module:
 
 
 def batch_shapes(
-    sampler: DistributedBatchSampler, epochs: Sequence[Epoch]
+    sampler: DistributedBatchSampler, epochs: Sequence[Epoch], with_partial_steps: bool = True
 ) -> tuple[list[BatchShape], list[BatchShape]]:
     """Return the shapes of training batches, and of full validation batches, that the epochs will use.
 
-    The training shapes are the same on all ranks. They include those of an epoch's last step, which may have fewer
-    images. The last validation batch of each shape may have any number of images; those shapes are left out.
+    The training shapes are the same on all ranks. Those of an epoch's last step, which may have fewer images, are left
+    out without `with_partial_steps`, unless an epoch has no other step: each runs once an epoch, and to search kernels
+    for it takes longer than they save. The last validation batch of each shape may have any number of images; on a
+    GPU it is filled up to a full one.
     """
     train: dict[BatchShape, None] = {}  # dicts, because they keep the order of insertion
     val: dict[BatchShape, None] = {}
     for epoch in epochs:
         phase = epoch.scheduled_phase.phase
-        for step in (0, epoch.steps - 1):
+        for step in (0, epoch.steps - 1) if with_partial_steps else (0,):
             for chunk in split_step(epoch.images_in_step(step), phase.batch):
                 # A chunk of one image is repeated, so the smallest batch has two.
                 images = max(2, chunk.stop - chunk.start)
                 train |= {(images, *size): None for size in sampler.step_shapes(epoch, step)}
-        for plan in sampler.val_plans(phase).values():
-            val |= {(len(ids), *size): None for size, ids in plan if len(ids) == phase.batch}
+        for plan in sampler.val_plans(epoch.scheduled_phase).values():
+            val |= {(phase.batch, *size): None for size, _ in plan}
     return list(train), list(val)
 
 
 def image_sizes(sampler: DistributedBatchSampler, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
     """Return all (height, width) that the epochs will use in training and validation."""
     train_shapes, _ = batch_shapes(sampler, epochs)
-    plans = (plan for epoch in epochs for plan in sampler.val_plans(epoch.scheduled_phase.phase).values())
+    plans = (plan for epoch in epochs for plan in sampler.val_plans(epoch.scheduled_phase).values())
     return {shape[1:] for shape in train_shapes} | {size for plan in plans for size, _ in plan}
 
 
@@ -89,7 +94,7 @@ def warm_up(
     if is_compiled:
         # Beyond this limit torch would silently run everything uncompiled.
         torch._dynamo.config.recompile_limit = 8 + len(train_shapes)
-    torch.backends.cudnn.benchmark = True
+    allow_kernel_search(True)
     dtype = next(wrapped_model.parameters()).dtype
     saved_buffers = [buffer.clone() for buffer in wrapped_model.buffers()]
 
@@ -99,22 +104,25 @@ def warm_up(
         with autocast():
             return net(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
 
-    for shape in train_shapes:
-        try:
-            (forward(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
-        except torch._dynamo.exc.TorchDynamoException as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise TrainingError(
-                f"model, compile: torch.compile failed: {first_line}; set compile=False to train without it"
-            ) from error
-        tick()
-    model.eval()
-    with torch.no_grad():
-        for shape in val_shapes:
-            forward(model, shape)
+    try:
+        for shape in train_shapes:
+            images, height, width = shape
+            try:
+                with full_memory_explained(device, f"a batch of {images} images of {width} x {height} pixels"):
+                    (forward(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise TrainingError(
+                    f"model, compile: torch.compile failed: {first_line(error)}; set compile=False to train without it"
+                ) from error
             tick()
-    model.train()
-    # DDP's gradients are views of its buckets, so under DDP they are zeroed in place.
-    wrapped_model.zero_grad(set_to_none=not is_ddp)
-    for buffer, saved in zip(wrapped_model.buffers(), saved_buffers, strict=True):
-        buffer.copy_(saved)
+        model.eval()
+        with torch.no_grad():
+            for shape in val_shapes:
+                forward(model, shape)
+                tick()
+    finally:  # also when another process is gone, because this one may keep the model
+        model.train()
+        # DDP's gradients are views of its buckets, so under DDP they are zeroed in place.
+        wrapped_model.zero_grad(set_to_none=not is_ddp)
+        for buffer, saved in zip(wrapped_model.buffers(), saved_buffers, strict=True):
+            buffer.copy_(saved)

@@ -1,7 +1,7 @@
 """`python -m train.evaluation CHECKPOINT`: evaluates a checkpoint by several crops and image sizes.
 
-Prints JSON lines to stdout: "begin", a "row" for each crop and size as soon as it is known, "seen" with a few example
-images, or "error". Progress goes to stderr. Exit codes: 0 done, 1 error, 2 wrong usage. Importing this module does not
+Prints JSON lines to stdout: "begin", "progress" now and then, a "row" for each crop and size as soon as it is known,
+"seen" with a few example images, or "error". Exit codes: 0 done, 1 error, 2 wrong usage. Importing this module does not
 import torch.
 """
 
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.data.index.open import DataError
-from train.engine.launcher import gpu_count, launch_ranks
-from train.tools.errors import TrainingError, WorkerLost, is_peer_failure
+from train.engine.main import gpu_count
+from train.recipe.components import MAX_VAL_FRACTION
+from train.tools.errors import MachineTrouble, TrainingError, is_peer_failure
 from train.tools.filesystem import one_line_error
 from train.tools.option_fields import NumberRange, argument_type
+from train.tools.process import launch_ranks
 
 from .protocol import CROPS, EvalOptions, exit_with_error, parse_crops, parse_sizes
 
@@ -27,8 +29,9 @@ def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:
     )
     add = parser.add_argument
     fraction = argument_type(NumberRange(float, 0, 1, is_minimum_open=True).convert)
+    val_fraction = argument_type(NumberRange(float, 0, MAX_VAL_FRACTION).convert)
     positive, not_negative = (argument_type(NumberRange(int, minimum).convert) for minimum in (1, 0))
-    add("checkpoint", type=Path, help="checkpoint of a run, a file step-*.pt")
+    add("checkpoint", type=Path, help="checkpoint of a run, a file step-*.pt, or its weights, a file *.safetensors")
     add(
         "--crops",
         default="center,rect",
@@ -48,6 +51,7 @@ def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:
         metavar="DIR",
         help="folder of the resized copies (default: the data folder's name + -sz)",
     )
+    add("--val-fraction", type=val_fraction, metavar="F", help="without val/: the fraction of train/ that is held out")
     add("--scale", type=fraction, default=1.0, metavar="F", help="use the fraction of the images that a run would")
     add("--procs", type=positive, metavar="N", help="number of processes (default: one per GPU, or 1 without a GPU)")
     add(
@@ -57,6 +61,7 @@ def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:
         help="loader processes per process (default: by the processors)",
     )
     add("--skip-bad", action="store_true", help="skip files that are not valid images, instead of stopping")
+    add("--model", metavar="NAME", help="accept only a file that contains this network")
     add("--shown", type=not_negative, default=6, metavar="N", help="number of example images (default: 6)")
     values = vars(parser.parse_args(argv))
     try:
@@ -80,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from . import runner
 
         runner.evaluate_checkpoint(options)
-    except (TrainingError, WorkerLost, DataError, OSError) as error:
+    except (TrainingError, MachineTrouble, DataError, OSError) as error:
         exit_with_error(one_line_error(error))
     except RuntimeError as error:
         if not is_peer_failure(type(error), str(error)):

@@ -19,7 +19,7 @@ CROPS = {
     "tta": "these five and their mirror images (Krizhevsky et al. 2012)",
 }
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
-PROGRESS_SECONDS = 2.0  # at least this long between two lines of progress
+PROGRESS_SECONDS = 1.0  # shortest time between two messages about the progress
 
 _protocol_stdout: TextIO | None = None  # the real stdout, while `reserve_stdout` has redirected it
 
@@ -28,7 +28,8 @@ _protocol_stdout: TextIO | None = None  # the real stdout, while `reserve_stdout
 class EvalOptions:
     """Which checkpoint to evaluate, by which crops and sizes, and on which images.
 
-    Without `sizes`, the image size of the recipe's last phase is used.
+    Without `sizes`, the image size of the recipe's last phase is used. `val_fraction` replaces that of the recipe, for
+    images without val/. `model` is the name that the network must have.
     """
 
     checkpoint: Path
@@ -36,11 +37,13 @@ class EvalOptions:
     sizes: tuple[int, ...]
     data: Path | None
     copies: Path | None
+    val_fraction: float | None
     scale: float
     procs: int | None
     workers: int | None
     skip_bad: bool
     shown: int
+    model: str | None
 
 
 # Images of similar aspect ratio (width / height): the mean ratio, the lowest, the highest, and their number.
@@ -76,7 +79,11 @@ class EvaluationBegin(TypedDict):
 
 
 class EvaluationRow(AccuracyPercents):
-    """The accuracy by one crop at one size, of all images and of each bucket. `copy` is the copy that was read."""
+    """The accuracy by one crop at one size, of all images and of each bucket.
+
+    `copy` is the copy that was read. `confusion` is a `train.metrics.confusion.Confusion` as JSON data, None for a set
+    of very many classes.
+    """
 
     kind: Literal["row"]
     crop: str
@@ -87,6 +94,7 @@ class EvaluationRow(AccuracyPercents):
     images: int
     seconds: float
     buckets: list[AccuracyPercents]
+    confusion: dict[str, object] | None
 
 
 # What the network answers for an image under a crop: the predicted class and its probability. `boxes` is what it sees.
@@ -105,7 +113,16 @@ class EvaluationExamples(TypedDict):
     images: list[ExampleImage]
 
 
-EvaluationMessage = EvaluationBegin | EvaluationRow | EvaluationExamples
+class EvaluationProgress(TypedDict):
+    """Progress of one crop at one size: how many of its images the first process has evaluated."""
+
+    kind: Literal["progress"]
+    what: str
+    done: int
+    total: int
+
+
+EvaluationMessage = EvaluationBegin | EvaluationRow | EvaluationExamples | EvaluationProgress
 
 
 def parse_crops(text: str) -> tuple[str, ...]:
@@ -148,20 +165,20 @@ def reserve_stdout() -> Iterator[None]:
         _protocol_stdout = None
 
 
-def progress_printer(is_first_process: bool) -> Callable[[str, int, int], None]:
-    """Return a function (description, done, total) that prints progress to stderr.
+def progress_reporter(is_first_process: bool) -> Callable[[str, int, int], None]:
+    """Return a function (description, done, total) that emits progress, in the first process only.
 
-    It prints in the first process only, every 10 % and not more often than every `PROGRESS_SECONDS`.
+    A message comes for every percent, but not more often than every `PROGRESS_SECONDS`.
     """
     last_time = time.monotonic()
-    last_printed = ("", 0)
+    last_percent = ("", 0)
 
     def report(description: str, done: int, total: int) -> None:
-        nonlocal last_time, last_printed
-        current = description, 10 * done // total
-        if is_first_process and current != last_printed and time.monotonic() - last_time > PROGRESS_SECONDS:
-            last_time, last_printed = time.monotonic(), current
-            print(f"{description}: {100 * done // total} %", file=sys.stderr, flush=True)
+        nonlocal last_time, last_percent
+        percent = description, 100 * done // total
+        if is_first_process and percent != last_percent and time.monotonic() - last_time > PROGRESS_SECONDS:
+            last_time, last_percent = time.monotonic(), percent
+            emit_json_line(EvaluationProgress(kind="progress", what=description, done=done, total=total))
 
     return report
 

@@ -2,12 +2,10 @@
 
 import base64
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,14 +21,14 @@ from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
-from train.metrics.accuracy import is_correct
+from train.metrics.accuracy import count_confusion, is_correct, zero_confusion
+from train.metrics.confusion import Confusion
 from train.metrics.thumbnails import shrink_to_jpeg
-from train.models import registry
-from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools import checkpoint_io
-from train.tools.errors import TrainingError
+from train.tools.errors import TrainingError, first_line
+from train.tools.host import usable_cpu_count
 from train.tools.process import disable_malloc_trim
+from train.tools.records import encode
 
 from .crops import (
     MULTI_CROP_MIRRORED,
@@ -48,10 +46,11 @@ from .protocol import (
     EvaluationRow,
     ExampleImage,
     emit_json_line,
-    progress_printer,
+    progress_reporter,
     reserve_stdout,
 )
 from .ratio_buckets import AspectRatioBuckets
+from .trained_network import open_trained
 
 EXAMPLE_PIXELS = 300  # longer side of an example image
 
@@ -63,18 +62,26 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
     # Every process opens the files by itself, before any collective, so each can report what is wrong with them.
-    state, recipe = open_checkpoint(options.checkpoint)
+    trained = open_trained(options.checkpoint, options.model)
+    recipe, description = trained.recipe, trained.description
+    if options.val_fraction is not None:
+        recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.val_fraction))
     root = data_root(recipe.data, options.data)
-    seed = state["identity"]["seed"]
+    seed = description.seed
     indexes = open_val_indexes(
         recipe, root, copies_root(root, options.copies), scale=options.scale, seed=seed, skip_bad=options.skip_bad
     )
     val_index = indexes["val", None]
-    model = load_network(options.checkpoint, state, recipe, len(val_index.classes), root)
+    if len(description.classes) != len(val_index.classes):
+        raise TrainingError(
+            f"{options.checkpoint}: was trained on {len(description.classes)} classes, but {root} has "
+            f"{len(val_index.classes)}; name a data set with the same classes: --data DIR"
+        )
+    model = trained.build()
 
     group = process_group.join_process_group()
     if group.device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // group.local_world_size))
+        torch.set_num_threads(max(1, usable_cpu_count() // group.local_world_size))
         disable_malloc_trim()
     process_group.check_same_on_all_ranks(
         group, f"the names of the images in {val_index.folder}", val_index.names_checksum
@@ -88,8 +95,8 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
                 checkpoint=str(options.checkpoint),
                 recipe=recipe.name,
                 model=recipe.model.name,
-                epoch=state["epoch"],
-                step=global_step(state, recipe),
+                epoch=description.epoch,
+                step=description.step,
                 images=len(val_index),
                 classes=len(val_index.classes),
                 data=str(root),
@@ -100,59 +107,8 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
             )
         )
     evaluation.run()
-    process_group.barrier(group)
+    process_group.leave_together(group)
     process_group.exit_process(group)
-
-
-def open_checkpoint(path: Path) -> tuple[checkpoint_io.State, Recipe]:
-    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged or not ours."""
-    try:
-        state = checkpoint_io.load_checkpoint(path)
-    except FileNotFoundError as error:
-        raise TrainingError(
-            f"{path}: no such checkpoint; a newer one may have replaced it: list the folder again"
-        ) from error
-    except (ValueError, IsADirectoryError) as error:
-        reason = f"{path}: is a folder; name a file in it" if path.is_dir() else str(error)
-        raise TrainingError(reason) from error
-    try:
-        recipe_json = state["identity"]["recipe"]
-        # A checkpoint keeps no target, but a phase with validate="near" requires one.
-        return state, Recipe.from_json({**recipe_json, "target": recipe_json.get("target") or 100.0})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TrainingError(f"{path}: was written by another version of imgnet-cluster: {error}") from error
-
-
-def global_step(state: checkpoint_io.State, recipe: Recipe) -> int:
-    """Return the number of steps from the start of the run to a checkpoint. Its own `step` counts within an epoch."""
-    identity = state["identity"]
-    schedule = Schedule(recipe, identity["images"], identity["gpus"], identity["max_steps"])
-    return schedule.steps_at(state["epoch"], state["step"])
-
-
-def load_network(path: Path, state: checkpoint_io.State, recipe: Recipe, num_classes: int, root: Path) -> nn.Module:
-    """Return the recipe's network with a checkpoint's weights, in eval mode.
-
-    Raises `TrainingError` when the weights do not fit, for example because the data has another number of classes.
-    """
-    model = registry.build_model(replace(recipe.model, weights=None, fc_std=None, compile=False), num_classes, 0)
-    own, saved = model.state_dict(), state["model"]
-    if own.keys() != saved.keys():
-        raise TrainingError(f"{path}: its weights do not fit {recipe.model.name} as this version builds it")
-    for name, tensor in own.items():
-        if tensor.shape == saved[name].shape:
-            continue
-        if tensor.shape[:1] == (num_classes,) and tensor.shape[1:] == saved[name].shape[1:]:
-            raise TrainingError(
-                f"{path}: was trained on {len(saved[name])} classes, but {root} has {num_classes}; name a data set "
-                "with the same classes: --data DIR"
-            )
-        saved_shape, own_shape = ("x".join(map(str, shape)) for shape in (saved[name].shape, tensor.shape))
-        raise TrainingError(
-            f"{path}: its weights do not fit {recipe.model.name} here: {name} is {saved_shape}, not {own_shape}"
-        )
-    model.load_state_dict(saved)
-    return model.eval()
 
 
 @dataclass(frozen=True)
@@ -193,14 +149,14 @@ class Evaluation:
         self.decoder = MultiCropDecoder(indexes, seed)
         self.preprocessor = BatchPreprocessor(group.device, normalization=normalization_of(model))
         self.buckets = AspectRatioBuckets(self.val_index)
-        self.sizes = options.sizes or (recipe.phases[-1].size,)
-        self.report_progress = progress_printer(group.is_first)
+        self.sizes = options.sizes or (recipe.phases[-1].final_size,)
+        self.report_progress = progress_reporter(group.is_first)
 
     @torch.no_grad()
     def run(self) -> None:
         """Run all passes through one loader, and print a row for each, then the example images."""
         phase = self.recipe.phases[-1]
-        pixel_budget = phase.batch * phase.size**2
+        pixel_budget = phase.batch * phase.final_size**2
         passes = []
         for crop in self.options.crops:
             for size in self.sizes:
@@ -232,7 +188,7 @@ class Evaluation:
         """
         phase = self.recipe.phases[-1]
         copy = phase.copy
-        is_large_enough = size <= phase.size or resized_short_side(size) <= (copy or 0)
+        is_large_enough = size <= phase.final_size or resized_short_side(size) <= (copy or 0)
         if copy is not None and is_large_enough and ("val", copy) in self.indexes:
             return copy
         if not self.val_index.has_images:
@@ -256,8 +212,9 @@ class Evaluation:
             with self.preprocessor.autocast():
                 return mean_crop_scores(crop, self.model, images), device_labels
         except RuntimeError as error:  # torch's, for example of a fixed-size classifier, or out of memory
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrainingError(f"{crop} at {size} pixels: {self.recipe.model.name} fails: {reason}") from error
+            raise TrainingError(
+                f"{crop} at {size} pixels: {self.recipe.model.name} fails: {first_line(error)}"
+            ) from error
 
     def run_pass(self, eval_pass: EvalPass, batches: Iterator[Batch]) -> None:
         """Evaluate one crop at one size and print its row.
@@ -270,6 +227,7 @@ class Evaluation:
         loss_sum = torch.zeros(1, dtype=torch.float64, device=self.group.device)
         # By bucket: images, top-1 correct, top-5 correct.
         counts = torch.zeros(len(self.buckets.summaries), 3, dtype=torch.int64, device=self.group.device)
+        confusion = zero_confusion(len(self.val_index.classes), self.group.device)
         for request in eval_pass.requests:
             batch = next(batches)
             scores, labels = self.predict(eval_pass.crop, eval_pass.size, batch.images, batch.labels)
@@ -278,10 +236,14 @@ class Evaluation:
             columns = torch.stack([torch.ones_like(labels), top1.long(), top5.long()], 1)
             buckets = torch.from_numpy(self.buckets.bucket_of_image[request.ids]).to(self.group.device)
             counts.index_add_(0, buckets, columns)
+            if confusion is not None:
+                count_confusion(confusion, scores, labels)
             done += len(request.ids)
             self.report_progress(f"{eval_pass.crop} at {eval_pass.size}", done, own_images)
         total_loss = sum_over_processes(self.group, loss_sum).item()
         rows = sum_over_processes(self.group, counts).tolist()
+        if confusion is not None:
+            sum_over_processes(self.group, confusion)
         if not math.isfinite(total_loss):
             raise TrainingError(
                 f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {total_loss:g}: the checkpoint's weights "
@@ -305,8 +267,14 @@ class Evaluation:
                     images=images,
                     seconds=seconds,
                     buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in rows],
+                    confusion=None if confusion is None else self.by_class(confusion),
                 )
             )
+
+    def by_class(self, counts: torch.Tensor) -> dict[str, object]:
+        """Return a `Confusion` as JSON data, from the counts of images by true and predicted class."""
+        plain: dict[str, object] = encode(Confusion.from_counts(self.val_index.classes, counts.cpu().numpy()))
+        return plain
 
     def print_examples(self) -> None:
         """Print example images, evenly spaced from the tallest to the widest, with each crop's prediction."""

@@ -169,7 +169,7 @@ def _fixed_seconds(run: MeasuredRun) -> tuple[SecondsBySize, SecondsBySize]:
     """Return the seconds of each epoch beside its steps and validation, and of each first epoch of a new shape."""
     epochs = run.epochs
     if not run.has_time_parts:
-        wall_seconds = run.seconds.get("first step to last", 0.0)
+        wall_seconds = run.seconds.get("first step to last without losses", 0.0)
         rest_seconds = wall_seconds - sum(sum(epoch_part_seconds(row).values()) for row in epochs)
         return ((0, max(0.0, rest_seconds) / len(epochs)),), ()
     rest_seconds = switch_seconds = 0.0
@@ -177,7 +177,7 @@ def _fixed_seconds(run: MeasuredRun) -> tuple[SecondsBySize, SecondsBySize]:
     previous_shape = None
     for row in epochs:
         phase, part_seconds = run.phase_of(row), epoch_part_seconds(row)
-        shape = (phase.size, phase.batch, phase.copy)
+        shape = (row.size, phase.batch, phase.copy)
         rest_seconds += part_seconds.get("checkpoints", 0.0) + part_seconds.get("other", 0.0)
         switch_seconds += part_seconds.get("switches", 0.0)
         switches += shape != previous_shape
@@ -188,7 +188,7 @@ def _fixed_seconds(run: MeasuredRun) -> tuple[SecondsBySize, SecondsBySize]:
 def _trainers_start(run: MeasuredRun) -> StartSeconds:
     """Return the start of the trainers: what their attempt took beside the time from its first step to the last."""
     attempt_seconds = run.seconds.get("attempt", 0.0)
-    trainer_seconds = attempt_seconds - run.seconds.get("first step to last", attempt_seconds)
+    trainer_seconds = attempt_seconds - run.seconds.get("first step to last without losses", attempt_seconds)
     return StartSeconds(setup=0.0, trainers=max(0.0, trainer_seconds))
 
 
@@ -218,7 +218,7 @@ def compare_with_run(
         for part, seconds in epoch_part_seconds(row).items():
             actual_seconds[part] += seconds
     if not run.has_time_parts:
-        wall_seconds = run.seconds.get("first step to last", 0.0)
+        wall_seconds = run.seconds.get("first step to last without losses", 0.0)
         actual_seconds["other"] = max(0.0, wall_seconds - sum(actual_seconds.values()))
     measured_start = run.where.start if run.where else None
     actual_start = sum(measured_start.values()) if measured_start else (start or _trainers_start(run)).total

@@ -16,6 +16,11 @@ class DeviceSpec:
     bus_gbit: float
 
 
+# Speed of ResNet-50 in float32 over that in half precision, of which the presets below are: 367 / 1200 images/s on a
+# V100, 938 / 2470 in TF32 on an A100 (NVIDIA DeepLearningExamples, PyTorch ResNet50 v1.5, pytorch-21.03). Later GPUs
+# have TF32, and are taken to be as the A100. P100 and CPU compute in float32 in any case.
+FLOAT32_SHARE = {"V100": 0.306, "T4": 0.306, "P100": 1.0, "CPU": 1.0}
+FLOAT32_SHARE_WITH_TF32 = 0.380
 NVLINK_GBIT = 1000.0  # assumed, not measured
 PCIE_GBIT = 80.0  # assumed, not measured
 # Planning figures for plain PyTorch, not measured here: 50 to 60 % of what the memory's bandwidth allows at 444 MB an
@@ -34,6 +39,16 @@ DEVICES = {
     "T4": DeviceSpec(390, PCIE_GBIT),
     "CPU": DeviceSpec(16, PCIE_GBIT),
 }
+
+
+def device_in_precision(gpu: str, precision: str) -> DeviceSpec | None:
+    """Return the preset of a GPU for the precision of a recipe; None for an unknown GPU."""
+    device = DEVICES.get(gpu)
+    if device is None or precision != "fp32":
+        return device
+    share = FLOAT32_SHARE.get(gpu, FLOAT32_SHARE_WITH_TF32)
+    return DeviceSpec(device.images_per_second * share, device.bus_gbit)
+
 
 # For each model its work per image over ResNet-50's, and its number of parameters. The work is counted as the
 # convolutions' output at 224 pixels, because training waits for memory.
@@ -109,6 +124,14 @@ def fetch_bytes(schedule: Schedule, val_images: int) -> float:
         return 0.0
     copies = {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs}
     return (schedule.images + val_images) * float(sum(_bytes_per_image(copy) for copy in copies))
+
+
+def read_bytes(schedule: Schedule, val_images: int) -> float:
+    """Return the bytes of images that the epochs of a schedule read in all, each image anew; 0 when unknown."""
+    if not has_known_images(schedule):
+        return 0.0
+    epochs = (epoch.scheduled_phase.phase.copy for epoch in schedule.epochs)
+    return (schedule.images + val_images) * float(sum(_bytes_per_image(copy) for copy in epochs))
 
 
 def _bytes_per_image(copy: int | None) -> float:

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from train.recipe.components import Comm
-from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Phase
+from train.recipe.schedule import Epoch, Schedule, ScheduledPhase
 from train.recipe.validation_policy import should_validate
 
 from . import hardware
 from .constants import DEFAULT_CONSTANTS, Constants, seconds_for_size
 from .hardware import (
-    DEVICES,
     MODEL_COSTS,
     NVLINK_GBIT,
     RDMA_MIN_GBIT,
@@ -113,20 +111,34 @@ class Forecast:
         """Return the seconds until this many epochs are done, the start included; None: all epochs."""
         return sum(self.startup_seconds.values()) + sum(cost.total_seconds for cost in self.epochs[:epochs])
 
+    def after(self, steps_done: int) -> "Forecast":
+        """Return the forecast of the rest of the run after some steps: with its own start, and whole validations."""
+        costs = []
+        for epoch, cost in zip(self.schedule.epochs, self.epochs, strict=True):
+            steps_left = epoch.first_step + epoch.steps - steps_done
+            if steps_left > 0:
+                share = min(1.0, steps_left / epoch.steps)
+                term_seconds = {
+                    term: seconds * share if term in STEP_TERMS else seconds
+                    for term, seconds in cost.term_seconds.items()
+                }
+                costs.append(replace(cost, term_seconds=term_seconds))
+        return replace(self, epochs=tuple(costs))
+
     def phase_rows(self) -> list[PhaseForecast]:
         """Return the forecast of each phase."""
         rows = []
         for phase_index, costs in groupby(self.epochs, key=lambda cost: cost.phase_index):
             phase_costs = list(costs)
-            phase = self.schedule.recipe.phases[phase_index]
+            scheduled_phase = self.schedule.scheduled_phases[phase_index]
             term_seconds = sum_by_term(cost.term_seconds for cost in phase_costs)
             rows.append(
                 PhaseForecast(
                     start=phase_costs[0].number,
                     end=phase_costs[-1].number + 1,
-                    size=phase.size,
-                    batch=phase.batch,
-                    copy=phase.copy,
+                    size=scheduled_phase.size,
+                    batch=scheduled_phase.phase.batch,
+                    copy=scheduled_phase.phase.copy,
                     seconds=sum(term_seconds.values()),
                     most=longest_term_of(term_seconds),
                     terms=term_seconds,
@@ -188,7 +200,7 @@ def forecast(
     `val_images` is the number of validation images; None: the recipe's. Returns None when nothing is known about the
     model, or about the card and the constants have no measured speed either.
     """
-    device = DEVICES.get(gpu)
+    device = hardware.device_in_precision(gpu, schedule.recipe.precision)
     model_cost = MODEL_COSTS.get(schedule.recipe.model.name)
     is_measured = constants.images_per_second is not None or bool(constants.batch_timings)
     if model_cost is None or (device is None and not is_measured):
@@ -222,20 +234,21 @@ class _ForecastModel:
 
     def forecast(self) -> Forecast:
         """Return the cost of every epoch, and of the start."""
-        phase_indexes = {row.phase.epochs: index for index, row in enumerate(self.schedule.scheduled_phases)}
+        phase_indexes = {row.epochs: index for index, row in enumerate(self.schedule.scheduled_phases)}
         costs = list[EpochCost]()
         previous_shape = None
         for epoch_index, epoch in enumerate(self.schedule.epochs):
-            phase = epoch.scheduled_phase.phase
-            shape = (phase.size, phase.batch, phase.copy)
-            fixed = seconds_for_size(self.constants.epoch_seconds, phase.size)
+            scheduled_phase = epoch.scheduled_phase
+            size = scheduled_phase.size
+            shape = (size, scheduled_phase.phase.batch, scheduled_phase.phase.copy)
+            fixed = seconds_for_size(self.constants.epoch_seconds, size)
             if shape != previous_shape:
-                fixed += seconds_for_size(self.constants.switch_seconds, phase.size)
+                fixed += seconds_for_size(self.constants.switch_seconds, size)
             # None: whether the epoch will be near the target is not known yet; it is counted as validated.
             is_validated = should_validate(self.schedule, epoch_index, ()) is not False
-            validation = self.validation_seconds(phase) if is_validated else 0.0
+            validation = self.validation_seconds(scheduled_phase) if is_validated else 0.0
             term_seconds = {**self.step_terms(epoch), "validation": validation, "fixed": fixed}
-            costs.append(EpochCost(epoch.number, phase_indexes[phase.epochs], term_seconds))
+            costs.append(EpochCost(epoch.number, phase_indexes[scheduled_phase.epochs], term_seconds))
             previous_shape = shape
         return Forecast(tuple(costs), self.startup_seconds(), self.schedule, self.constants.source)
 
@@ -263,9 +276,9 @@ class _ForecastModel:
 
         Where gradients are accumulated over several batches, only the last batch hides the all-reduce.
         """
-        phase, constants = epoch.scheduled_phase.phase, self.constants
+        scheduled_phase, constants = epoch.scheduled_phase, self.constants
         batches_per_step = math.ceil(self.schedule.gpus / self.gpus_per_step)
-        batch_seconds = self.batch_seconds(phase.size, phase.batch)
+        batch_seconds = self.batch_seconds(scheduled_phase.size, scheduled_phase.phase.batch)
         overlap = constants.overlap and self.schedule.recipe.comm.overlap
         step = {
             "compute": batches_per_step * batch_seconds,
@@ -283,7 +296,7 @@ class _ForecastModel:
 
     def loader_seconds(self, epoch: Epoch) -> float:
         """Return the seconds in which a machine loads its part of a step; 0 when its loader's speed is unknown."""
-        speed = self.loader_speed(epoch.scheduled_phase.phase.copy, epoch.scheduled_phase.phase.size)
+        speed = self.loader_speed(epoch.scheduled_phase.phase.copy, epoch.scheduled_phase.size)
         return epoch.scheduled_phase.global_batch / self.machines_per_step / speed if speed else 0.0
 
     def loader_speed(self, copy: int | None, size: int) -> float:
@@ -298,12 +311,13 @@ class _ForecastModel:
             return constants.vcpu_images_per_second * vcpus
         return hardware.loader_images_per_second(copy, size, vcpus) if hardware.has_known_images(self.schedule) else 0.0
 
-    def validation_seconds(self, phase: Phase) -> float:
+    def validation_seconds(self, scheduled_phase: ScheduledPhase) -> float:
         """Return the seconds of one validation: the forward passes of all views, or the loader where that is slower."""
+        phase, size = scheduled_phase.phase, scheduled_phase.size
         views_of_pixels = 1 + (RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
-        gpu_seconds = self.val_images * views_of_pixels * self.batch_seconds(phase.size, phase.batch) / phase.batch
+        gpu_seconds = self.val_images * views_of_pixels * self.batch_seconds(size, phase.batch) / phase.batch
         forward_seconds = gpu_seconds * self.constants.forward_share / self.gpus_per_step
-        speed = self.loader_speed(phase.copy, phase.size) * self.machines_per_step
+        speed = self.loader_speed(phase.copy, size) * self.machines_per_step
         loader_seconds = self.val_images * (1 + phase.rect_val) / speed if speed else 0.0
         return max(forward_seconds, loader_seconds)
 

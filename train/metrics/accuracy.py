@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .confusion import MAX_CLASSES
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -16,15 +18,29 @@ class Accuracy:
 
 
 def count_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many labels [n] are the highest, and among the five highest, of scores [n, classes]: int64 scalars."""
+    """Return the number of top-1 and of top-5 hits, as int64 scalars, of scores [n, classes] for labels [n]."""
     top1, top5 = is_correct(scores, labels)
     return top1.sum(), top5.sum()
 
 
 def is_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each label [n] whether it is the highest, and among the five highest, of its scores [n, classes].
+    """Return two bool [n]: which of the scores [n, classes] are top-1 and top-5 hits for the labels [n].
 
-    Both results are bool [n]. With fewer than five classes every label is among the five highest.
+    With fewer than five classes, every label is a top-5 hit.
     """
     best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
     return best[:, 0], best.any(1)
+
+
+def zero_confusion(class_count: int, device: torch.device) -> torch.Tensor | None:
+    """Return an int64 matrix [classes, classes] of zeros for `count_confusion`, None for too many classes."""
+    return torch.zeros(2 * [class_count], dtype=torch.int64, device=device) if class_count <= MAX_CLASSES else None
+
+
+def count_confusion(confusion: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> None:
+    """Count images by label [n], the row, and by the class of the highest of their scores [n, classes], the column.
+
+    Of equal scores, the one counts that `is_correct` takes.
+    """
+    predicted = scores.topk(min(5, scores.shape[1]), dim=1).indices[:, 0]
+    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)

@@ -11,7 +11,6 @@ from train.recipe.schedule import Schedule, ScheduledPhase
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-HPARAM_METRICS = ("val/top1", "val/top5")
 HParamValue = int | float | str
 
 
@@ -31,7 +30,7 @@ def flat_settings(schedule: Schedule, world_size: int) -> dict[str, HParamValue]
         "epochs": recipe.epochs,
         "batch_first": phases[0].global_batch,
         "batch_largest": max(phase.global_batch for phase in phases),
-        "size_largest": max(phase.phase.size for phase in phases),
+        "size_largest": max(phase.size for phase in phases),
         "optimizer": optim.name,
         "loss": optim.loss,
         "momentum": optim.momentum,
@@ -50,20 +49,23 @@ def warmup_epochs(phases: tuple[ScheduledPhase, ...]) -> int:
         first, last = phase.scaled_lr_endpoints
         if first >= last and phase.phase.shape != "constant_warmup":
             break
-        end = phase.phase.epochs[1]
+        end = phase.epochs[1]
     return end
 
 
 def write_settings(writer: "SummaryWriter", settings: Mapping[str, HParamValue]) -> None:
-    """Write the settings into a run's own event file, as TensorBoard's HParams plugin reads them."""
-    experiment, session_start, _ = _hparams_summaries(settings)
-    _write_summary(writer, experiment)
+    """Write the settings into a run's own event file, as TensorBoard's HParams plugin reads them.
+
+    The plugin's description of an experiment is not written. Without a description, the plugin compares the runs that
+    it shows, and lists the settings that differ first.
+    """
+    session_start, _ = _hparams_summaries(settings)
     _write_summary(writer, session_start)
 
 
 def write_session_end(writer: "SummaryWriter") -> None:
     """Write into the event file that the run is complete."""
-    _, _, session_end = _hparams_summaries({})
+    _, session_end = _hparams_summaries({})
     _write_summary(writer, session_end)
 
 
@@ -72,11 +74,9 @@ def _write_summary(writer: "SummaryWriter", summary: object) -> None:
     writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
 
-def _hparams_summaries(settings: Mapping[str, HParamValue]) -> tuple[object, object, object]:
-    """Return the summaries of the experiment, of the start of its session, and of the end of its session."""
+def _hparams_summaries(settings: Mapping[str, HParamValue]) -> tuple[object, object]:
+    """Return the summaries of the start of a session, and of its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    summaries: tuple[object, object, object] = hparams(  # type: ignore[no-untyped-call]
-        dict(settings), dict.fromkeys(HPARAM_METRICS, 0.0)
-    )
-    return summaries
+    _, session_start, session_end = hparams(dict(settings), {})  # type: ignore[no-untyped-call]
+    return session_start, session_end

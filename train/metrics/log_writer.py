@@ -1,5 +1,6 @@
 """Write the metrics of a run: TensorBoard events, JSON lines, and text on stdout."""
 
+import io
 import json
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import EVENTS_FOLDER, metrics_file
-from train.tools.filesystem import replace_nonfinite
+from train.tools.filesystem import open_regular, replace_nonfinite
 from train.tools.host import unix_time
 from train.tools.records import encode
 
@@ -34,7 +35,7 @@ class MetricsLog:
         print(text.epoch_header(), flush=True)
         # purge_step hides what an earlier attempt wrote after the point where this one starts, but not at that point.
         self.tensorboard = SummaryWriter(str(log_dir / EVENTS_FOLDER), purge_step=images + 1, flush_secs=2)
-        self.jsonl_file = metrics_path.open("a", buffering=1)
+        self.jsonl_file = io.TextIOWrapper(open_regular(metrics_path, "ab"), line_buffering=True)
 
     def write_scalars(self, images: int, values: dict[str, float]) -> None:
         """Write scalars to TensorBoard at x = `images`."""
@@ -61,7 +62,7 @@ class MetricsLog:
             print(text.step_line(step, self.total_steps, epoch, values), flush=True)
 
     def write_epoch(self, step: int, images: int, epoch: EpochResult) -> None:
-        """Write the result of an epoch. TensorBoard gets its validation results as val/loss, val/top1 ..."""
+        """Write the result of an epoch. TensorBoard gets its validation as loss/val, accuracy/val_top1 ..."""
         self.write_scalars(images, val_scalars(epoch))
         self.write_row(EpochRow(**vars(epoch), attempt=self.attempt, time=unix_time(), step=step, images=images))
         print(text.epoch_line(epoch), flush=True)

@@ -114,16 +114,21 @@ def check_metrics_file(path: Path) -> None:
                 decode_json(types[kind], line, source)
 
 
+# The names of a validation's scalars in TensorBoard, and their fields in `EpochResult`. TensorBoard sorts the names by
+# the alphabet, so accuracy and loss come first.
+VAL_SCALARS = {
+    "accuracy/val_top1": "top1",
+    "accuracy/val_top5": "top5",
+    "accuracy/val_top1_square": "top1_square",
+    "accuracy/val_top5_square": "top5_square",
+    "loss/val": "val_loss",
+    "times/val_seconds": "val_seconds",
+}
+
+
 def val_scalars(epoch: EpochResult) -> dict[str, float]:
     """Return the scalars of an epoch's validation by their names in TensorBoard. What was not measured is left out."""
-    values = {
-        "val/seconds": epoch.val_seconds,
-        "val/loss": epoch.val_loss,
-        "val/top1": epoch.top1,
-        "val/top5": epoch.top5,
-        "val/top1_square": epoch.top1_square,
-        "val/top5_square": epoch.top5_square,
-    }
+    values = {name: getattr(epoch, field_name) for name, field_name in VAL_SCALARS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -141,8 +146,8 @@ class TrainResult:
 
     The trainers write it as their result.json when the schedule is done or the target is reached. The accuracies are
     those of the last epoch in percent; `images_per_second` is that of the training of all epochs. `seconds` has the
-    seconds of "attempt", "training", "validation", "waiting for images", and "first step to last". `procs` is the
-    number of processes on all machines.
+    seconds of "attempt", "training", "validation", "waiting for images", and "first step to last without losses".
+    `procs` is the number of processes on all machines.
     """
 
     recipe: str = ""

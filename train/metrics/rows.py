@@ -26,12 +26,12 @@ class StepTotals:
 def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: float, world_size: int) -> dict[str, float]:
     """Return the scalars of an interval of steps by their names in TensorBoard: losses per image, hits in percent."""
     return {
-        "train/loss": totals.loss / totals.images,
-        "train/top1": 100 * totals.top1 / totals.images,
-        "train/top5": 100 * totals.top5 / totals.images,
+        "loss/train": totals.loss / totals.images,
+        "accuracy/train_top1": 100 * totals.top1 / totals.images,
+        "accuracy/train_top5": 100 * totals.top5 / totals.images,
         "sizes/lr": lr,
         "sizes/momentum": momentum,
-        "sizes/image": epoch.scheduled_phase.phase.size,
+        "sizes/image": epoch.scheduled_phase.size,
         "sizes/batch": epoch.scheduled_phase.phase.batch,
         "sizes/batch_total": epoch.scheduled_phase.global_batch,
         "sizes/world": world_size,
@@ -51,7 +51,7 @@ def epoch_result(
     square = accuracies.get("square")
     return EpochResult(
         epoch=epoch.number + 1,
-        size=epoch.scheduled_phase.phase.size,
+        size=epoch.scheduled_phase.size,
         global_batch=epoch.scheduled_phase.global_batch,
         lr=epoch.lr_at(epoch.steps - 1),
         steps=epoch.steps,

@@ -1,7 +1,7 @@
 """Finds steps in a file of metrics by offset, so that the time does not grow with the file. Imports no torch.
 
 The first process of an attempt appends a line about once a second, so steps and times ascend within a file. What was
-found is kept as long as the file does not change: whoever polls a run reads nothing again of its earlier attempts.
+found is cached as long as the file does not change, so polling a run does not read its earlier attempts again.
 """
 
 import contextlib

@@ -4,28 +4,28 @@ The trainer's log and the command that follows a job print the same lines. A lin
 has at most 79 characters, for a terminal of 80.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from train.recipe.components import MODELS
 from train.recipe.history import EpochResult
-from train.recipe.schema import Recipe
+from train.recipe.schema import FIXRES, Recipe
 
 from .time_table import TimePart, TimeTable
 
 TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # they use betas and eps, and no momentum
-# Title, width, field of `EpochResult`, format. The columns from "val loss" to "top-5" are of the validation.
+# Title, width, field of `EpochResult`, format. "loss" and "train acc" (top-1) are of the training images, the columns
+# from "val loss" to "top-5" of the validation images.
 EPOCH_COLUMNS = (
     ("epoch", 5, "epoch", "d"),
     ("size", 5, "size", "d"),
     ("batch", 6, "global_batch", "d"),
-    ("last rate", 10, "lr", ".4g"),
+    ("last lr", 10, "lr", ".4g"),
     ("loss", 7, "train_loss", ".3f"),
-    ("top-1", 7, "train_top1", ".2f"),
+    ("train acc", 10, "train_top1", ".2f"),
     ("val loss", 9, "val_loss", ".3f"),
     ("top-1", 7, "top1", ".2f"),
     ("top-5", 7, "top5", ".2f"),
-    ("sec", 7, "seconds", ".1f"),
+    ("sec", 6, "seconds", ".1f"),
     ("img/s", 7, "images_per_second", ".0f"),
 )
 
@@ -37,14 +37,23 @@ def epoch_header() -> str:
 
 def epoch_line(epoch: EpochResult) -> str:
     """Return the result of an epoch as a line. Values of a validation that was not made are dashes."""
-    cells = ((getattr(epoch, name), width, form) for _, width, name, form in EPOCH_COLUMNS)
-    return "".join(f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells)
+    return "".join(
+        f"{_format_cell(getattr(epoch, name), width, form):>{width}}" for _, width, name, form in EPOCH_COLUMNS
+    )
+
+
+def _format_cell(value: float | None, width: int, form: str) -> str:
+    """Return a number of an epoch as text. A number that would touch the column before it loses its decimals."""
+    if value is None:
+        return "-"
+    text = format(value, form)
+    return text if len(text) < width else f"{value:.0f}"
 
 
 def step_line(step: int, total_steps: int, epoch: int, values: Mapping[str, float]) -> str:
     """Return a line about the last steps. `values` are their scalars by their names in TensorBoard."""
     return (
-        f"step {step}/{total_steps}  epoch {epoch}  loss {values['train/loss']:.3f}  rate {values['sizes/lr']:.4g}  "
+        f"step {step}/{total_steps}  epoch {epoch}  loss {values['loss/train']:.3f}  lr {values['sizes/lr']:.4g}  "
         f"{values['times/images_per_second']:.0f} img/s"
     )
 
@@ -64,14 +73,6 @@ def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
     return " to ".join(dict.fromkeys(f"{rate:.4g}" for rate in rates))
 
 
-def write_page(page: str) -> None:
-    """Write a page of the documentation to the file that the command line names, or to stdout."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page)
-    else:
-        sys.stdout.write(page)
-
-
 def describe_training(recipe: Recipe) -> str:
     """Return the settings of a recipe beside its phases, in one line. Only what differs from the ordinary is named."""
     model, optim, comm = recipe.model, recipe.optim, recipe.comm
@@ -87,22 +88,33 @@ def describe_training(recipe: Recipe) -> str:
         if optim.lars_form != "paper":
             parts.append(f"form {optim.lars_form}")
     not_decayed = [name for name, decays in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not decays]
-    parts.append(f"decay {optim.weight_decay:g}" + (f" (not on {' and '.join(not_decayed)})" if not_decayed else ""))
+    parts.append(
+        f"weight decay {optim.weight_decay:g}" + (f" (not on {' and '.join(not_decayed)})" if not_decayed else "")
+    )
     parts.append(optim.loss)
     if optim.label_smoothing:
-        parts.append(f"smoothing {optim.label_smoothing:g}")
+        parts.append(f"label smoothing {optim.label_smoothing:g}")
+    if optim.ema is not None:
+        parts.append(f"averaged weights (decay {optim.ema:g})")
     if optim.scaling != "linear":
         parts.append(f"{optim.scaling} scaling")
-    if model.zero_gamma:
-        parts.append("zero gamma")
+    if model.zero_gamma:  # whether an external network has such norms, only the trainer finds out
+        parts.append("zero gamma" if model.name in MODELS else "zero gamma where a block's last norm is known")
     if model.weights:
         parts.append(f"weights {model.weights}")
+    if model.blurpool:
+        parts.append("BlurPool")
     if model.compile:
         parts.append("compiled")
+    if recipe.precision != "auto":
+        parts.append(recipe.precision)
+    if recipe.data.val_fraction:
+        parts.append(f"{recipe.data.val_fraction:.4g} of each class held out for validation")
     if comm.hook != "none":
-        parts.append(f"comm {comm.hook}")
+        parts.append(f"comm hook {comm.hook}")
     for title, epoch_ranges in (
-        ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen]),
+        ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen is True]),
+        ("frozen as in FixRes", [phase.epochs for phase in recipe.phases if phase.frozen == FIXRES]),
         ("rectangles", [phase.epochs for phase in recipe.phases if phase.rect_train]),
         ("not augmented", [phase.epochs for phase in recipe.phases if not phase.augment]),
     ):
@@ -126,9 +138,19 @@ PART_TITLES = {
     TimePart.STEPS: "steps",
     TimePart.WAITS: "waits for images",
     TimePart.VALIDATION: "validation",
-    TimePart.SWITCHES: "switches",
+    TimePart.SWITCHES: "new image sizes",
     TimePart.CHECKPOINTS: "checkpoints",
-    TimePart.OTHER: "sums, logs, the rest",
+    TimePart.OTHER: "metrics, logs, rest",
+}
+
+# Titles for the steps of the start whose short names are not clear.
+START_TITLES = {
+    "fetch": "fetching images",
+    "standby": "standby processes",
+    "others": "other machines",
+    "rendezvous": "start of trainers",
+    "indexing": "opening images",
+    "group": "process group",
 }
 
 
@@ -141,15 +163,17 @@ def time_table_lines(table: TimeTable, goodput: float | None = None) -> list[str
         worst = f"   epoch {part_time.epoch}: {part_time.most:.2f} s" if part_time.most >= 0.005 else ""
         lines.append(_part_line(title, part_time.seconds, wall) + worst)
     if table.pauses:
-        lines.append(_part_line("pauses of losses", table.pauses, wall))
-    lines.append(f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {goodput:.1%}"))
+        lines.append(_part_line("losses, redone steps", table.pauses, wall))
+    lines.append(
+        f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {100 * goodput:.1f} %")
+    )
     if table.slower is not None:
-        lines.append(_part_line("in slower steps", table.slower, wall) + "   of it: above the medians of their shapes")
+        lines.append(_part_line("in slow steps", table.slower, wall) + "   of it: steps slower than usual")
     if table.gap:
-        lines.append(f"  {'widest gap, in steps':20}{table.gap.steps:10.2f}   before epoch {table.gap.epoch}")
+        lines.append(f"  {'longest gap':20}{'':22}{table.gap.steps:.2f} steps, before epoch {table.gap.epoch}")
     if table.start:
         lines.append(f"  {'start, before it':20}{sum(table.start.values()):10.2f}")
-        lines += [f"    {name:18}{seconds:10.2f}" for name, seconds in table.start.items()]
+        lines += [f"    {START_TITLES.get(name, name):18}{seconds:10.2f}" for name, seconds in table.start.items()]
     return lines
 
 

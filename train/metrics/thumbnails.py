@@ -5,7 +5,7 @@ They are stored beside the logs and copied with them: the machines that hold the
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from train.tools.records import DamagedRecord, encode, read_record
 THUMBNAIL_COUNT = 6
 CANDIDATE_COUNT = 60  # images of which the thumbnails are chosen by their shape
 THUMBNAIL_PIXELS = 220  # length of a thumbnail's longer side
+CLASS_THUMBNAIL_PIXELS = 110  # the same for an image that stands for a class
 JPEG_QUALITY = 85
 
 
@@ -38,13 +39,19 @@ def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
 
     An error is printed and does not end the run.
     """
-    try:
-        thumbnails = [_thumbnail(index, number) for number in choose_images(index)]
-        path = log_dir / LOGS_FOLDER / f"val-{attempt_name(attempt)}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(encode(thumbnails)).encode(), durable=False)
-    except Exception as error:  # an image library or the disk may raise anything, and a run must not fail of it
-        print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
+    with _print_errors():
+        _write(index, choose_images(index), THUMBNAIL_PIXELS, _path(log_dir, "val", attempt))
+
+
+def write_class_thumbnails(index: Index, labels: Sequence[int], log_dir: Path, attempt: int) -> None:
+    """Write logs/classes-<attempt>.json: the first validation image of each of these classes.
+
+    An error is printed and does not end the run.
+    """
+    with _print_errors():
+        label_of_image = index.labels[:]
+        numbers = [int(matches.argmax()) for label in labels if (matches := label_of_image == label).any()]
+        _write(index, numbers, CLASS_THUMBNAIL_PIXELS, _path(log_dir, "classes", attempt))
 
 
 def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
@@ -52,7 +59,37 @@ def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
 
     Files that cannot be read are skipped. The list is empty when there are none.
     """
-    for path in sorted((log_dir / LOGS_FOLDER).glob("val-*.json")):
+    return _read(sorted((log_dir / LOGS_FOLDER).glob("val-*.json")))
+
+
+def read_class_thumbnails(log_dir: Path) -> list[Thumbnail]:
+    """Return the images that stand for classes, of the last attempt that wrote some: its validation chose the classes.
+
+    Files that cannot be read are skipped. The list is empty when there are none.
+    """
+    return _read(sorted((log_dir / LOGS_FOLDER).glob("classes-*.json"), reverse=True))
+
+
+def _path(log_dir: Path, kind: str, attempt: int) -> Path:
+    return log_dir / LOGS_FOLDER / f"{kind}-{attempt_name(attempt)}.json"
+
+
+def _write(index: Index, numbers: Sequence[int], pixels: int, path: Path) -> None:
+    thumbnails = [_thumbnail(index, number, pixels) for number in numbers]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(encode(thumbnails)).encode(), durable=False)
+
+
+@contextlib.contextmanager
+def _print_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # an image library or the disk may raise anything, and that must not end a run
+        print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
+
+
+def _read(paths: Iterable[Path]) -> list[Thumbnail]:
+    for path in paths:
         with contextlib.suppress(DamagedRecord):
             return read_record(path, list[Thumbnail]) or []
     return []
@@ -75,8 +112,8 @@ def _evenly_spaced(items: Sequence[int], count: int) -> list[int]:
     return [items[round(position * (len(items) - 1) / (count - 1))] for position in range(count)]
 
 
-def _thumbnail(index: Index, number: int) -> Thumbnail:
-    jpeg, shown = shrink_to_jpeg(index.read(number), THUMBNAIL_PIXELS)
+def _thumbnail(index: Index, number: int, pixels: int) -> Thumbnail:
+    jpeg, shown = shrink_to_jpeg(index.read(number), pixels)
     return Thumbnail(
         label=index.classes[int(index.labels[number])],
         size=(int(index.widths[number]), int(index.heights[number])),

@@ -259,6 +259,14 @@ class TimeBreakdown:
         """Seconds that all steps and validation batches would have taken at the median time of their shape."""
         return sum(len(seconds) * statistics.median(seconds) for seconds in self.seconds_by_shape.values() if seconds)
 
+    @property
+    def slower_seconds(self) -> float:
+        """Seconds by which steps and validation batches, with their waits, were above the median of their shape."""
+        medians = {key: statistics.median(seconds) for key, seconds in self.seconds_by_shape.items() if seconds}
+        return sum(
+            max(0.0, seconds - median) for key, median in medians.items() for seconds in self.seconds_by_shape[key]
+        )
+
     def goodput(self) -> float:
         """Return the useful seconds over the wall seconds, at most 1."""
         return min(1.0, self.useful_seconds / self.wall_seconds) if self.wall_seconds else 0.0
@@ -272,9 +280,7 @@ class TimeBreakdown:
     def summary(self) -> TimeTable:
         """Return the table of the whole run, with the seconds of slower steps and batches."""
         self.flush()
-        table = self.table()
-        measured = table.parts[TimePart.STEPS].seconds + table.parts[TimePart.VALIDATION].seconds
-        return replace(table, slower=max(0.0, measured - self.useful_seconds))
+        return replace(self.table(), slower=self.slower_seconds)
 
     def state(self) -> TimeState:
         """Return what a checkpoint stores of the measurements, up to this moment."""

@@ -40,9 +40,9 @@ class TimeTable:
     """Where the wall time went, in seconds.
 
     `wall` lasts from the first step to the last. `gap` is the widest gap between two epochs. `start` has the seconds
-    before the first step by what they were spent on. `slower` are the seconds by which steps and batches were slower
-    than the median of their shape; they lower the goodput, and belong to steps and validation. Only a finished run has
-    them. `pauses` are the seconds that losses of machines took; only a job knows them.
+    before the first step by what they were spent on. `slower` are the seconds by which steps and batches, with their
+    waits, were slower than the median of their shape; they lie in the parts from steps to switches. Only a finished run
+    has them. `pauses` are the seconds that losses of machines took; only a job knows them.
     """
 
     wall: float
@@ -51,3 +51,7 @@ class TimeTable:
     start: dict[str, float] = field(default_factory=dict)
     slower: float | None = None
     pauses: float = 0.0
+
+    def __post_init__(self) -> None:
+        if missing := set(TimePart) - set(self.parts):
+            raise ValueError(f"parts: {min(missing)} is missing")

@@ -1,4 +1,9 @@
-"""Frozen phases: only the classifier is trained; all other weights, norm statistics and momenta stay as they are."""
+"""Frozen phases: only the last layers are trained; all other weights, norm statistics and momenta stay as they are.
+
+The last layers are the classifier or, with "fixres", the classifier and the norm before it. Touvron et al. 2019,
+section 4: a random crop shows objects larger than the crop of the test does. These two layers, trained for a few epochs
+on crops like those of the test, adapt the network to that.
+"""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -6,40 +11,52 @@ from itertools import takewhile
 from torch import nn
 
 from train.recipe.schedule import Epoch
+from train.recipe.schema import FIXRES
 from train.tools.errors import TrainingError
 
 from . import registry
+from .resnet import BasicBlock, Bottleneck
 
 
 class Freezer:
-    """Switches a network between training all of it and training the classifier only.
+    """Switches a network between training all of it and training its last layers only.
 
     Parameters that had requires_grad=False from the start are never trained.
     """
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.frozen = False
+        self.frozen: bool | str = False
         self.trainable_parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
-    def set_frozen(self, frozen: bool) -> None:
-        """Compute gradients for the classifier only (`frozen`), or for all trainable parameters.
+    def set_frozen(self, frozen: bool | str) -> None:
+        """Compute gradients for the last layers only (`Phase.frozen`), or for all trainable parameters.
 
         All gradients are dropped, because they are views of the buckets of the last DistributedDataParallel. An
         optimizer does not move a parameter without a gradient at all. Raises `TrainingError` when the classifier is
         not known.
         """
-        classifier_ids = {id(parameter) for parameter in self.classifier().parameters()} if frozen else set()
+        self.frozen = frozen
+        last_ids = {id(parameter) for layer in self.last_layers() for parameter in layer.parameters()}
         for parameter in self.trainable_parameters:
             parameter.grad = None
-            parameter.requires_grad_(not frozen or id(parameter) in classifier_ids)
-        self.frozen = frozen
+            parameter.requires_grad_(not frozen or id(parameter) in last_ids)
 
     def set_train_mode(self) -> None:
         """Put what is trained into train mode. Frozen layers are in eval mode: fixed norm statistics, no dropout."""
         self.net.train(not self.frozen)
-        if self.frozen:
-            self.classifier().train()
+        for layer in self.last_layers():
+            layer.train()
+
+    def last_layers(self) -> list[nn.Module]:
+        """Return the layers that are trained in a phase that is frozen, [] in another."""
+        last_norms = [self.last_norm()] if self.frozen == FIXRES else []
+        return [*last_norms, self.classifier()] if self.frozen else []
+
+    def last_norm(self) -> nn.Module:
+        """Return the norm at the end of the last residual block."""
+        *_, last_block = (module for module in self.net.modules() if isinstance(module, BasicBlock | Bottleneck))
+        return last_block.last_norm
 
     def classifier(self) -> nn.Module:
         """Return the layer that is trained in a frozen phase. Raises `TrainingError` when it is not known."""

@@ -10,11 +10,13 @@ from torch import nn
 
 from train.tools import checkpoint_io, filesystem
 from train.tools.errors import TrainingError
+from train.weights.safetensors_file import read_safetensors
 
 from . import registry, resnet
 
 MAX_NESTING = 5  # dicts within dicts; a dict that contains itself would have no end
-STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")  # as in our checkpoints, timm's and Lightning's
+# As in our checkpoints, timm's and Lightning's. Where a file of ours or of timm has averaged weights, they are meant.
+STATE_DICT_KEYS = ("average", "state_dict_ema", "model", "state_dict", "model_state_dict")
 WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")  # of DistributedDataParallel, Lightning, torch.compile
 MAX_NAMES_SHOWN = 4  # tensor names in an error message
 BATCH_COUNTER_SUFFIX = "num_batches_tracked"  # missing in old files; nothing here depends on its value
@@ -37,8 +39,8 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     if wrong_kind:
         dtype = str(loaded[wrong_kind[0]].dtype).removeprefix("torch.")
         raise TrainingError(
-            f"model, weights: {path} holds {dtype} where this network has real numbers: {format_names(wrong_kind)}; "
-            "save the network's state_dict() before it is converted, or convert it back"
+            f"model, weights: {path} holds {dtype} instead of floating-point weights: {format_names(wrong_kind)}; save "
+            "the network's state_dict() before it is converted or quantized, or convert it back"
         )
 
     head = classifier_keys(net)
@@ -102,7 +104,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     for _ in range(MAX_NESTING):
         if not isinstance(content, dict):
             break
-        key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), "")
+        key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict) and content[key]), "")
         if not key:
             break
         content = content[key]
@@ -134,39 +136,26 @@ def _read_file(path: Path) -> object:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(len(filesystem.CHECKSUM_MAGIC))
+            start = file.read(9)
+        is_sealed = filesystem.is_sealed(path)
     except OSError as error:
         raise TrainingError(f"model, weights: {filesystem.one_line_error(error)}") from error
     if not size:
         raise TrainingError(f"model, weights: {path} is empty; copy or save it again")
     # A safetensors file starts with the length of its JSON header, in 8 bytes, and then the header.
     if path.suffix == ".safetensors" or (start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size):
-        return _read_safetensors(path)
-    if start == filesystem.CHECKSUM_MAGIC.encode():
-        return _read_torch_file(path, checkpoint_io.load_checkpoint)
+        return _read_with(path, read_safetensors)
+    if is_sealed:
+        return _read_with(path, checkpoint_io.load_checkpoint)
     if start.startswith((b"PK", b"\x80")):  # a zip archive, or a pickle as older versions of torch wrote
-        return _read_torch_file(path, lambda path: torch.load(path, map_location="cpu", weights_only=True))
+        return _read_with(path, lambda path: torch.load(path, map_location="cpu", weights_only=True))
     raise TrainingError(
         f"model, weights: {path} is not a PyTorch file, a safetensors file or a checkpoint of this program; save the "
         "network's state_dict() with torch.save"
     )
 
 
-def _read_safetensors(path: Path) -> object:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise TrainingError(
-            f"model, weights: {path} needs safetensors, which is not installed here; "
-            "install it: pip install safetensors"
-        ) from error
-    try:
-        return load_file(path)
-    except Exception as error:  # its own exception types cannot be imported from all its versions
-        raise _damaged_error(path, error) from error
-
-
-def _read_torch_file(path: Path, reader: Callable[[Path], object]) -> object:
+def _read_with(path: Path, reader: Callable[[Path], object]) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickle protocols; the error below says what matters
@@ -177,9 +166,7 @@ def _read_torch_file(path: Path, reader: Callable[[Path], object]) -> object:
                 f"model, weights: {path} holds more than tensors, and code from files is never executed here; save "
                 "the network's state_dict()"
             ) from error
-        raise _damaged_error(path, error) from error
-
-
-def _damaged_error(path: Path, error: Exception) -> TrainingError:
-    cause = f"{type(error).__name__}: {filesystem.one_line_error(error)}"
-    return TrainingError(f"model, weights: {path} cannot be read ({cause}); is it complete? Copy or save it again")
+        cause = f"{type(error).__name__}: {filesystem.one_line_error(error)}"
+        raise TrainingError(
+            f"model, weights: {path} cannot be read ({cause}); is it complete? Copy or save it again"
+        ) from error

@@ -7,8 +7,10 @@ because its images have only 32 pixels.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -92,6 +94,7 @@ class ResNet(nn.Module):
         classes: int,
     ) -> None:
         super().__init__()
+        self.block_counts = tuple(block_counts)
         self.stem = stem
         blocks: list[nn.Module] = []
         channels = widths[0]
@@ -134,6 +137,9 @@ RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
     "resnet152": partial(_imagenet_resnet, Bottleneck, (3, 8, 36, 3)),
 }
 
+# Those that torchvision and timm have too, under the same names.
+PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
 # Names of torchvision and timm beside ours. Their ResNets have had the v1.5 form since 2017, so the weights fit.
 TORCHVISION_KEYS = (
     (re.compile(r"^conv1\."), "stem.0."),
@@ -163,5 +169,23 @@ def convert_torchvision_keys(state: Mapping[str, torch.Tensor]) -> dict[str, tor
         stage, position = map(int, match.groups())
         earlier_blocks = sum(block_counts.get(earlier_stage, 0) for earlier_stage in range(1, stage))
         return f"stages.{earlier_blocks + position}.{key[match.end() :]}"
+
+    return {convert(key): tensor for key, tensor in state.items()}
+
+
+BLOCK_KEY = re.compile(r"^stages\.(\d+)\.")
+
+
+def to_torchvision_keys(state: Mapping[str, torch.Tensor], block_counts: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return the state dict of a ResNet with `block_counts` blocks by stage under torchvision's names, also timm's."""
+    first_blocks = list(accumulate(block_counts, initial=0))  # of each stage
+
+    def convert(key: str) -> str:
+        match = BLOCK_KEY.match(key)
+        if not match:
+            return key.replace("stem.0.", "conv1.").replace("stem.1.", "bn1.")
+        stage = bisect_right(first_blocks, int(match[1]))  # counted from 1
+        rest = key[match.end() :].replace("norm", "bn").replace("shortcut.", "downsample.")
+        return f"layer{stage}.{int(match[1]) - first_blocks[stage - 1]}.{rest}"
 
     return {convert(key): tensor for key, tensor in state.items()}

@@ -71,10 +71,12 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """
     parts = parameter_groups(model, optim)
     match optim.name:
-        case "sgd":
-            return torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov)
-        case "adamw":
-            return torch.optim.AdamW(parts, lr=0.0, betas=optim.betas, eps=optim.eps)
+        case "sgd" | "adamw":
+            fused = True if can_fuse(model) else None  # None leaves it to torch
+            if optim.name == "adamw":
+                return keep_fused(torch.optim.AdamW(parts, lr=0.0, betas=optim.betas, eps=optim.eps, fused=fused))
+            sgd = torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)
+            return keep_fused(sgd)
         case "lars" | "lamb":
             weights, rest = parts
             parts = [{**weights, "adapt": True}, {**rest, "adapt": False}]
@@ -88,6 +90,39 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
                 )
             return Lamb(parts, betas=optim.betas, eps=optim.eps)
     return _build_custom_optimizer(model, optim, parts)
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Return whether torch's fused kernels update the parameters: one kernel for many of them, on a GPU.
+
+    With a loss scale they also leave out a step on the GPU, where others make the host wait in each step.
+    """
+    return all(parameter.is_cuda and parameter.is_floating_point() for parameter in model.parameters())
+
+
+def keep_fused(optimizer: torch.optim.SGD | torch.optim.AdamW) -> torch.optim.Optimizer:
+    """Return the optimizer; it stays fused, or not, when it loads the state of one that is the other.
+
+    torch would take over from the checkpoint whether it is fused. And in a first step that is left out for its loss
+    scale, its fused SGD would keep uninitialized memory as momentum. So the momentum of all parameters starts as zeros,
+    which makes the same first step.
+    """
+    settings = {name: optimizer.param_groups[0][name] for name in ("fused", "foreach")}
+
+    def keep_settings(_: torch.optim.Optimizer, state: ParamDict) -> ParamDict:
+        return {**state, "param_groups": [{**group, **settings} for group in state["param_groups"]]}
+
+    def fill_momentum(loaded: torch.optim.Optimizer) -> None:
+        for group in loaded.param_groups:
+            for parameter in group["params"] if group.get("momentum") else ():
+                if loaded.state[parameter].get("momentum_buffer") is None:
+                    loaded.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    optimizer.register_load_state_dict_pre_hook(keep_settings)
+    if settings["fused"]:
+        fill_momentum(optimizer)
+        optimizer.register_load_state_dict_post_hook(fill_momentum)
+    return optimizer
 
 
 def _build_custom_optimizer(model: nn.Module, optim: Optim, param_groups: list[ParamDict]) -> torch.optim.Optimizer:

@@ -10,11 +10,21 @@ smaller for the parameters that were frozen.
 
 import torch
 
-from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, norm_ratios, state_tensors, tensor_norms
+from .layerwise import (
+    LayerwiseOptimizer,
+    ParamDict,
+    TensorSequence,
+    bias_corrections,
+    norm_ratios,
+    state_tensors,
+    tensor_norms,
+)
 
 
 class Lamb(LayerwiseOptimizer):
     """LAMB for the parameter groups with `adapt`, Adam for the other groups, which hold norms and biases."""
+
+    state_names = ("mean", "square")
 
     def __init__(
         self, groups: list[ParamDict], *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
@@ -34,10 +44,10 @@ class Lamb(LayerwiseOptimizer):
         torch._foreach_add_(means, gradients, alpha=1 - b1)
         torch._foreach_mul_(squares, b2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - b2)
-        denominators = torch._foreach_div(squares, [1 - b2 ** state["step"] for state in states])
+        denominators = torch._foreach_div(squares, bias_corrections(b2, states))
         torch._foreach_sqrt_(denominators)
         torch._foreach_add_(denominators, group["eps"])
-        torch._foreach_mul_(denominators, [1 - b1 ** state["step"] for state in states])
+        torch._foreach_mul_(denominators, bias_corrections(b1, states))
         steps = torch._foreach_div(means, denominators)
         if group["weight_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])

@@ -23,6 +23,8 @@ from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, norm_ratio
 class Lars(LayerwiseOptimizer):
     """LARS for parameter groups with `adapt`; SGD with momentum for the other groups, which hold norms and biases."""
 
+    state_names = ("momentum_buffer",)
+
     def __init__(
         self,
         groups: list[ParamDict],

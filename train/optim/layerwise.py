@@ -18,7 +18,15 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer that scales steps layer by layer in its parameter groups with `adapt`, not in the others."""
+    """An optimizer that scales steps layer by layer in its parameter groups with `adapt`, not in the others.
+
+    With a loss scale, a step whose gradients are infinite or not a number is left out without the host waiting for the
+    device: `GradScaler` sets `grad_scale` and `found_inf`, tensors on the device, for the time of a step. Such steps
+    are counted in the state of each parameter, as `skipped`.
+    """
+
+    _step_supports_amp_scaling = True  # read by `GradScaler.step`
+    state_names: tuple[str, ...] = ()  # the tensors that `update_weights` keeps for each parameter
 
     def __init__(self, groups: list[ParamDict], **defaults: Any) -> None:  # Any: as in ParamDict
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
@@ -39,10 +47,37 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 continue
             weights = [to_float32(parameter) for parameter in parameters]
             gradients = [to_float32(parameter.grad) for parameter in parameters]
-            self.update_weights(group, weights, gradients, [self.state[parameter] for parameter in parameters])
+            states = [self.state[parameter] for parameter in parameters]
+            if hasattr(self, "found_inf"):
+                self._update_unless_infinite(group, weights, gradients, states)
+            else:
+                self.update_weights(group, weights, gradients, states)
             for parameter, weight in zip(parameters, weights, strict=True):
                 if parameter.dtype in HALF_DTYPES:
                     parameter.copy_(weight)
+
+    def _update_unless_infinite(
+        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
+    ) -> None:
+        """Update the weights by scaled gradients; put weights and state back if a gradient was not finite."""
+        is_infinite = self.found_inf.reshape(()) > 0  # type: ignore[attr-defined]
+        grad_scale: torch.Tensor | None = self.grad_scale  # type: ignore[attr-defined]
+        zero = torch.zeros((), device=is_infinite.device)
+        for state in states:
+            if "skipped" not in state:
+                state["skipped"] = zero.clone()
+        # Without gradients all that a step computes is finite, and can be multiplied by 0 to leave it out.
+        finite = [torch.where(is_infinite, zero.to(gradient.dtype), gradient) for gradient in gradients]
+        if grad_scale is not None:
+            torch._foreach_mul_(finite, grad_scale.double().reciprocal().float().reshape(()))
+        changing = [*weights]
+        for name in self.state_names:
+            changing += state_tensors(name, weights, states)
+        old_values = torch._foreach_mul(changing, is_infinite)
+        self.update_weights(group, weights, finite, states)
+        torch._foreach_mul_(changing, ~is_infinite)
+        torch._foreach_add_(changing, old_values)
+        torch._foreach_add_([state["skipped"] for state in states], len(states) * [is_infinite.float()])
 
     def load_state_dict(self, state_dict: ParamDict) -> None:
         """Restore a state bit for bit: torch would round it to the type of a half-precision parameter."""
@@ -66,6 +101,17 @@ def state_tensors(name: str, weights: TensorSequence, states: list[ParamDict]) -
         if name not in state:
             state[name] = torch.zeros_like(weight)
     return [state[name] for state in states]
+
+
+def bias_corrections(beta: float, states: list[ParamDict]) -> list[float] | list[torch.Tensor]:
+    """Return 1 - beta^t of each parameter, where t is the number of its steps that were not left out."""
+    if not any("skipped" in state for state in states):
+        return [1 - beta ** state["step"] for state in states]
+    device = next(state["skipped"].device for state in states if "skipped" in state)
+    none = torch.zeros((), device=device)
+    skipped = torch.stack([state.get("skipped", none) for state in states])
+    steps = torch.tensor([state["step"] for state in states], dtype=torch.float64).to(device, non_blocking=True)
+    return list((1 - beta ** (steps - skipped)).float().unbind())
 
 
 def tensor_norms(tensors: TensorSequence) -> torch.Tensor:

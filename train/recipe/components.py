@@ -8,21 +8,15 @@ from dataclasses import dataclass
 
 from . import validators
 
-MODELS = (
-    "resnet10_tiny",
-    "resnet10_cifar",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "alexnet_bn",
-)
+RESNETS = ("resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+MODELS = (*RESNETS, "alexnet_bn")
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 LARS_FORMS = ("paper", "google")
 LOSSES = ("cross_entropy", "bce")
 LR_SCALINGS = ("linear", "sqrt", "none")
+PRECISIONS = ("auto", "bf16", "fp16", "fp32")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
+MAX_VAL_FRACTION = 0.9  # of the images of a class; the rest is trained on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +35,10 @@ class Model:
             section 5.1). Default 0.01. None keeps the weights with which the model itself starts.
         weights: File of pretrained weights: a checkpoint of this trainer, a PyTorch state dict or safetensors
             (train/models/pretrained.py). Default None: start from random weights.
+        blurpool: Blur the input of each strided convolution of a ResNet but the first, so that sampling every second
+            pixel aliases less: the 3x3 filter of Zhang 2019, "Making convolutional networks shift-invariant again",
+            section 3.2. The blur comes before the convolution as in FFCV's recipes, which needs fewer operations than
+            the order of section 3.3 (train/models/blurpool.py). Default False.
         compile: Train through torch.compile. Compilation takes time for each image shape before the first step;
             validation is not compiled. Default False.
     """
@@ -50,6 +48,7 @@ class Model:
     fc_std: float | None = 0.01
     weights: str | None = None
     compile: bool = False
+    blurpool: bool = False
 
     def __post_init__(self) -> None:
         name = validators.check_name_or_function("model", "name", self.name, MODELS, allow_libraries=True)
@@ -60,6 +59,12 @@ class Model:
         if self.weights is not None and (not isinstance(self.weights, str) or not self.weights):
             raise ValueError(f"model, weights: must be the name of a file, not {self.weights!r}")
         validators.check_bool("model", "compile", self.compile)
+        validators.check_bool("model", "blurpool", self.blurpool)
+        if self.blurpool and self.name not in RESNETS:
+            raise ValueError(
+                f"model, blurpool: {self.name!r} is none of {', '.join(RESNETS)}; set it to False; timm has its own "
+                'networks with a blur, such as "timm:resnetblur50"'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +94,10 @@ class Optim:
         scaling: How learning rates change when the run has another than the nominal number of GPUs. With k = GPUs /
             nominal GPUs they are multiplied by k for "linear" (Goyal et al. 2017, section 2.1), by the square root of k
             for "sqrt" (Krizhevsky 2014), or left alone for "none". Default "linear".
+        ema: Decay of an exponential moving average of the weights, above 0 and below 1. The average is validated and
+            published; training goes on from the weights themselves. With k times the nominal number of GPUs the decay
+            becomes its k-th power, unless `scaling` is "none" (train/optim/weight_average.py). Default None: no
+            average.
     """
 
     name: str = "sgd"
@@ -104,6 +113,7 @@ class Optim:
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     scaling: str = "linear"
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", validators.check_name_or_function("optim", "name", self.name, OPTIMIZERS))
@@ -126,6 +136,10 @@ class Optim:
         for field in ("nesterov", "norm_decay", "bias_decay"):
             validators.check_bool("optim", field, getattr(self, field))
         validators.check_choice("optim", "scaling", self.scaling, LR_SCALINGS)
+        if self.ema is not None:
+            validators.check_number("optim", "ema", self.ema, 0.0, 1.0)
+            if self.ema in (0, 1):
+                raise ValueError(f"optim, ema: must be above 0 and below 1, such as 0.9999, not {self.ema!r}")
         validators.check_choice("optim", "lars_form", self.lars_form, LARS_FORMS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")
@@ -173,12 +187,15 @@ class Data:
         val: Number of validation images, for `plan`.
         root: Folder that contains train/ and val/; `--data` overrides it. Resized copies lie in
             `<root>-sz/<short side in pixels>`.
+        val_fraction: Fraction of each class in train/ that is held out for validation, at most 0.9, for a folder that
+            has no val/ (train/data/validation_split.py); `--val-fraction` overrides it. Default 0: the images of val/.
     """
 
     name: str
     train: int
     val: int
     root: str
+    val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("name", "root"):
@@ -186,6 +203,7 @@ class Data:
                 raise ValueError(f"data, {field}: must be a non-empty text, not {getattr(self, field)!r}")
         validators.check_int("data", "train", self.train, 1)
         validators.check_int("data", "val", self.val, 1)
+        validators.check_number("data", "val_fraction", self.val_fraction, 0.0, MAX_VAL_FRACTION)
 
 
 IMAGENET = Data(name="imagenet", root="~/data/imagenet", train=1_281_167, val=50_000)

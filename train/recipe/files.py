@@ -2,19 +2,24 @@
 
 import ast
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from train.tools.filesystem import one_line_error
 
-from .schema import Recipe
+from .command import Command
+from .components import Comm, Data, Model, Optim
+from .schema import Phase, Recipe
 
 PROJECT_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -23,8 +28,20 @@ class RecipeError(Exception):
     """A recipe cannot be used. The text is one line that names the file and the reason."""
 
 
+WorkT = TypeVar("WorkT", Recipe, Recipe | Command)
+
+
 def read_recipes(name: str) -> list[Recipe]:
-    """Return the recipes in `recipes/x.py`, `recipes.x` or `x.json`, each with its own name.
+    """Return the recipes in a file as `read_work` does. Raises `RecipeError` also for a file with a command."""
+    work = read_work(name)
+    recipes = [each for each in work if isinstance(each, Recipe)]
+    if len(recipes) < len(work):
+        raise RecipeError(f"{name}: has a Command, which has no schedule; start it: imgnet-cluster launch {name}")
+    return recipes
+
+
+def read_work(name: str) -> list[Recipe | Command]:
+    """Return the recipes and commands in `recipes/x.py`, `recipes.x` or `x.json`, each with its own name.
 
     What the file prints goes to stderr. Raises `RecipeError` when the file is missing, cannot be imported, has no
     recipe, or yields two of the same name.
@@ -38,8 +55,9 @@ def read_recipes(name: str) -> list[Recipe]:
     names = [recipe.name for recipe in recipes]
     duplicates = sorted({each for each in names if names.count(each) > 1})
     if duplicates:
+        kind = "commands" if all(isinstance(recipe, Command) for recipe in recipes) else "recipes"
         raise RecipeError(
-            f"{name}: yields two recipes named {', '.join(map(repr, duplicates))}; give each its own name"
+            f"{name}: yields two {kind} named {', '.join(map(repr, duplicates))}; give each its own name, name=..."
         )
     return recipes
 
@@ -62,10 +80,23 @@ def _load_json_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: {one_line_error(error)}") from error
 
 
+def import_folder(name: str) -> Path:
+    """Return the folder from which a recipe's file imports its modules: its own, or that of its outermost package.
+
+    Raises `RecipeError` when there is no such file.
+    """
+    return _package_and_root(_find_file(name))[1]
+
+
 def _find_file(name: str) -> Path:
-    """Return the file that `recipes/x.py`, `recipes/x` or `recipes.x` means."""
+    """Return the file that `recipes/x.py`, `recipes/x` or `recipes.x` means.
+
+    In a folder without such a file, the recipe of this project is found, also as `x`.
+    """
     path = Path(name)
-    for candidate in (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py")):
+    candidates = (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py"))
+    project_files = [PROJECT_RECIPES / file.name for file in candidates if file.parent in (Path(), Path("recipes"))]
+    for candidate in (*candidates, *project_files):
         if candidate.is_file():
             return candidate.resolve()
     if path.is_dir():
@@ -93,11 +124,10 @@ def _import_file(path: Path) -> ModuleType:
         raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
     if not _may_define_recipes(path):
         raise RecipeError(
-            f"{path.name}: has no `recipe`, so it was not executed; define recipe = Recipe(...) or recipes()"
+            f"{path.name}: has no `recipe`, so it was not executed; define recipe = Recipe(...) or recipes(). For a "
+            f"training script of your own: imgnet-cluster run -- python {path.name}"
         )
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts, root = [root.name, *parts], root.parent
+    parts, root = _package_and_root(path)
     dotted = ".".join(parts)
     previous_module = sys.modules.get(dotted)
     sys.path.insert(0, str(root))  # first: a file in PYTHONPATH may have the name of the recipe's package
@@ -111,9 +141,7 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        raise RecipeError(
-            f"{path.name}{_error_line_suffix(path, error)}: {type(error).__name__}: {one_line_error(error)}"
-        ) from error
+        raise RecipeError(f"{path.name}{_error_line_suffix(path, error)}: {_describe_error(error)}") from error
     finally:
         sys.modules.pop(dotted, None)
         if previous_module is not None:
@@ -121,22 +149,38 @@ def _import_file(path: Path) -> ModuleType:
         sys.path.remove(str(root))
 
 
+def _package_and_root(path: Path) -> tuple[list[str], Path]:
+    """Return the parts of a file's dotted name, and the folder from which that name is imported."""
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts, root = [root.name, *parts], root.parent
+    return parts, root
+
+
 def _may_define_recipes(path: Path) -> bool:
     """Whether a file's text binds the name `recipe` or `recipes`. A training script does not, and must not be executed.
 
     A file that cannot be parsed may: the attempt to import it says what is wrong.
     """
+    return not bound_names(path).isdisjoint({"recipe", "recipes", "*"})
+
+
+def bound_names(path: Path) -> set[str]:
+    """Return the names that a Python file defines, assigns or imports anywhere, without running it.
+
+    Among them is "*" when the file imports all names of a module, and when it cannot be parsed.
+    """
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
-        return True
-    names: set[str | None] = set()
+        return {"*"}
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.alias):
             names.add((node.asname if isinstance(node, ast.alias) else None) or node.name)
-    return not names.isdisjoint({"recipe", "recipes", "*"})
+    return names
 
 
 def _error_line_suffix(path: Path, error: BaseException) -> str:
@@ -144,14 +188,44 @@ def _error_line_suffix(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
+    if not lines or lines[-1] is None:
+        return ""
+    row = re.search(r", row (\d+)[,:]", str(error))
+    return f", line {_phase_line(path, lines[-1], int(row[1])) if row else lines[-1]}"
 
 
-def _collect_recipes(name: str, module: ModuleType) -> list[Recipe]:
+def _phase_line(path: Path, line: int, row: int) -> int:
+    """Return the line of a row of the phases that a call at `line` has as a list; `line` itself if it has none."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+            for keyword in node.keywords:
+                if keyword.arg == "phases" and isinstance(keyword.value, ast.List):
+                    phases = keyword.value.elts
+                    if row <= len(phases) and all(isinstance(phase, ast.Call) for phase in phases):
+                        return phases[row - 1].lineno
+    return line
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return an error of a user's file as one line. An error about an unknown field lists the known fields."""
+    text = one_line_error(error)
+    for component in (Phase, Recipe, Command, Data, Model, Optim, Comm):
+        prefix = f"{component.__name__}.__init__() got an unexpected keyword argument "
+        if isinstance(error, TypeError) and text.startswith(prefix):
+            field = text.removeprefix(prefix).split("'")[1]
+            names = ", ".join(known.name for known in dataclasses.fields(component))
+            return f"{component.__name__} has no field {field}; fields: {names}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _collect_recipes(name: str, module: ModuleType) -> list[Recipe | Command]:
     """Return what a recipe file's `recipes()` yields, or its `recipe`."""
+    make_recipes = getattr(module, "recipes", None)
+    if make_recipes is not None and not callable(make_recipes):
+        raise RecipeError(f"{name}: `recipes` must be a function that yields recipes: def recipes(): yield Recipe(...)")
     try:
-        if hasattr(module, "recipes"):
-            recipes = list(module.recipes())
+        if make_recipes:
+            recipes = list(make_recipes())
         elif hasattr(module, "recipe"):
             recipes = [module.recipe]
         else:
@@ -159,13 +233,13 @@ def _collect_recipes(name: str, module: ModuleType) -> list[Recipe]:
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {one_line_error(error)}") from error
-    if not recipes or not all(isinstance(recipe, Recipe) for recipe in recipes):
-        raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
+        raise RecipeError(f"{name}: recipes() failed: {_describe_error(error)}") from error
+    if not recipes or not all(isinstance(recipe, Recipe | Command) for recipe in recipes):
+        raise RecipeError(f"{name}: `recipe` must be a Recipe or a Command, and recipes() must yield at least one")
     return recipes
 
 
-def select_recipes(recipes: Iterable[Recipe], names: Iterable[str]) -> list[Recipe]:
+def select_recipes(recipes: Iterable[WorkT], names: Iterable[str]) -> list[WorkT]:
     """Return the recipes with the given names, in this order; all recipes when no name is given.
 
     Raises `RecipeError` on an unknown name.

@@ -1,5 +1,6 @@
 """The row that a run keeps of each finished epoch: in its checkpoints, its metrics and its result. Imports no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -37,3 +38,9 @@ class EpochResult:
     clock: float | None = None
     where: dict[str, float] = field(default_factory=dict)
     gap_steps: float | None = None
+
+
+def best_epoch(history: Sequence[EpochResult]) -> EpochResult | None:
+    """Return the epoch of the highest top-1 in validation, the latest of equals; None when none was validated."""
+    validated = [epoch for epoch in history if epoch.top1 is not None]
+    return max(reversed(validated), key=lambda epoch: epoch.top1 or 0.0, default=None)

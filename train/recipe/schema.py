@@ -21,14 +21,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from . import validators
-from .components import Comm, Data, Model, Optim
+from .components import PRECISIONS, RESNETS, Comm, Data, Model, Optim
 
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
 SINGLE_RATE_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
+FIXRES = "fixres"  # a value of `frozen`
 VALIDATION_POLICIES = ("each", "last", "near", "never")
+SIZE_STEP = 32  # pixels: networks halve the image five times; the step of ffcv-imagenet
 REFERENCE_BATCH = 256  # images: Goyal et al. 2017, section 2.1, state learning rates per 256 images
 MACHINE_TYPE_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # p4d.24xlarge, a3-highgpu-8g
 FULL_SIZE = "full"  # the name of the full-size images where resized copies are named by their short side
+
+
+LATER_OPTIONS = (("model", "blurpool"), ("optim", "ema"))  # (part of a recipe, field): not in its JSON while off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,10 @@ class Phase:
 
     Attributes:
         epochs: (start, end), counted from 0, end excluded. Rows must follow each other without gap or overlap.
-        size: Side of the square training crop in pixels, at least 16.
+        size: Side of the square training crop in pixels, at least 16. Or a pair (first, last) of multiples of 32: the
+            side grows with the epochs of the phase on a straight line from its first epoch to its last (Tan and Le
+            2021, "EfficientNetV2", algorithm 1), rounded to the nearest multiple of 32 as in the recipes of FFCV
+            (`get_resolution` of ffcv-imagenet). An epoch is validated at its own size.
         batch: Images per GPU and step. The global batch is `batch` times the number of GPUs.
         lr: Learning rate for the nominal number of GPUs: one number, or (rate of the first step, rate of the last
             step).
@@ -62,7 +70,8 @@ class Phase:
         rect_train: Train on rectangles of about size x size pixels; all images of a step have one shape
             (train/data/order/rect_train.py). Default False.
         frozen: Train the classifier only. The other layers keep their weights and their batch-norm statistics.
-            Default False.
+            "fixres": train the last batch norm too, for last epochs at the size of the test (Touvron et al. 2019,
+            "Fixing the train-test resolution discrepancy", section 4); only this project's ResNets. Default False.
         validate: After which epochs to validate (train/recipe/validation_policy.py). "each": after every epoch.
             "last": after the last epoch of the phase. "near": once the recipe's `target` is near. "never". The last
             epoch of the run is validated in any case. Default "each".
@@ -71,7 +80,7 @@ class Phase:
     """
 
     epochs: tuple[int, int]
-    size: int
+    size: int | tuple[int, int]
     batch: int
     lr: float | tuple[float, float]
     shape: str = "linear"
@@ -80,7 +89,7 @@ class Phase:
     copy: int | None = None
     rect_val: bool = False
     rect_train: bool = False
-    frozen: bool = False
+    frozen: bool | str = False
     validate: str = "each"
     reached: int | None = None
 
@@ -94,7 +103,10 @@ class Phase:
         if start >= end:
             raise ValueError(f"{where}, epochs: must end after they start")
         object.__setattr__(self, "epochs", (start, end))
-        validators.check_int(where, "size", self.size, 16)
+        if isinstance(self.size, tuple | list):
+            object.__setattr__(self, "size", _check_growing_size(where, self.size, end - start))
+        else:
+            validators.check_int(where, "size", self.size, 16)
         validators.check_int(where, "batch", self.batch, 1)
         validators.check_choice(where, "shape", self.shape, LR_SHAPES)
         if isinstance(self.lr, tuple | list):
@@ -104,7 +116,7 @@ class Phase:
         for rate in self.lr_endpoints:
             validators.check_number(where, "lr", rate)
         if self.shape in SINGLE_RATE_SHAPES and not isinstance(self.lr, int | float):
-            raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate that it leads to, not {self.lr!r}")
+            raise ValueError(f"{where}, lr: {self.shape} takes one number, its target rate, not {self.lr!r}")
         validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
@@ -112,7 +124,9 @@ class Phase:
             )
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
-        for name in ("augment", "rect_val", "rect_train", "frozen"):
+        if self.frozen != FIXRES:
+            validators.check_bool(where, "frozen", self.frozen)
+        for name in ("augment", "rect_val", "rect_train"):
             validators.check_bool(where, name, getattr(self, name))
         validators.check_choice(where, "validate", self.validate, VALIDATION_POLICIES)
         if self.reached is not None:
@@ -123,8 +137,46 @@ class Phase:
         """`lr` as a pair (first, last). For the shapes that take one number, both are that number."""
         return self.lr if isinstance(self.lr, tuple) else (self.lr, self.lr)
 
+    @property
+    def final_size(self) -> int:
+        """Side of the training crop in the last epoch of the phase, in pixels."""
+        return self.size_in_epoch(self.epochs[1] - 1)
 
-def _check_machine_types(where: str, types: object) -> tuple[str, ...]:
+    def size_in_epoch(self, epoch: int) -> int:
+        """Return the side of the training crop in an epoch of the phase, counted from the start of the run."""
+        if isinstance(self.size, int):
+            return self.size
+        first_size, last_size = self.size
+        start, end = self.epochs
+        size = first_size + (last_size - first_size) * (epoch - start) / (end - 1 - start)
+        return round(size / SIZE_STEP) * SIZE_STEP
+
+    def first_epochs(self, count: int) -> "Phase":
+        """Return the phase with its first `count` epochs only, and with the size that it has at their end."""
+        start, end = self.epochs
+        end = min(end, start + count)
+        first_size, last_size = self.size_in_epoch(start), self.size_in_epoch(end - 1)
+        return replace(
+            self, epochs=(start, end), size=first_size if first_size == last_size else (first_size, last_size)
+        )
+
+
+def _check_growing_size(where: str, size: Sequence[object], epochs: int) -> tuple[int, int]:
+    """Return the first and the last image size of a phase whose size grows. Raises `ValueError` for a wrong pair."""
+    is_pair = len(size) == 2 and all(isinstance(side, int) and not isinstance(side, bool) for side in size)
+    first, last = (int(str(side)) for side in size) if is_pair else (0, 0)
+    if not 0 < first < last or first % SIZE_STEP or last % SIZE_STEP:
+        raise ValueError(
+            f"{where}, size: a pair must be two multiples of {SIZE_STEP}, the smaller first, such as (160, 192), "
+            f"not {size!r}"
+        )
+    if epochs < 2:
+        raise ValueError(f"{where}, size: {first} cannot grow to {last} in one epoch; give one number")
+    return first, last
+
+
+def check_machine_types(where: str, types: object) -> tuple[str, ...]:
+    """Return the machine types as a tuple. Raises `ValueError` when one cannot be a type, or is listed twice."""
     if not isinstance(types, tuple | list):
         raise ValueError(f"{where}, types: must be a list of machine types such as 'p4d.24xlarge', not {types!r}")
     for machine_type in types:
@@ -173,6 +225,10 @@ class Recipe:
         types: Machine types to rent, in order of preference, by their names at the cloud, such as "p4d.24xlarge". The
             backend decides which of them it knows. Default (): none is preferred.
         comm: How gradients are summed over the processes: a `Comm`, or the name of its hook. Default `Comm()`.
+        precision: One of `PRECISIONS`: what a GPU computes in; weights and their updates are float32 in any case.
+            "auto": bfloat16 where the GPU computes it natively (A100 and newer), float16 on older ones (V100, T4).
+            "fp32" leaves cuDNN's convolutions in TF32 on A100 and newer, as torch does. A CPU computes in float32
+            always. `--precision` overrides it. Default "auto".
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
             it; training ends there only with `--target`. Default None.
         tables: Phases by number of machines. Default {}: `phases` holds on any number of machines.
@@ -189,11 +245,12 @@ class Recipe:
     gpus: int = 8
     seed: int = 0
     types: tuple[str, ...] = ()
+    precision: str = "auto"
     target: float | None = None
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
-        if not isinstance(self.name, str) or not self.name or any(c in "/\\\0\n" for c in self.name):
+        if not isinstance(self.name, str) or not self.name or any(character in "/\\\0\n" for character in self.name):
             raise ValueError(f"{where}, name: must be a text without slashes or line ends")
         if isinstance(self.comm, str):
             object.__setattr__(self, "comm", Comm(hook=self.comm))
@@ -204,7 +261,8 @@ class Recipe:
             validators.check_int(where, name, getattr(self, name), minimum)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
-        object.__setattr__(self, "types", _check_machine_types(where, self.types))
+        object.__setattr__(self, "types", check_machine_types(where, self.types))
+        validators.check_choice(where, "precision", self.precision, PRECISIONS)
         if self.target is not None:
             validators.check_number(where, "target", self.target, 0.0, 100.0)
         if not isinstance(self.tables, Mapping):
@@ -220,6 +278,11 @@ class Recipe:
         if self.target is None and any(phase.validate == "near" for phase in phases):
             raise ValueError(
                 f'{where}, target: missing, but a phase has validate="near"; give it in percent, as in target=93.0'
+            )
+        if self.model.name not in RESNETS and any(phase.frozen == FIXRES for phase in phases):
+            raise ValueError(
+                f"{where}, frozen: the last norm of {self.model.name!r} is not known; set frozen=True instead of "
+                f'"{FIXRES}", to train the classifier only'
             )
         object.__setattr__(self, "tables", tables)
         object.__setattr__(self, "phases", tuple(phases))
@@ -260,8 +323,16 @@ class Recipe:
         return replace(self, machines=chosen)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON of any shape
-        """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used."""
-        return asdict(replace(self, tables={}))
+        """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used.
+
+        An option of `LATER_OPTIONS` that is off is left out, so that checkpoints and digests of recipes without it
+        stay what they were.
+        """
+        recipe_json = asdict(replace(self, tables={}))
+        for part, option in LATER_OPTIONS:
+            if not recipe_json[part][option]:
+                del recipe_json[part][option]
+        return recipe_json
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:  # Any: JSON that may be damaged

@@ -34,7 +34,7 @@ def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Epoc
         case "never":
             return False
         case "last":
-            return epochs[epoch_index + 1].scheduled_phase is not epochs[epoch_index].scheduled_phase
+            return epochs[epoch_index + 1].scheduled_phase.phase is not epochs[epoch_index].scheduled_phase.phase
     if is_near_target(schedule.recipe.target, history[:epoch_index]):
         return True
     return False if len(history) >= epoch_index else None

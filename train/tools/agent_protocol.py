@@ -5,25 +5,42 @@ The agent starts a trainer with the variable `WORK_VARIABLE`, which names a fold
     progress.json     written by the first trainer of a machine: state, step, numbers; replaced about once a second
     failed-3.json     written by rank 3 before it exits with an error: the reason, and whose fault it was
     ask               created by the agent: write a checkpoint at an agreed step and exit; SIGTERM asks the same
+    save              created by the agent: write a checkpoint soon and go on
+    abort             created by the agent: end all collectives, keep the state and wait for the next attempt
+    kept-3.json       written by rank 3 when it has left its process group: the step whose state it keeps
+    next-0.json       written by the agent for the first trainer of the machine: the attempt to go on with
     nccl.log          NCCL's own log
 
-`TOKEN_VARIABLE` is the secret that the ranks of an attempt share (train/distributed/rendezvous.py).
+`TOKEN_VARIABLE` is the secret that the ranks of an attempt share (train/distributed/rendezvous.py), and
+`PEERS_VARIABLE` the addresses of its machines, separated by commas (train/distributed/peer_filter.py).
+`MODULE_FOLDERS_VARIABLE` has the folders of the user's modules (train/tools/user_code.py).
 
-Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt and in the end result.json. On its own
-disk each machine has folders whose files only grow (`LOG_FOLDERS`); the agent copies them to the shared folder. A
-trainer's exit code is 0 after the result, `EXIT_SAVED` after a requested save, and another one after a failure.
+Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt, and in the end the network (files of
+`NETWORK_FOLDER`) and result.json. On its own disk each machine has folders whose files only grow (`LOG_FOLDERS`); the
+agent copies them to the shared folder. A trainer's exit code is 0 after the result, `EXIT_SAVED` after a requested
+save, and another one after a failure.
 """
 
+import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .filesystem import is_intact
+
 WORK_VARIABLE = "IMGNET_WORK"
 TOKEN_VARIABLE = "IMGNET_TOKEN"
+MODULE_FOLDERS_VARIABLE = "IMGNET_MODULE_FOLDERS"  # written as in PATH
+PEERS_VARIABLE = "IMGNET_PEERS"
 EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 PROGRESS_FILE = "progress.json"
 FAILURE_FILE_PATTERN = "failed-*.json"
+IN_PLACE_VARIABLE = "IMGNET_IN_PLACE"  # set when trainers keep their state for the next attempt
 STOP_REQUEST_FILE = "ask"
+SAVE_REQUEST_FILE = "save"
+ABORT_REQUEST_FILE = "abort"
 NCCL_LOG_FILE = "nccl.log"
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -37,15 +54,39 @@ LOG_FOLDERS = (METRICS_FOLDER, EVENTS_FOLDER, LOGS_FOLDER, USAGE_FOLDER)
 RESULT_FILE = "result.json"
 CHECKPOINT_PATTERN = "step-*.pt"
 RESUME_PATTERN = "resume-*.pt"  # links to checkpoints of earlier attempts
+BEST_PATTERN = "best-*.safetensors"  # beside an attempt's checkpoints: weights of the best validation, by their step
+
+# In the shared folder of a finished run, and in the run folder of its job (train/weights/network_description.py).
+NETWORK_FOLDER = "network"
+MODEL_FILE = "model.safetensors"  # the weights after the last epoch
+BEST_MODEL_FILE = "model-best.safetensors"  # those of the best validation, unless that was the last
+CLASSES_FILE = "classes.json"
+CONFUSION_FILE = "confusion.json"
+NETWORK_FILES = (CLASSES_FILE, CONFUSION_FILE, MODEL_FILE, BEST_MODEL_FILE)
+
+
+def module_folders_variable(folders: Iterable[str]) -> dict[str, str]:
+    """Return the environment variable by which a process finds the user's modules in these folders."""
+    return {MODULE_FOLDERS_VARIABLE: os.pathsep.join(folders)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyRequest:
-    """The line of JSON by which the agent turns a standby process into a trainer: all that an attempt adds."""
+    """The JSON by which the agent makes a standby process, or a trainer that waits, take part in an attempt."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
     log: str
+
+
+def kept_state_file(rank: int) -> str:
+    """Return the name of the file in which a rank reports that it keeps its state for the next attempt."""
+    return f"kept-{rank}.json"
+
+
+def next_request_file(local_rank: int) -> str:
+    """Return the name of the file with the `StandbyRequest` for a trainer that has kept its state."""
+    return f"next-{local_rank}.json"
 
 
 def failure_file(rank: int) -> str:
@@ -65,7 +106,7 @@ def checkpoint_folder(shared: Path, attempt: int) -> Path:
 
 def checkpoint_folders(shared: Path) -> list[Path]:
     """Return the existing folders of checkpoints, that of the oldest attempt first."""
-    return sorted((shared / CHECKPOINTS_FOLDER).glob("[0-9]*"))
+    return sorted(path for path in (shared / CHECKPOINTS_FOLDER).glob("[0-9]*") if path.name.isdecimal())
 
 
 def checkpoint_file(step: int) -> str:
@@ -73,9 +114,43 @@ def checkpoint_file(step: int) -> str:
     return CHECKPOINT_PATTERN.replace("*", f"{step:08d}")
 
 
+def best_weights_file(step: int) -> str:
+    """Return the name of the weights of the best validation, which followed a step."""
+    return BEST_PATTERN.replace("*", f"{step:08d}")
+
+
+_STEP_NAME = re.compile(r"(?:(?:step|best|save)-([0-9]{1,18})|resume-([0-9]{1,18})-\w+)(?:\.pt|\.safetensors)?")
+
+
+def known_step(path: Path) -> int | None:
+    """Return the step in the name of a checkpoint, as `checkpoint_step` does; None for another name."""
+    name = _STEP_NAME.fullmatch(path.name)
+    return int(name[1] or name[2]) if name else None
+
+
 def checkpoint_step(path: Path) -> int:
-    """Return the step of a checkpoint by its name: step-00000123.pt or resume-00000123-1a2b3c4d.pt."""
-    return int(path.stem.split("-")[1])
+    """Return the step in the name of a checkpoint or of best weights: step-00000123.pt, resume-00000123-1a2b3c4d.pt.
+
+    Raises `ValueError` for another name.
+    """
+    step = known_step(path)
+    if step is None:
+        raise ValueError(f"{path}: its name has no step")
+    return step
+
+
+def checkpoint_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files and folders of a pattern, such as `CHECKPOINT_PATTERN`, by ascending step.
+
+    Those of other names, such as the copy step-old.pt that somebody made, are left out.
+    """
+    found = [(step, path) for path in folder.glob(pattern) if (step := known_step(path)) is not None]
+    return [path for _, path in sorted(found)]
+
+
+def newest_intact_checkpoint(folder: Path, pattern: str = CHECKPOINT_PATTERN) -> Path | None:
+    """Return the checkpoint of the latest step that is intact, None when there is none. Damaged files are skipped."""
+    return next(filter(is_intact, reversed(checkpoint_files(folder, pattern))), None)
 
 
 def metrics_file(folder: Path, attempt: int) -> Path:
@@ -85,7 +160,7 @@ def metrics_file(folder: Path, attempt: int) -> Path:
 
 def metrics_files(folder: Path) -> list[Path]:
     """Return the existing files of metrics, that of the first attempt first."""
-    return sorted((folder / METRICS_FOLDER).glob("*.jsonl"))
+    return sorted(path for path in (folder / METRICS_FOLDER).glob("[0-9]*.jsonl") if path.stem.isdecimal())
 
 
 def rank_log_file(folder: Path, attempt: int, rank: int) -> Path:

@@ -1,21 +1,23 @@
-"""Checkpoint files: copied within a step, written in the background, sealed with a checksum.
+"""Checkpoint files: copied within a step, written in the background, sealed with a checksum at the end.
 
 A file `step-00000123.pt` appears by a rename, after its content was synced to disk. So a kill at any moment leaves the
 newest complete checkpoint readable. Each attempt writes into its own folder. Reading accepts tensors and plain data
-only.
+only. `torch.load` reads such a file as it is, without looking at the checksum.
 """
 
 import contextlib
 import io
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import filesystem
-from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file
+from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file, checkpoint_files, newest_intact_checkpoint
+from .shared_files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
@@ -44,10 +46,15 @@ def write_checkpoint(folder: Path, step: int, state: State) -> None:
     """
     path = folder / checkpoint_file(step)
     filesystem.write_with_checksum(path, lambda stream: torch.save(state, stream))
-    existing = sorted(folder.glob(CHECKPOINT_PATTERN))
+    delete_all_but_newest(path, CHECKPOINT_PATTERN)
+
+
+def delete_all_but_newest(path: Path, pattern: str) -> None:
+    """Delete the checkpoints of a pattern beside one that was just written, but for it and the one before it."""
+    existing = checkpoint_files(path.parent, pattern)
     earlier = [other for other in existing if other < path]
     kept = {path, *earlier[-(KEEP_COUNT - 1) :]}
-    # A checkpoint of a later step is damaged, or belongs to a run that was given up.
+    # A file of a later step is damaged, or belongs to a run that was given up.
     for obsolete in set(existing) - kept:
         obsolete.unlink(missing_ok=True)
 
@@ -73,7 +80,7 @@ def load_checkpoint(path: Path) -> State:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest intact checkpoint of a folder, None when it has none."""
-    return filesystem.newest_intact_file(folder, CHECKPOINT_PATTERN)
+    return newest_intact_checkpoint(folder)
 
 
 def _lower_thread_priority() -> None:
@@ -87,7 +94,7 @@ def _lower_thread_priority() -> None:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one attempt in a background thread, one at a time.
+    """Writes the checkpoints of one attempt in a background thread, one at a time. `folder` is its `checkpoint_folder`.
 
     An error of the thread is raised by the next call of `save` or `wait`.
     """
@@ -96,26 +103,36 @@ class CheckpointWriter:
         self.folder = folder
         self.thread: threading.Thread | None = None
         self.error: OSError | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        shared = folder.parents[1]
+        shared.mkdir(parents=True, exist_ok=True)
+        make_folder_below(shared, folder.relative_to(shared).as_posix())
 
     @property
     def is_writing(self) -> bool:
         """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
-    def save(self, step: int, state: State, urgent: bool = False) -> None:
+    def save(
+        self, step: int, state: State, urgent: bool = False, write_first: Callable[[State], object] | None = None
+    ) -> None:
         """Wait for the previous checkpoint, copy the state, and start to write it. Raises the `OSError` of the former.
 
         The writing thread has a lower priority than training, unless `urgent`: then the run waits for the file.
+        `write_first` writes what the checkpoint refers to, from the same copy, before the checkpoint is there.
         """
         self.wait()
-        self.thread = threading.Thread(target=self._write_in_thread, args=(step, copy_to_cpu(state), urgent))
+        arguments = (step, copy_to_cpu(state), urgent, write_first)
+        self.thread = threading.Thread(target=self._write_in_thread, args=arguments)
         self.thread.start()
 
-    def _write_in_thread(self, step: int, state: State, urgent: bool) -> None:
+    def _write_in_thread(
+        self, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
+    ) -> None:
         if not urgent:
             _lower_thread_priority()
         try:
+            if write_first:
+                write_first(state)
             write_checkpoint(self.folder, step, state)
         except OSError as error:
             self.error = error

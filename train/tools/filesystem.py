@@ -1,4 +1,4 @@
-"""Atomic files: replaced as a whole, created exactly once, sealed with a checksum. Imports no torch."""
+"""Files: atomic replacement, exclusive creation, locks, JSON, growing files of lines, checksums. Imports no torch."""
 
 import contextlib
 import errno
@@ -12,12 +12,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Generic, Literal, NoReturn, TypeVar, cast
 from uuid import uuid4
 
 RowT = TypeVar("RowT")
-CHECKSUM_MAGIC = "imgnet-sealed 1"
+CHECKSUM_MAGIC = "imgnet-sealed 2"
 LOCK_POLL_SECONDS = 0.02
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of them
@@ -25,16 +26,17 @@ MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of t
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
 BLOCK_BYTES = 4096  # that are read at a time where only some lines of a file are needed
 CHUNK_BYTES = 1 << 18  # that are read at a time of a file of lines that is read as a whole
+HASHED_BYTES = 1 << 20  # that are hashed at a time
 COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER_DIGITS = 20
 # JSON with such a number is parsed with checks, which take longer.
 LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")
 
 
-def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool) -> Path:
+def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool, mode: int = 0o666) -> Path:
     """Write a temporary file beside `path` and return its name."""
     temp = path.with_name(f".{path.name}.{uuid4().hex}")
-    with _remove_temp_on_error(temp, path), temp.open("wb") as file:
+    with _remove_temp_on_error(temp, path), open(temp, "wb", opener=partial(os.open, mode=mode)) as file:
         write_content(file)
         if durable:
             file.flush()
@@ -55,34 +57,24 @@ def _remove_temp_on_error(temp: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomic(path: Path, content: bytes, durable: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0o666) -> None:
     """Write or replace a file so that a reader sees the old content or the new, never a part. Raises `OSError`.
 
-    With `durable` the content and the folder are synced to disk, so that the file survives a power failure.
+    With `durable` the content and the folder are synced to disk, so that the file survives a power failure. The umask
+    takes permissions from `mode`.
     """
-    _write_atomic_with(path, lambda file: file.write(content), durable)
+    write_atomic_with(path, lambda file: file.write(content), durable, mode)
 
 
-def _write_atomic_with(path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True) -> None:
-    temp = _write_temp_file(path, write_content, durable)
+def write_atomic_with(
+    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
+) -> None:
+    """Write or replace a file like `write_atomic`, with what a function writes into it. Raises `OSError`."""
+    temp = _write_temp_file(path, write_content, durable, mode)
     with _remove_temp_on_error(temp, path):  # the rename fails where `path` is a folder
         temp.replace(path)
     if durable:
         _fsync_folder(path.parent)
-
-
-def overwrite_in_place(path: Path, content: bytes) -> None:
-    """Overwrite a small file in place. For files that change each second and whose readers can drop a torn state.
-
-    A rename would leave readers on NFS with the old file for a while, or with none (ESTALE). Raises `OSError`.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        # First write, then truncate: on a full disk the old content stays.
-        os.pwrite(handle, content, 0)
-        os.ftruncate(handle, len(content))
-    finally:
-        os.close(handle)
 
 
 def create_once(path: Path, content: bytes) -> bool:
@@ -196,11 +188,16 @@ def replace_nonfinite(value: object) -> object:
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
-    """Open a file. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang."""
+    """Open a file. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang.
+
+    For writing, a symbolic link is refused too.
+    """
     return open(path, mode, opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        flags |= os.O_NOFOLLOW  # somebody else may have placed a link in a shared folder
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -311,6 +308,14 @@ def lines_backwards(file: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
+def last_line(path: Path) -> str:
+    """Return the last line of a log, or the last state of a progress bar; "" when there is none."""
+    with contextlib.suppress(OSError, IndexError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 500))
+        return file.read().decode(errors="replace").replace("\r", "\n").strip().splitlines()[-1]
+    return ""
+
+
 class GrowingFile(Generic[RowT]):
     """The rows of a file of lines that only grows. Each line is read once, however often the rows are asked for.
 
@@ -378,12 +383,19 @@ def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]
 
 
 def with_checksum(payload: bytes) -> bytes:
-    """Return the content of a sealed file: a header line with the payload's length and SHA-256, then the payload."""
-    return _checksum_header(len(payload), hashlib.sha256(payload).hexdigest()) + payload
+    """Return the content of a sealed file: the payload, then a line with its length and SHA-256.
+
+    The line comes last, so that a program that knows nothing of it still finds the payload's own format at the
+    beginning: `torch.load` reads a sealed zip archive as it is.
+    """
+    return payload + _checksum_footer(len(payload), hashlib.sha256(payload).hexdigest())
 
 
-def _checksum_header(payload_length: int, digest: str) -> bytes:
-    return f"{CHECKSUM_MAGIC} {payload_length:020d} {digest}\n".encode()
+def _checksum_footer(payload_length: int, digest: str) -> bytes:
+    return f"\n{CHECKSUM_MAGIC} {payload_length:020d} {digest}\n".encode()
+
+
+FOOTER_BYTES = len(_checksum_footer(0, hashlib.sha256().hexdigest()))
 
 
 class _HashingStream:
@@ -416,52 +428,60 @@ class _HashingStream:
 def write_with_checksum(path: Path, write_payload: Callable[[IO[bytes]], object]) -> None:
     """Write a sealed file atomically. `write_payload` writes the payload into a stream: memory holds no second copy.
 
-    The header is written last, over a placeholder of the same length. Raises `OSError`.
+    Raises `OSError`.
     """
 
     def write(file: BinaryIO) -> None:
         stream = _HashingStream(file)
-        file.write(_checksum_header(0, stream.sha256.hexdigest()))
         try:
             write_payload(cast(IO[bytes], stream))
         except Exception:
             if stream.error:
                 raise stream.error from None
             raise
-        file.seek(0)
-        file.write(_checksum_header(stream.length, stream.sha256.hexdigest()))
+        file.write(_checksum_footer(stream.length, stream.sha256.hexdigest()))
 
-    _write_atomic_with(path, write)
+    write_atomic_with(path, write)
 
 
 def read_with_checksum(path: Path) -> bytes:
     """Return the payload of a sealed file. Raises `ValueError` when it is cut, changed or not sealed, and `OSError`."""
     with path.open("rb") as file:
-        header = file.readline(200)
-        payload = file.read()
-    _verify_header(path, header, len(payload), hashlib.sha256(payload).hexdigest())
+        payload = file.read(max(0, os.fstat(file.fileno()).st_size - FOOTER_BYTES))
+        footer = file.read()
+    _verify_footer(path, footer, len(payload), hashlib.sha256(payload).hexdigest())
     return payload
 
 
 def verify_checksum(path: Path) -> None:
     """Raise as `read_with_checksum` does, with little memory for a file of any size."""
     with path.open("rb") as file:
-        header = file.readline(200)
-        payload_length = os.fstat(file.fileno()).st_size - len(header)
-        _verify_header(path, header, payload_length, hashlib.file_digest(file, "sha256").hexdigest())
+        payload_length = max(0, os.fstat(file.fileno()).st_size - FOOTER_BYTES)
+        digest = sha256_of_range(file, payload_length)
+        _verify_footer(path, file.read(), payload_length, digest)
 
 
-def _verify_header(path: Path, header: bytes, payload_length: int, digest: str) -> None:
-    words = header.decode("ascii", "replace").rsplit(maxsplit=2)
-    if len(words) != 3 or words[0] != CHECKSUM_MAGIC:
-        raise ValueError(f"{path}: is not a checkpoint of this program")
-    if words[1] != f"{payload_length:020d}" or words[2] != digest:
+def sha256_of_range(file: BinaryIO, length: int, before: bytes = b"") -> str:
+    """Return the SHA-256 of some bytes and of the next ones of an open file, at most `length`, in hexadecimal."""
+    sha256 = hashlib.sha256(before)
+    while length > 0 and (chunk := file.read(min(length, HASHED_BYTES))):
+        sha256.update(chunk)
+        length -= len(chunk)
+    return sha256.hexdigest()
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file ends as a sealed one does, intact or not. Raises `OSError`."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - FOOTER_BYTES))
+        return file.read(FOOTER_BYTES).startswith(f"\n{CHECKSUM_MAGIC} ".encode())
+
+
+def _verify_footer(path: Path, footer: bytes, payload_length: int, digest: str) -> None:
+    if not footer.startswith(f"\n{CHECKSUM_MAGIC} ".encode()):
+        raise ValueError(f"{path}: is damaged or cut short, or is not a checkpoint of this program")
+    if footer != _checksum_footer(payload_length, digest):
         raise ValueError(f"{path}: is damaged: its checksum does not match its content")
-
-
-def newest_intact_file(folder: Path, pattern: str) -> Path | None:
-    """Return the last sealed file by name that is intact, None when there is none. Damaged files are skipped."""
-    return next(filter(is_intact, sorted(folder.glob(pattern), reverse=True)), None)
 
 
 def is_intact(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What the kernel and nvidia-smi say about this machine: memory, network counters, GPUs, time. Imports no torch.
+"""Facts about this machine: memory, network counters, GPUs, time, processor and software. Imports no torch.
 
 The trainer, the agent and the probe of a new machine read these through here. Sources: proc(5), and
 `nvidia-smi --help-query-gpu`. `root` is the folder that stands for / in tests. 1 GB is 1e9 bytes.
@@ -6,14 +6,21 @@ The trainer, the agent and the probe of a new machine read these through here. S
 
 import contextlib
 import os
+import platform
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+RECORDED_PACKAGES = ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow")
+GIT_TIMEOUT_SECONDS = 20
 KIB = 1024  # bytes; /proc/meminfo says kB and means KiB
 LOOPBACK = "lo"
 CLOCK_OFFSET_VARIABLE = "IMGNET_CLOCK_OFFSET"  # set by the agent, so that its trainers have the same clock
+ROOT_VARIABLE = "IMGNET_HOST_ROOT"  # the folder that stands for / on a machine of the simulated cloud
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,69 @@ def read_interface_bytes(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
     return counts
 
 
+@dataclass(frozen=True)
+class NfsCounters:
+    """What the NFS client has exchanged with the server of one mount since it was mounted.
+
+    The bytes are those of files. `metadata_reads` and `metadata_writes` are all other requests about files.
+    """
+
+    read_bytes: int
+    reads: int
+    written_bytes: int
+    writes: int
+    metadata_reads: int
+    metadata_writes: int
+    max_read_bytes: int  # of one request
+    max_write_bytes: int
+
+
+# Requests of NFS 4.1 by their names in mountstats: about files, but without their bytes.
+NFS_METADATA_READS = ("OPEN", "OPEN_NOATTR", "CLOSE", "ACCESS", "GETATTR", "LOOKUP", "READLINK", "READDIR")
+NFS_METADATA_WRITES = ("SETATTR", "CREATE", "REMOVE", "RENAME", "LINK", "SYMLINK")
+NFS_DEFAULT_REQUEST_BYTES = 1 << 20
+
+
+def read_nfs_counters(folder: Path, root: Path = Path("/")) -> NfsCounters | None:
+    """Return the counters of the NFS mount that holds a folder, None when no such mount does.
+
+    Reads /proc/self/mountstats (the kernel's fs/nfs/super.c and net/sunrpc/stats.c, version 1.1): a line "bytes:" whose
+    fifth and sixth number are the bytes read from and written to the server, and a line for each operation, such as
+    "READ: 5 5 0 ...", whose first number counts its requests.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        lines = _mount_lines((root / "proc/self/mountstats").read_text(), folder)
+        options = dict(option.partition("=")[::2] for option in lines.get("opts", "").split(","))
+        numbers = lines["bytes"].split()
+
+        def count(*operations: str) -> int:
+            return sum(int(lines[operation].split()[0]) for operation in operations if operation in lines)
+
+        return NfsCounters(
+            read_bytes=int(numbers[4]),
+            reads=count("READ"),
+            written_bytes=int(numbers[5]),
+            writes=count("WRITE"),
+            metadata_reads=count(*NFS_METADATA_READS),
+            metadata_writes=count(*NFS_METADATA_WRITES),
+            max_read_bytes=int(options.get("rsize", NFS_DEFAULT_REQUEST_BYTES)),
+            max_write_bytes=int(options.get("wsize", NFS_DEFAULT_REQUEST_BYTES)),
+        )
+    return None
+
+
+def _mount_lines(mountstats: str, folder: Path) -> dict[str, str]:
+    """Return the lines about the NFS mount that holds a folder, by their names; {} when no such mount does."""
+    mount_lines, mount_point = list[str](), ""
+    for section in f"\n{mountstats}".split("\ndevice ")[1:]:
+        head, *lines = section.splitlines()
+        point, _, file_system = head.partition(" mounted on ")[2].partition(" with fstype ")
+        # Of two mounts at the same point the later one hides the earlier.
+        if file_system.startswith("nfs") and folder.is_relative_to(point) and len(point) >= len(mount_point):
+            mount_lines, mount_point = lines, point
+    return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in mount_lines)}
+
+
 def gpu_query_command(fields: Sequence[str], *options: str, program: str = "nvidia-smi") -> list[str]:
     """Return the command with which nvidia-smi prints one line per GPU with these values."""
     return [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options]
@@ -58,7 +128,7 @@ def gpu_query_cells(line: str) -> list[str]:
 class SteadyClock:
     """A clock that tells Unix time and never jumps: the wall clock as it was once, and the seconds since.
 
-    Whoever sets the wall clock during a run changes no duration. `offset` is the Unix time of the machine's boot.
+    Setting the wall clock during a run changes no duration. `offset` is the Unix time of the machine's boot.
     """
 
     def __init__(self, offset: float | None = None) -> None:
@@ -80,7 +150,7 @@ class SteadyClock:
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the boot of this machine, with those in which it was suspended where it counts them."""
+    """Return the seconds since the boot of this machine, including suspended time where the kernel counts it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -97,3 +167,49 @@ steady_clock = SteadyClock()
 def unix_time() -> float:
     """Return the Unix time by this process's steady clock."""
     return steady_clock.time()
+
+
+# --- provenance of results -----------------------------------------------------------------------------------------
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on, "not installed" for a missing one."""
+    versions = {"python": platform.python_version()}
+    for package in RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def usable_cpu_count() -> int:
+    """Return the number of processors that this process may use; a container or Slurm may give it few of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Return the model name of this machine's processors, "" where /proc/cpuinfo does not say it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
+    """Return the commit of a working tree, with "+changes" when files differ from it or are new; None outside git."""
+    if not (folder / ".git").exists():  # installed, perhaps within a repository of the user
+        return None
+
+    def git(*arguments: str) -> str:
+        completed = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS
+        )
+        return completed.stdout.strip() if completed.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+changes" if git("status", "--porcelain", "-unormal") else "") if commit else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None

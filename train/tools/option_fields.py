@@ -8,7 +8,7 @@ cluster/cli/options.py.
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
@@ -65,11 +65,14 @@ class Option:
     is_multiple: bool  # the field is a tuple of values
     flags: tuple[str, ...]
     help: str
+    default_text: str  # what the default stands for, where its value does not say it; "": nothing to say
     metavar: str | None
     group: str  # heading of `imgnet-cluster launch --help`; "": not an option of launch
     range: NumberRange | None
     switches: Mapping[str, str]  # for an option with a flag for each value: the help text of each value
     parse: Callable[[str], object] | None  # checks a text and returns the value; raises `ValueError`
+    is_fixed: bool  # a job that is resumed keeps its value
+    describe: Callable[[object], str] | None  # returns one value as people may see it, where it is a secret
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -79,9 +82,20 @@ class Option:
     @property
     def full_help(self) -> str:
         """The help text with the default and the range of a number."""
-        default = "" if not self.range or self.default in (None, MISSING) else f"default: {self.default}"
-        note = "; ".join(part for part in (default, str(self.range or "")) if part)
-        return f"{self.help}  [{note}]" if note else self.help
+        if self.default_text:
+            return _add_note(f"{self.help}  [default: {self.default_text}]", str(self.range or ""))
+        default = f"default: {self.default}" if self.range and self.default not in (None, MISSING) else ""
+        return _add_note(self.help, default, str(self.range or ""))
+
+    @property
+    def help_without_default(self) -> str:
+        """The help text with the range of a number."""
+        return _add_note(self.help, str(self.range or ""))
+
+    def switch_help(self, value: str, with_default: bool = True) -> str:
+        """Return the help text of the flag that stands for a value."""
+        is_default = with_default and value == self.default
+        return self.switches[value] + ("  [default]" if is_default else "")
 
     def convert(self, value: object) -> object:
         """Return one value, parsed if it is a text. Raises `ValueError` with the reason why it is refused."""
@@ -99,6 +113,12 @@ class Option:
                 return self.kind(text)
         raise ValueError(f"{value!r} is not a valid {self.kind.__name__}.")
 
+    def show(self, value: object) -> object:
+        """Return the value of the field as people may see it."""
+        if self.describe is None or value is None:
+            return value
+        return tuple(map(self.describe, value)) if isinstance(value, tuple | list) else self.describe(value)
+
     def check(self, value: object) -> object:
         """Return the value of the field, parsed and converted. Raises `OptionError`."""
         if value in (None, "") and value == self.default:  # not given
@@ -107,9 +127,14 @@ class Option:
             if not self.is_multiple:
                 return self.convert(value)
             values = value if isinstance(value, tuple | list) else [value]
-            return tuple(self.convert(one_value) for one_value in values)
+            return tuple(self.convert(item) for item in values)
         except ValueError as error:
             raise OptionError(f"Invalid value for {' / '.join(map(repr, self.all_flags))}: {error}") from error
+
+
+def _add_note(text: str, *parts: str) -> str:
+    note = "; ".join(filter(None, parts))
+    return f"{text}  [{note}]" if note else text
 
 
 class OptionError(ValueError):
@@ -120,6 +145,7 @@ def option_field(
     default: object,
     *flags: str,
     help: str,
+    default_text: str = "",
     metavar: str | None = None,
     group: str = "",
     minimum: float | None = None,
@@ -127,20 +153,26 @@ def option_field(
     is_minimum_open: bool = False,
     switches: Mapping[str, str] | None = None,
     parse: Callable[[str], object] | None = None,
+    is_fixed: bool = False,
+    describe: Callable[[object], str] | None = None,
 ) -> Any:  # Any: the type of the field that it declares, as with `dataclasses.field`
     """Return a field of an `OptionSet`. Without `flags` the flag is the field's name, such as --max-steps.
 
     `MISSING` as the default makes a required option. A flag of a field that is True by default turns it off, unless it
-    is a pair such as "--probe/--no-probe".
+    is a pair such as "--probe/--no-probe". `default_text` says in the help what the default means; the default of a
+    number is shown without it. A resume cannot change an option that `is_fixed`: it decides on what is trained.
     """
     declaration = {
         "flags": flags,
         "help": help,
+        "default_text": default_text,
         "metavar": metavar,
         "group": group,
         "limits": (minimum, maximum, is_minimum_open),
         "switches": switches or {},
         "parse": parse,
+        "is_fixed": is_fixed,
+        "describe": describe,
     }
     return field(default=default, metadata={"option": declaration})
 
@@ -193,14 +225,14 @@ class OptionSet:
 
     @classmethod
     def launch_options(cls) -> Iterator[Option]:
-        """Yield the options that a launch has, with those of all groups."""
+        """Yield all launch options, including those of groups."""
         yield from (option for option in cls.options() if option.group)
         for group_class in cls.groups().values():
             yield from group_class.launch_options()
 
     @classmethod
     def pop_from(cls, values: dict[str, object]) -> Self:
-        """Make the dataclass from those of the `values` that are options of a launch, and remove these from `values`.
+        """Make the dataclass from the `values` of its launch options, and remove them from `values`.
 
         Options of groups are named like all others. Raises `OptionError`.
         """
@@ -208,6 +240,23 @@ class OptionSet:
         arguments = {name: values.pop(name) for name in names if name in values}
         groups = {name: group_class.pop_from(values) for name, group_class in cls.groups().items()}
         return cls(**arguments, **groups)
+
+    def changed(self, values: Mapping[str, object]) -> Self:
+        """Return these options with other `values` of launch options. Raises `OptionError`.
+
+        Options of groups are named like all others. Other names in `values` are ignored.
+        """
+        names = [option.name for option in self.options() if option.group]
+        arguments = {name: values[name] for name in names if name in values}
+        groups = {name: getattr(self, name).changed(values) for name in self.groups()}
+        return replace(self, **arguments, **groups)
+
+    def launch_values(self) -> dict[str, object]:
+        """Return the values of all launch options by name, including those of groups."""
+        values = {option.name: getattr(self, option.name) for option in self.options() if option.group}
+        for name in self.groups():
+            values |= getattr(self, name).launch_values()
+        return values
 
 
 # --- argparse ------------------------------------------------------------------------------------------------------

@@ -7,13 +7,21 @@ kills the parent (prctl(2), PR_SET_PDEATHSIG). Each child leads a process group,
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
+from .agent_protocol import TOKEN_VARIABLE
+from .filesystem import open_regular
+
+PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
+POLL_SECONDS = 0.05  # of `launch_ranks`
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -54,6 +62,14 @@ def descendant_pids(pid: int) -> list[int]:
     return pids
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGTERM; most of the signals for real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def command_line(pid: int) -> str:
     """Return the command line of a process, its words separated by spaces; "" when there is no such process."""
     completed = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
@@ -67,34 +83,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def spawn_ranks(
-    argv: Sequence[str],
-    process_count: int,
-    *,
-    first_rank: int = 0,
-    world_size: int | None = None,
-    master_address: str = "127.0.0.1",
-    master_port: int,
-    log_dir: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of ranks `first_rank` to `first_rank + process_count - 1`.
-
-    `world_size` is the number of processes on all machines, by default those of this call. With `log_dir` the output of
-    rank K goes to `log_dir`/rank-K.log. `environment` is added to the environment of this process. When a process
-    cannot be started, the others are killed and the error is raised.
-    """
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for variables in rank_environments(
-            process_count, first_rank, world_size or process_count, master_address, master_port
-        ):
-            log = log_dir / f"rank-{variables['RANK']}.log" if log_dir else None
-            processes.append(start_process(argv, log, {**(environment or {}), **variables}))
-    except BaseException:
-        kill_process_groups(processes)
-        raise
-    return processes
+def project_search_path() -> str:
+    """Return the PYTHONPATH of this process, with this project's folder before all others."""
+    return os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH", "")]))
 
 
 def rank_environments(
@@ -118,11 +109,16 @@ def start_process(
     log: Path | None,
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
+    output: IO[bytes] | None = None,
+    *,
+    folder: Path | None = None,
+    without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in its own session that dies with this one. Raises `OSError`.
 
-    Its output is appended to `log`, or goes where the output of this process goes. `environment` is added to the
-    environment of this process.
+    Its output is appended to `log`, or goes to the open file `output`, or where the output of this process goes. It
+    runs in `folder`, by default in that of this process. `environment` is added to the environment of this process, of
+    which it does not get the variables in `without`.
     """
     parent = os.getpid()
 
@@ -132,7 +128,7 @@ def start_process(
             os._exit(1)
 
     with contextlib.ExitStack() as files:
-        output = files.enter_context(log.open("ab")) if log else None
+        output = files.enter_context(open_regular(log, "ab")) if log else output
         return subprocess.Popen(
             argv,
             stdin=stdin,
@@ -140,7 +136,8 @@ def start_process(
             stderr=output,
             start_new_session=True,
             preexec_fn=prepare,
-            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            env={**{name: value for name, value in os.environ.items() if name not in without}, **(environment or {})},
         )
 
 
@@ -155,3 +152,35 @@ def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_se
             os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.wait(timeout_seconds)
+
+
+def launch_ranks(argv: list[str], procs: int) -> int:
+    """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
+
+    In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed.
+    SIGTERM is passed on to the processes, so that they write a checkpoint; killed together with their parent they could
+    not. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
+    """
+    environment = {"PYTHONPATH": project_search_path(), TOKEN_VARIABLE: secrets.token_hex(16)}
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def forward_signal(number: int, _: object) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward_signal)
+    try:
+        for rank_environment in rank_environments(procs, 0, procs, "127.0.0.1", free_port()):
+            ranks.append(start_process(argv, None, {**environment, **rank_environment}))
+        while True:
+            exit_codes = [rank.poll() for rank in ranks]
+            failures = [code for code in exit_codes if code]
+            if failures:
+                return abs(failures[0])
+            if None not in exit_codes:
+                return 0
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        kill_process_groups(ranks)

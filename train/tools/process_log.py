@@ -7,10 +7,13 @@ its run folder, a command shows messages to its user. `imgnet-cluster logs` prin
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Protocol
+
+from .filesystem import open_regular
 
 SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
 MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before
@@ -21,7 +24,7 @@ class Progress(Protocol):
     """Is told how much of some work is done, and how much it is in all: bytes, or images, or files."""
 
     def __call__(self, done: int, total: int, /) -> object:
-        """Take note of the progress, or raise to end the work."""
+        """Report progress. An exception that this raises ends the work."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -58,7 +61,7 @@ class LogFileHandler(logging.Handler):
         with contextlib.suppress(OSError):
             if self.path.exists() and self.path.stat().st_size + len(line) > MAX_LOG_BYTES:
                 self.path.replace(f"{self.path}.1")
-            with self.path.open("ab", buffering=0) as file:
+            with open_regular(self.path, "ab") as file:
                 file.write(line)
 
 
@@ -92,6 +95,13 @@ def _set_handlers(*handlers: logging.Handler) -> None:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.handlers[:] = handlers
+
+
+def log_end(path: Path, max_bytes: int) -> str:
+    """Return the last bytes of a log as text, all of a shorter one. Reads no others. Raises `OSError`."""
+    with open_regular(path) as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - max_bytes))
+        return log.read(max_bytes).decode(errors="replace")
 
 
 def format_line(line: bytes) -> bytes:

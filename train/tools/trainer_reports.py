@@ -19,13 +19,15 @@ class TrainerState(StrEnum):
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is."""
+    """The cause of a failure."""
 
-    NONE = ""  # nobody's: nothing failed, or another machine was the cause
-    OWN = "own"
+    NONE = ""  # nothing failed, or another machine was the cause
+    OWN = "own"  # the trainer itself
     PEER = "peer"  # another process disappeared
-    CHECKPOINT = "checkpoint"  # nobody's: the checkpoint to resume from cannot be read
-    FINAL = "final"  # its own, and every further attempt would fail too
+    CHECKPOINT = "checkpoint"  # the checkpoint to resume from cannot be read
+    FINAL = "final"  # the trainer itself, and every further attempt would fail too
+    INPUT = "input"  # the recipe, the options or the images: until they are changed, every attempt fails
+    MACHINE = "machine"  # the machine: its driver hangs or a GPU is lost, so only another machine can go on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +52,26 @@ class TrainingNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProgress(TrainingNumbers):
-    """The content of progress.json. `ticks` changes while there is nothing else to report."""
+    """The content of progress.json. `ticks` changes while there is nothing else to report.
+
+    `keeps_state` says that the trainer would keep its state if another process disappeared now.
+    """
 
     state: TrainerState
     ticks: int = 0
+    keeps_state: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptStateReport:
+    """The content of kept-3.json: the finished steps of a trainer that waits for the next attempt.
+
+    `has_saved` says whether it waits because it was asked to save; else another process is gone, as `reason` says.
+    """
+
+    step: int
+    has_saved: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

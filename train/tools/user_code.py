@@ -1,6 +1,8 @@
 """Import and call functions of users, which recipes name as `package.module:function`, and describe their errors."""
 
+import contextlib
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
@@ -8,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .agent_protocol import MODULE_FOLDERS_VARIABLE
 from .errors import TrainingError
 from .filesystem import one_line_error
 
@@ -19,12 +22,15 @@ NON_USER_PATH_PREFIXES = (str(Path(__file__).parents[1]), sysconfig.get_path("st
 def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a function of the user
     """Return the function that `package.module:function` names.
 
-    The folder in which the program started is searched last. Raises `TrainingError`, which begins with `where` (such as
-    "optim, name"), when the module cannot be imported or has no such function.
+    The folders of `MODULE_FOLDERS_VARIABLE` are searched first, as they are while the recipe is read. The folder in
+    which the program started is searched last. Raises `TrainingError`, which begins with `where` (such as "optim,
+    name"), when the module cannot be imported or has no such function.
     """
     module_name, _, function_name = name.partition(":")
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # for good: the module may import others of that folder later
+    folders = [folder for folder in os.environ.get(MODULE_FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+    # Permanently, at the end of the path: functions of the module may import others of these folders when they run.
+    sys.path += [folder for folder in (*folders, str(Path.cwd())) if folder not in sys.path]
+    sys.path[:0] = folders
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)
     except SystemExit as error:
@@ -35,8 +41,12 @@ def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a func
     except Exception as error:  # the import of a user's module may raise anything
         raise TrainingError(
             f"{where}: {module_name} cannot be imported here ({describe_error(error)}); "
-            "start in the folder that contains it, or add that folder to PYTHONPATH"
+            "put it beside the recipe file, or into a folder of PYTHONPATH, or install it"
         ) from error
+    finally:
+        for folder in folders:
+            with contextlib.suppress(ValueError):  # the module has changed `sys.path`
+                sys.path.remove(folder)
     if not callable(function):
         raise TrainingError(f"{where}: {module_name} has no function {function_name}")
     return function  # type: ignore[no-any-return]

@@ -4,7 +4,17 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from cluster.backends.rentals import CloudAdministration, Garbage, LaunchFinding, OfferRow, RentedJob
+from cluster.backends.aws.renting.adoption import AwsAdoption
+from cluster.backends.aws.terms.rental_spec import RentalSpec
+from cluster.backends.rentals import (
+    CapacityBlockRow,
+    CloudAdministration,
+    Garbage,
+    LaunchFinding,
+    OfferRow,
+    RentedJob,
+    RentedMachineRow,
+)
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
@@ -12,15 +22,15 @@ from infra.aws import s3, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import instances, internet, preflight
 from infra.aws.instances.instances import Instance
-from infra.aws.market import offers
+from infra.aws.market import offers, reservations
+from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.market.reservations import CAPACITY_BLOCK
 from infra.aws.stack import policies as stack_policies
 from infra.aws.stack import stack
 from infra.errors import CloudError
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-
-from .rental_spec import RentalSpec
 
 
 class AwsAdministration(CloudAdministration):
@@ -51,6 +61,11 @@ class AwsAdministration(CloudAdministration):
         with cloud_errors_as_cluster_errors():
             return stack.missing_parts(Account(region))
 
+    def has_stack(self, region: str) -> bool:
+        """Return whether the network or the file system of a region's stack exists. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            return stack.exists(Account(region))
+
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
         """Remove a region's stack. Returns a line for each resource that is left.
 
@@ -72,6 +87,16 @@ class AwsAdministration(CloudAdministration):
         with cloud_errors_as_cluster_errors():
             found_instances = instances.describe_region(Account(region))
         return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
+
+    def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
+        """Return a row for each instance of a job that EC2 shows in a region, by name. Raises `ClusterError`."""
+        with cloud_errors_as_cluster_errors():
+            found_instances = instances.describe(Account(region), {tags.JOB: uid})
+        return sorted((_machine_row(instance) for instance in found_instances), key=lambda row: (row.name, row.id))
+
+    def begin_adoption(self, region: str, uid: str) -> AwsAdoption:
+        """Find a rented job by its tags, and let this computer log in to it. Raises `NoSuchJob`, `ClusterError`."""
+        return AwsAdoption(region, uid)
 
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
         """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
@@ -98,7 +123,8 @@ class AwsAdministration(CloudAdministration):
             (uid,) = matches
             if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
                 raise ClusterError(
-                    f"{uid_or_name} is {uid} of {owner_by_uid[uid]}; to end it all the same: imgnet-cluster down {uid}"
+                    f"{uid_or_name} is {uid}, which belongs to {owner_by_uid[uid]}; "
+                    f"to terminate it anyway: imgnet-cluster down {uid}"
                 )
             return terminate_by_uid(account, uid)
 
@@ -153,6 +179,40 @@ class AwsAdministration(CloudAdministration):
             found_offers = offers.list_offers(Account(region), gpu)
         rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
         return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
+
+    def capacity_block_rows(
+        self, region: str | None, gpu: str | None, machine_count: int, hours: float
+    ) -> list[CapacityBlockRow]:
+        """Return the capacity blocks on offer in a region, those that last `hours` first, then by fee. Buys nothing.
+
+        Raises `ClusterError`.
+        """
+        with cloud_errors_as_cluster_errors():
+            account = Account(region)
+            zones_by_type = offers.list_zones_by_type(account, list(BUILTIN_TYPES))
+            types = {
+                name: instance_type
+                for name, instance_type in offers.list_instance_types(account, list(zones_by_type)).items()
+                if CAPACITY_BLOCK in instance_type.markets and offers.matches_gpu(instance_type, gpu)
+            }
+            offerings = reservations.list_block_offerings(account, types, machine_count, hours)
+        return [
+            CapacityBlockRow(
+                type=offering.type,
+                zone=offering.zone,
+                gpus=types[offering.type].gpus,
+                gpu=types[offering.type].gpu,
+                machines=offering.machine_count,
+                start=tags.format_time(offering.start_time),
+                end=tags.format_time(offering.end_time),
+                hours=offering.usable_hours,
+                fee=offering.fee,
+                currency=offering.currency,
+                offering=offering.id,
+                buy=offering.purchase_command,
+            )
+            for offering in offerings
+        ]
 
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str
@@ -256,6 +316,21 @@ def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
             if tags.JOB in resource_tags:
                 tags_by_uid.setdefault(resource_tags[tags.JOB], []).append(resource_tags)
     return tags_by_uid
+
+
+def _machine_row(instance: Instance) -> RentedMachineRow:
+    return RentedMachineRow(
+        id=instance.id,
+        name=instance.name,
+        type=instance.type,
+        market=instance.market,
+        zone=instance.zone,
+        placement_group=instance.placement_group,
+        launch_index=instance.launch_index,
+        is_live=instance.is_billed,
+        has_public_address=bool(instance.public_ip),
+        end_reason=instance.end_reason,
+    )
 
 
 def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> OfferRow:

@@ -8,6 +8,7 @@ from typing import Generic
 
 from cluster.backends.base import BilledBackend
 from cluster.backends.remote import RemoteBackend
+from cluster.backends.rentals import RentalLimit
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.connectors.ssh_config import require_openssh
@@ -16,9 +17,10 @@ from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from infra.errors import CloudError
+from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import read_record
 
-from .controller import HOSTS_FILE, RentedJobController
+from .controller import HOSTS_FILE, NOT_RENTED, RentedJobController
 from .errors import cloud_errors_as_cluster_errors
 from .provider import JOURNAL_FILE, CloudProvider, MachineT
 
@@ -72,7 +74,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         return self.controller.poll()
 
     def dead_machines(self) -> list[str]:
-        """Return the machines that certainly have no agent: the cloud says that they are gone, or they say so."""
+        """Return the machines that certainly have no agent: gone from the cloud, or reporting that none runs."""
         return self.controller.dead_machines()
 
     def replace(self, machine: str) -> None:
@@ -118,43 +120,93 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         tmux.kill_session(name, folder.path)
         return []
 
-    def extend_time_limit(self, hours: float) -> None:
-        """Set the job's time limit to `hours` since its first machine started.
+    def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
+        """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""
+        provider = self._open_provider()
+        rate = provider.dollars_per_hour
+        max_hours, grace_seconds = provider.compute_limits(rate, hours, dollars)
+        highest_cost = None if rate is None else provider.earlier_cost + rate * (max_hours + grace_seconds / 3600)
+        return RentalLimit(hours=max_hours, dollars=highest_cost)
 
-        Raises `BadInput` when the price limit forbids it or the time is already over, `ClusterError` with the machines
-        on which the new limit could not be set.
+    def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:
+        """Set the job's time limit in hours since the first machine of this launch, its price limit, or both.
+
+        Returns the hours after which the machines end, which the price limit may shorten; None for a job that has
+        ended, of which only the price limit can be set, for its next launch. Raises `BadInput` when the time or the
+        money is already over, `ClusterError` with the machines on which the new limits could not be set.
         """
         spec, folder = self.run.spec, self.run.folder
-        fleet = self.open_fleet()
         provider = self._open_provider()
-        start_time = provider.first_machine_time or self.run.clock()
-        allowed_hours, grace_seconds = provider.compute_limits(provider.dollars_per_hour, hours)
-        if allowed_hours < hours:
-            raise BadInput(f"--max-hours {hours:g}: --max-price-total allows only {allowed_hours:.3g} hours")
-        seconds_left = 3600 * hours - (self.run.clock() - start_time)
+        with cloud_errors_as_cluster_errors():
+            provider.require_ownership()
+        now = self.run.clock()
+        if dollars is not None:
+            spent_dollars = provider.total_dollars(now)
+            if dollars <= spent_dollars:
+                raise BadInput(
+                    f"--max-price-total {dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already"
+                )
+            spec = replace_fields(spec, cloud={**(spec.cloud or {}), "max_dollars": dollars})
+        if folder.result_path.exists():
+            folder.write_spec(spec)
+            return None
+        fleet = self.open_fleet()
+        try:
+            return self._extend_limits_of_machines(spec, fleet, provider, hours, dollars)
+        finally:
+            fleet.close()
+
+    def _extend_limits_of_machines(
+        self,
+        spec: JobSpec,
+        fleet: Fleet,
+        provider: CloudProvider[MachineT],
+        hours: float | None,
+        dollars: float | None,
+    ) -> float:
+        """Set the limits of live machines, then those of the run folder, from which later machines get theirs.
+
+        `spec` has the new price limit. The arguments and errors are those of `extend_limits`.
+        """
+        folder = self.run.folder
+        if dollars is not None and provider.dollars_per_hour is None:
+            raise BadInput(f"--max-price-total: the price of the machines of {spec.name} is unknown")
+        limited_spec = provider.with_machine_limits(spec, hours, dollars)
+        max_hours, grace_seconds = limited_spec.max_hours or 0.0, limited_spec.poweroff_grace or 0.0
+        if hours is not None and max_hours < hours:
+            reason = limited_spec.limit_name or "--max-price-total"
+            raise BadInput(f"--max-hours {hours:g}: {reason} allows only {max_hours:.3g} hours")
+        now = self.run.clock()
+        seconds_left = 3600 * max_hours - (now - (provider.first_machine_time or now))
         if seconds_left <= 0:
+            cause = f", all that {limited_spec.limit_name} allows" if limited_spec.limit_name else ""
             raise BadInput(
-                f"{spec.name} has been running for more than {hours:g} hours; "
-                f"to stop it: imgnet-cluster stop {spec.name}"
+                f"{spec.name} has been running for more than {max_hours:.3g} hours{cause}; to stop it: "
+                f"imgnet-cluster stop {spec.name}"
             )
         problems = []
         for name, connector in fleet.connectors.items():
+            if (row := fleet.setup_progress.rows.get(name)) and row.reason == NOT_RENTED:
+                continue
             try:
                 connector.run(["sudo", "-n", "imgnet-limit", f"{seconds_left + grace_seconds:.0f}"], timeout=30)
                 limit_path = f"{fleet.setup_progress.rows[name].work}/limit"
-                connector.write(limit_path, json.dumps({"hours": hours}).encode())
+                limit = {"hours": max_hours, "name": limited_spec.limit_name}
+                connector.write(limit_path, json.dumps(limit).encode())
             except (ClusterError, KeyError) as error:
                 problems.append(f"machine {name}: {error}")
-        if not problems:  # replacements that are rented later read the limit from the spec
-            folder.write_spec(replace_fields(spec, max_hours=hours, poweroff_grace=grace_seconds))
+        if not problems:
+            requested_hours = provider.max_hours if hours is None else hours
+            folder.write_spec(replace_fields(spec, max_hours=requested_hours, poweroff_grace=grace_seconds))
             name = spec.machine_names[0]
-            shared_spec_path = f"{fleet.provisioner.job_folder(name)}/job.json"
-            fleet.connectors[name].write(shared_spec_path, folder.spec_path.read_bytes())
-        fleet.close()
+            shared_spec = to_json_bytes(replace_fields(limited_spec, queue="").to_json())
+            write_atomic(folder.shared / "job.json", shared_spec)  # a supervisor that sets machines up sends this one
+            fleet.connectors[name].write(f"{fleet.provisioner.job_folder(name)}/job.json", shared_spec)
         with cloud_errors_as_cluster_errors():
-            provider.set_expiry(self.run.clock() + seconds_left + grace_seconds)
+            provider.set_expiry(now + seconds_left + grace_seconds)
         if problems:
-            raise ClusterError(f"the limit was not set everywhere: {'; '.join(problems)}; run the command again")
+            raise ClusterError(f"some machines did not get the new limit: {'; '.join(problems)}; run the command again")
+        return max_hours
 
     def job_cost(self, moment: float | None = None) -> JobCost:
         """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""

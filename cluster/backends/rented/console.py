@@ -18,7 +18,7 @@ TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def describe_console(provider: CloudProvider[MachineT], machine: MachineT, folder: Path) -> str:
     """Return the last lines of a machine's console, to be added to a reason; "" if the cloud does not tell.
 
-    The whole is written to the run folder, because nobody can ask for it once the machine is terminated.
+    The whole text is written to the run folder, because nobody can ask for it once the machine is terminated.
     """
     text = ""
     with contextlib.suppress(CloudError):

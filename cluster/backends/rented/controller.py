@@ -17,56 +17,35 @@ from uuid import uuid4
 
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
+from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import supervisor_records
+from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import Run, RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
-from infra.errors import CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
-from train.tools.agent_protocol import RESULT_FILE
+from cluster.state.status import machine_statuses, read_setup_record
+from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
 from train.tools.filesystem import to_json_bytes, write_atomic
-from train.tools.records import encode
+from train.tools.records import DamagedRecord, encode
 
-from . import final_checkpoint
+from . import final_network
+from .activity import ActivityHandler
 from .boot import BootFailed, BootWaiter
 from .console import describe_console
+from .errors import EndedExternally, describe_error
+from .exchange import MachineExchange, NoExchangeLeft, broken_reason, final_status
 from .provider import CloudProvider, MachineT
+from .traffic import TrafficLog
 
 logger = logging.getLogger(__name__)
 
 HOSTS_FILE = "hosts.json"  # how to reach the machines, for other commands
 CLOUD_POLL_SECONDS = 10.0  # between two questions to the cloud; one covers all machines of the job
+NOT_RENTED = "not rented yet"  # why a spare cannot be used that is rented later than the others
 SETUP_ATTEMPTS = 3
 LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are billed meanwhile
-MAX_BOOT_EXCHANGES = 2  # machines that are exchanged because their boot failed, in all launches of this process
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
-
-
-class EndedExternally(NoMachines):
-    """The job's machines were terminated by a user or by a limit, so the job stops instead of renting new ones."""
-
-
-class ActivityHandler(logging.Handler):
-    """Shows what clouds and their controller log as the job's current activity. Warnings are no activity."""
-
-    @classmethod
-    def install(cls, run_folder: RunFolder) -> None:
-        """Show the activity in a run folder, instead of in the one of an earlier controller of this process."""
-        handler = cls(run_folder)
-        for name in ("infra", "cluster.backends"):
-            activity_logger = logging.getLogger(name)
-            activity_logger.handlers[:] = [*(h for h in activity_logger.handlers if not isinstance(h, cls)), handler]
-
-    def __init__(self, run_folder: RunFolder) -> None:
-        super().__init__()
-        self.run_folder = run_folder
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a message to the run folder."""
-        if record.levelno == logging.INFO:
-            supervisor_records.write_activity(self.run_folder.path, record.getMessage())
 
 
 class RentedJobController(Generic[MachineT]):
@@ -87,13 +66,16 @@ class RentedJobController(Generic[MachineT]):
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.rented_at: dict[str, float] = {}  # when a machine took the name of another one, in monotonic seconds
-        self.boot_exchange_count = 0
         self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
+        self.warned_ids = set[str]()  # agents whose machine is known to be at risk
+        self.risk_count = 0  # the most machines at risk at one time, since all were rented
         self.hosts_lock = threading.Lock()
         self.hosts_version = 0  # counts the changes of `live_machines` and of host keys
         self.written_hosts_version = 0
         self.machines_lock = threading.Lock()  # guards changes of `live_machines` and `rented_at` by several threads
+        self.traffic_log = TrafficLog(run_folder.path)
         self.boot_waiter = BootWaiter(self.provider)
+        self.exchange = MachineExchange(self.provider, spec.recovery.max_exchanges)
         ActivityHandler.install(run_folder)
 
     def set_activity(self, activity: str) -> None:
@@ -119,16 +101,21 @@ class RentedJobController(Generic[MachineT]):
                     return False
                 self._start_fleet()
             self._poll_cloud(time.monotonic())
-            return self._tick()
+            is_running = self._tick()
+            if self.fleet:
+                self.traffic_log.count(self.fleet, is_last=not is_running)
+            return is_running
         except (Interrupted, NoMachines) as error:
             if isinstance(error, EndedExternally):
                 self._request_stop(str(error))
             raise SetupFailed(str(error)) from error
+        except AdoptedElsewhere as error:
+            raise JobAdopted(str(error), error.since) from error
         except CloudError as error:
             if self.fleet is None and self.provider.first_machine_time is None:
                 raise SetupFailed(str(error)) from error
             error_class = NoCloudAccess if isinstance(error, NoCredentials) else ClusterError
-            raise error_class(self._describe_error(error)) from error
+            raise error_class(describe_error(error, self.live_machines)) from error
 
     def _start_fleet(self) -> None:
         """Find or rent the job's machines and open the fleet. Raises `Interrupted`, `NoMachines`, `CloudError`."""
@@ -139,7 +126,8 @@ class RentedJobController(Generic[MachineT]):
         is_first_launch = self.provider.first_machine_time is None
         if max_dollars is not None and is_first_launch and self.provider.earlier_cost >= max_dollars:
             raise NoMachines(
-                f"the limit of {max_dollars:g} dollars (--max-price-total) is spent; launch again with a higher limit"
+                f"the limit of {max_dollars:g} dollars (--max-price-total) is spent; to raise it: "
+                f"imgnet-cluster extend {self.spec.name} --max-price-total DOLLARS"
             )
         self.set_activity("renting machines")
         self.live_machines = self._find_or_rent()
@@ -153,6 +141,7 @@ class RentedJobController(Generic[MachineT]):
             replace_fields(self.spec, hosts=written_hosts),
             self.run_folder,
             wait_until_ready=self._wait_until_ready,
+            while_waiting=lambda: self._poll_cloud(time.monotonic()),
             limit_start=self.provider.first_machine_time,
         )
         self.set_activity("")
@@ -169,7 +158,7 @@ class RentedJobController(Generic[MachineT]):
         if provider.is_terminating:
             raise NoMachines(f"its machines were terminated; {resume_hint}")
         if not machines:
-            reason = provider.external_termination_reason() or ("its time is over" if provider.is_overdue else "")
+            reason = provider.external_termination_reason() or ("its time limit passed" if provider.is_overdue else "")
             if reason:
                 raise EndedExternally(f"{reason}; {resume_hint}")
             self._new_launch_id()
@@ -188,27 +177,29 @@ class RentedJobController(Generic[MachineT]):
 
     def _new_launch_id(self) -> None:
         """Change the launch ID if earlier machines were set up, so that their status files differ from new ones."""
-        setup_record = read_setup_record(self.run_folder)
-        if setup_record.is_ready and setup_record.launch == self.run_folder.launch_id:
+        if self._is_set_up:
             launch_id = uuid4().hex
             self.provider.record_move(launch_id)
             write_atomic(self.run_folder.launch_path, launch_id.encode())
 
+    @property
+    def _is_set_up(self) -> bool:
+        """Whether the machines of this launch were set up, and their agents started."""
+        setup_record = read_setup_record(self.run_folder)
+        return setup_record.is_ready and setup_record.launch == self.run_folder.launch_id
+
     def _apply_cost_limit(self) -> None:
         """Set the time limit at which the job reaches its price limit. The agents enforce only the time limit."""
-        max_hours, grace_seconds = self.provider.compute_limits(self.provider.dollars_per_hour)
-        if (max_hours, grace_seconds) == (self.spec.max_hours, self.spec.poweroff_grace):
-            return
-        max_dollars = self.provider.max_dollars
-        requested_hours = self.provider.max_hours
-        is_price_limited = max_dollars is not None and (requested_hours is None or max_hours < requested_hours)
-        limit_name = f"the limit of {max_dollars:g} dollars (--max-price-total)" if is_price_limited else ""
-        self.spec = replace_fields(self.spec, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
-        write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
+        limited_spec = self.provider.with_machine_limits(self.spec)
+        if limited_spec != self.spec:
+            self.spec = limited_spec
+            write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
 
     def _wait_until_ready(self, name: str) -> None:
-        """Wait until a machine has booted. One whose boot fails is exchanged, `MAX_BOOT_EXCHANGES` at most."""
+        """Wait until a machine has booted. One whose boot fails is exchanged."""
         assert self.fleet
+        if name not in self.live_machines and name not in self.provider.first_names:
+            raise SetupFailed(NOT_RENTED)
         while True:
             try:
                 self.boot_waiter.wait_until_ready(self.fleet, name, self._recent_machines)
@@ -217,21 +208,20 @@ class RentedJobController(Generic[MachineT]):
                 if not (machine := self.live_machines.get(name)):
                     raise
                 reason = f"{error}{describe_console(self.provider, machine, self.run_folder.path)}"
-                with self.hosts_lock:
-                    is_allowed = self.boot_exchange_count < MAX_BOOT_EXCHANGES
-                    self.boot_exchange_count += is_allowed
-                if not is_allowed:
-                    raise SetupFailed(f"{reason}; {MAX_BOOT_EXCHANGES} machines were exchanged before") from error
                 if self.get_stop_reason() or self.fleet.shortage_reason:
                     raise SetupFailed(reason) from error
-            logger.warning("machine %s (%s): %s; it is exchanged", name, machine.id, reason)
             try:
-                self._rent_in_place_of(name, machine, reason)
+                self.exchange.release(machine, reason)
+                self._rent_in_place_of(name)
+            except NoExchangeLeft as error:
+                if self._is_set_up:  # nobody waits for a replacement: without a stop, it would be replaced for ever
+                    self._request_stop(f"machine {name}: {error}")
+                raise SetupFailed(str(error)) from error
             except CloudError as error:
                 raise SetupFailed(f"{reason}; no other machine could be rented: {error}") from error
 
     def _recent_machines(self) -> dict[str, MachineT]:
-        """Return the live machines, at most `CLOUD_POLL_SECONDS` old. Used during set-up, when `poll` does not run."""
+        """Return the live machines. Asks the cloud when its last list is older than `CLOUD_POLL_SECONDS`."""
         with self.hosts_lock:
             is_stale = time.monotonic() - self.last_poll_time > CLOUD_POLL_SECONDS
             if is_stale:
@@ -271,23 +261,25 @@ class RentedJobController(Generic[MachineT]):
             try:
                 self._update_machines(finished_poll.result(), self.last_poll_time)
                 self.access_error = ""
+            except AdoptedElsewhere:
+                raise
             except CloudError as error:
                 if isinstance(error, NoCredentials):
-                    self.access_error = self._describe_error(error)
+                    self.access_error = describe_error(error, self.live_machines)
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:
                     self.last_warning_time = now
-                    logger.info(self._describe_error(error))
+                    logger.info(describe_error(error, self.live_machines))
         if self.poll_future is None and now - self.last_poll_time > CLOUD_POLL_SECONDS:
             self.last_poll_time = now
             self.poll_future = self.fleet.pool.submit(self.provider.list_machines)
-            if not self.get_stop_reason() and self.provider.is_overdue:
-                # A machine hangs so that neither its agent nor its own power-off works.
-                self._request_stop("its time is over, and not all of its machines have ended")
-        max_dollars = self.provider.max_dollars
-        if max_dollars is None or self.get_stop_reason():
+        if self.get_stop_reason():
             return
-        if self.provider.total_dollars(time.time()) >= max_dollars:
-            self._request_stop(f"the limit of {max_dollars:g} dollars (--max-price-total) was reached")
+        # Traffic beyond what was expected may use up the dollars at once: then the job is overdue too.
+        if self.provider.is_price_limit_reached:
+            self._request_stop(f"the limit of {self.provider.max_dollars:g} dollars (--max-price-total) was reached")
+        elif self.provider.is_overdue:
+            # A machine hangs so that neither its agent nor its own power-off works.
+            self._request_stop("its time limit passed, and not all of its machines have ended")
 
     def _request_stop(self, reason: str) -> None:
         """Write a stop request, which all agents follow."""
@@ -316,14 +308,6 @@ class RentedJobController(Generic[MachineT]):
             name: machines[name] for name, moment in self.rented_at.items() if moment >= asked_at and name in machines
         }
 
-    def _describe_error(self, error: CloudError) -> str:
-        """Return the message of a cloud's error; without credentials, also when the machines power themselves off."""
-        if not isinstance(error, NoCredentials):
-            return str(error)
-        expiry_times = [machine.expires for machine in self.live_machines.values()]
-        limit = f"at {max(expiry_times)}" if expiry_times else "at the limit of --max-hours"
-        return f"{error}; the machines power off {limit}"
-
     def _tick(self) -> bool:
         """Set up, synchronize and, if needed, move the machines. Returns whether the job is running, or may be."""
         assert self.fleet
@@ -334,13 +318,11 @@ class RentedJobController(Generic[MachineT]):
         try:
             fleet.push_stop_request()
             fleet.pull_files()
+            self._note_risks()
             if not fleet.agents_alive() and not self._is_renting:
                 if not fleet.pull_last_files(LAST_FILES_SECONDS):
                     return True
-                if (self.run_folder.shared / RESULT_FILE).exists():
-                    final_checkpoint.download_final_checkpoint(
-                        fleet, self.provider, self.live_machines, self.set_activity
-                    )
+                final_network.download(self.spec, fleet, self.provider, self.live_machines, self.set_activity)
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
             # Machines that the cloud no longer has will never answer. A job that is over does not wait for them.
@@ -360,6 +342,24 @@ class RentedJobController(Generic[MachineT]):
             if warning := self.provider.access_warning():
                 logger.info(warning)
 
+    def _note_risks(self) -> None:
+        """Log once which machines the cloud may take away soon, and count them: so many late spares are rented."""
+        at_risk = list[MachineStatus]()
+        with contextlib.suppress(DamagedRecord):  # whoever shows the status says so
+            statuses = machine_statuses(Run(self.spec, self.run_folder)).values()
+            at_risk = [status for status in statuses if status.risk_reason and not status.ended]
+        for status in at_risk:
+            if status.id not in self.warned_ids:
+                self.warned_ids.add(status.id)
+                logger.warning("machine %s: %s; it goes on training", status.machine_name, status.risk_reason)
+        self.risk_count = max(self.risk_count, len(at_risk))
+
+    @property
+    def _missing_machines(self) -> list[str]:
+        """The machines that the job lacks. A late spare is one once a machine is at risk, and stays one."""
+        due_count = self.spec.machines + self.risk_count if self.provider.rents_spares_late else None
+        return [name for name in self.spec.machine_names[:due_count] if name not in self.live_machines]
+
     def _set_up_machines(self) -> bool:
         """Set up all machines, and replace those that the cloud took away. Returns False when that is impossible.
 
@@ -373,13 +373,15 @@ class RentedJobController(Generic[MachineT]):
             except SetupFailed as error:
                 last_error = error
                 live_machines = self.provider.list_machines()
-                gone_names = [name for name in self.spec.machine_names if name not in live_machines]
-                if self.get_stop_reason() or not gone_names:
-                    raise
                 self.live_machines = live_machines
+                gone_names = [name for name in self._missing_machines if name in self.provider.first_names]
+                broken = {name: reason for name, reason in self.fleet.broken_machines.items() if name in live_machines}
+                if self.get_stop_reason() or not (gone_names or broken):
+                    raise
                 if not live_machines:
                     return False
-                for name in gone_names:
+                self._release_all_broken(broken)
+                for name in [*gone_names, *broken]:
                     try:
                         self.live_machines[name] = self.provider.rent_replacement(name)
                     except MachinesRefused as refusal:
@@ -397,8 +399,20 @@ class RentedJobController(Generic[MachineT]):
         has_left = any(status.state == MachineState.LEFT for status in statuses)
         if not has_left and len(self.live_machines) >= self.spec.recovery.min_machines:
             return False
+        reasons = {
+            name: broken_reason(final_status(self.run_folder, machine)) for name, machine in self.live_machines.items()
+        }
+        self._release_all_broken({name: reason for name, reason in reasons.items() if reason})
         self._move_to_new_machines()
         return True
+
+    def _release_all_broken(self, reasons: Mapping[str, str]) -> None:
+        """Terminate broken machines. `reasons` are by name. Raises `SetupFailed`, `CloudError`."""
+        for name, reason in reasons.items():
+            try:
+                self.exchange.release(self.live_machines[name], reason)
+            except NoExchangeLeft as error:
+                raise SetupFailed(f"machine {name}: {error}") from error
 
     @property
     def _is_renting(self) -> bool:
@@ -414,20 +428,19 @@ class RentedJobController(Generic[MachineT]):
         """Terminate the remaining machines. The next `poll` rents all anew, perhaps elsewhere; training continues."""
         assert self.fleet
         logger.info(f"{len(self.live_machines)} machines are left; the job moves to new ones. {self.last_refusal}")
+        self.traffic_log.leave(self.fleet)
         self.fleet.close()
         self.fleet = None
         self.live_machines = {}
-        self.last_refusal = ""
+        self.last_refusal, self.risk_count = "", 0
         self.rental_futures = {}
+        self.poll_future = None  # its answer may have the old machines
         while machines := self.provider.list_machines():
             self.provider.terminate([machine.id for machine in machines.values()], "all moved")
             self.provider.sleep_unless_stopping(1.0)
 
     def dead_machines(self) -> list[str]:
-        """Return the machines that certainly have no running agent: the cloud says that they are gone, or they say so.
-
-        Machines that are already being replaced or restarted are left out.
-        """
+        """Return the machines that certainly have no running agent, and are not being replaced or restarted already."""
         if self.fleet is None:  # all are gone; the next `poll` rents new ones
             return []
         for name in [name for name, future in self.rental_futures.items() if future.done()]:
@@ -435,36 +448,47 @@ class RentedJobController(Generic[MachineT]):
             self.last_refusal = str(error) if isinstance(error, MachinesRefused) else ""
             if error:
                 logger.info(f"machine {name} could not be replaced: {error}")
-        gone_names = {name for name in self.spec.machine_names if name not in self.live_machines}
-        dead_names = {*self.fleet.dead_machines(), *gone_names}
+        dead_names = {*self.fleet.dead_machines(), *self._missing_machines, *self._broken_spares}
         return sorted(dead_names - self.rental_futures.keys() - self.fleet.restarting.keys(), key=int)
 
-    def replace(self, name: str) -> None:
-        """Start a machine's agent again, or rent another one when the old one is gone or about to leave."""
+    @property
+    def _broken_spares(self) -> dict[str, str]:
+        """The machines to exchange, with the reasons: they were broken at the set-up; the job started without them."""
         assert self.fleet
-        status = read_agent_status(self.run_folder, name)
-        has_left = status is not None and status.ended and status.state == MachineState.LEFT
+        return self.exchange.choose(self.fleet.broken_machines, self.live_machines)
+
+    def replace(self, name: str) -> None:
+        """Start a machine's agent again, or rent another one when the old one is gone, leaves, or is broken."""
+        assert self.fleet
         old_machine = self.live_machines.get(name)
-        if old_machine and not has_left:
+        status = final_status(self.run_folder, old_machine) if old_machine else None
+        problem = broken_reason(status) or self._broken_spares.get(name, "")
+        has_left = status is not None and status.state == MachineState.LEFT
+        if old_machine and not has_left and not problem:
             self.fleet.restart_agent(name)
         elif name not in self.rental_futures:
-            self.rental_futures[name] = self.fleet.pool.submit(self._rent_replacement, name, old_machine)
+            arguments = (name, old_machine, problem, status.reason if status else "")
+            self.rental_futures[name] = self.fleet.pool.submit(self._rent_replacement, *arguments)
 
-    def _rent_replacement(self, name: str, old_machine: MachineT | None) -> None:
-        """Rent another machine in place of a lost one and start its agent. Runs in a thread of the fleet's pool."""
+    def _rent_replacement(self, name: str, old_machine: MachineT | None, problem: str, reason: str) -> None:
+        """Rent another machine in place of a lost one and start its agent. Runs in a thread of the fleet's pool.
+
+        `old_machine` is still there: it is broken (`problem`), or leaves because of a notice or a request (`reason`).
+        """
         assert self.fleet
-        reason = ""
-        if old_machine:  # it got a spot notice or a request to leave, and its name is needed for the next machine
-            status = read_agent_status(self.run_folder, name)
-            reason = status.reason if status else ""
+        if old_machine and problem:
+            try:
+                self.exchange.release(old_machine, problem)
+            except NoExchangeLeft as error:
+                return self._request_stop(f"machine {name}: {error}")
+        elif old_machine:
             logger.info(f"machine {name} leaves: {reason}")
-        self._rent_in_place_of(name, old_machine, reason)
+            self.provider.terminate([old_machine.id], reason)
+        self._rent_in_place_of(name)
         self.fleet.restart_agent(name)
 
-    def _rent_in_place_of(self, name: str, old_machine: MachineT | None, reason: str) -> None:
-        """Terminate a machine if it is still there, and rent another one under its name. Raises `CloudError`."""
-        if old_machine:
-            self.provider.terminate([old_machine.id], reason)
+    def _rent_in_place_of(self, name: str) -> None:
+        """Rent another machine under the name of one that is gone. Raises `CloudError`."""
         logger.info(f"renting a replacement for machine {name}")
         machine = self.provider.rent_replacement(name)
         with self.machines_lock:

@@ -11,19 +11,20 @@ and prints the new one. An agent is told of an interruption by the machine's met
 `JobSpec.metadata_address` (cluster/agent/watchdog.py), or by the file `notice` in its work folder.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
-from infra.costs import JobCost
+from cluster.state.spec import JobSpec, RequestedLimits
+from infra.costs import JobCost, TrafficForecast
 from infra.errors import Interrupted
 from infra.rented_machine import RentedMachine
-from train.tools.filesystem import read_json
 
 JOURNAL_FILE = "cloud.jsonl"  # in the run folder; without it, nothing was ever rented
 REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
@@ -88,7 +89,14 @@ class CloudProvider(ABC, Generic[MachineT]):
         """Return why the last machines of this launch ended, if neither the cloud nor the job did; else ""."""
 
     def check_access(self, ask_cloud: bool) -> None:
-        """Raise `NoCredentials` without credentials, with `ask_cloud` also when the cloud does not accept them."""
+        """Raise `NoCredentials` without credentials, with `ask_cloud` also when the cloud does not accept them.
+
+        With `ask_cloud` also raises `AdoptedElsewhere`.
+        """
+        return
+
+    def require_ownership(self) -> None:
+        """Raise `AdoptedElsewhere` when another computer has adopted the job. This one may then only terminate it."""
         return
 
     # --- machines -----------------------------------------------------------------------------------------------------
@@ -99,26 +107,47 @@ class CloudProvider(ABC, Generic[MachineT]):
 
     @abstractmethod
     def list_machines(self) -> dict[str, MachineT]:
-        """Return the live machines. A machine that is left out is certainly gone."""
+        """Return the live machines. A machine that is left out is certainly gone.
+
+        This and all that rents or terminates single machines raises as `require_ownership` does.
+        """
 
     @abstractmethod
     def rent_all(self) -> dict[str, MachineT]:
-        """Rent all machines of the job in one place, or none. Raises `NoMachines`."""
+        """Rent all `first_names` in one place, or none of them; then the spares that are due. Raises `NoMachines`."""
 
     @abstractmethod
     def rent_replacement(self, name: str) -> MachineT:
         """Rent one machine in place of a lost one, beside the others. Raises `MachinesRefused`."""
 
-    def ensure_reachable(self, machines: dict[str, MachineT]) -> dict[str, MachineT]:
-        """Make machines reachable that are not yet, and return the updated ones.
+    @property
+    def first_names(self) -> tuple[str, ...]:
+        """The machines that are rented together. All others are spares, which the job can start without."""
+        return self.spec.machine_names
 
-        Machines that cannot be made so are terminated and left out; the next ones are then rented in another way.
+    @property
+    def rents_spares_late(self) -> bool:
+        """Whether spares are rented only while another machine is at risk. They are none of the `first_names`."""
+        return False
+
+    def ensure_reachable(self, machines: dict[str, MachineT]) -> dict[str, MachineT]:
+        """Give an address to each machine that cannot be reached yet, and return all machines.
+
+        Machines that stay unreachable are terminated and left out; their replacements are rented in another way.
         """
         return machines
 
     @abstractmethod
-    def terminate(self, ids: list[str], reason: str) -> None:
-        """Terminate some machines. The journal marks them as ended by the job, so replacements may be rented."""
+    def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:
+        """Terminate some machines. The journal marks them as ended by the job, so replacements may be rented.
+
+        `is_exchange`: they are broken, and others are rented in their place. `exchanged_ids` then has them.
+        """
+
+    @property
+    @abstractmethod
+    def exchanged_ids(self) -> Set[str]:
+        """The machines of this launch that were terminated because they are broken, by the journal."""
 
     @abstractmethod
     def terminate_job(self) -> list[str]:
@@ -158,17 +187,17 @@ class CloudProvider(ABC, Generic[MachineT]):
     @classmethod
     @abstractmethod
     def job_cost(cls, run_path: Path, moment: float) -> JobCost:
-        """Return what the machines of a run folder have cost until `moment`. Reads the journal only."""
-
-    @property
-    @abstractmethod
-    def max_dollars(self) -> float | None:
-        """The limit for all machines of the job together, None for no limit."""
+        """Return what the machines of a run folder and their traffic have cost until `moment`. Reads files only."""
 
     @property
     @abstractmethod
     def dollars_per_hour(self) -> float | None:
-        """The price of all machines where they are now, with disks and addresses; None when it is unknown."""
+        """The price of all machines where they are now, with disks, addresses and expected traffic; None: unknown."""
+
+    @property
+    def closing_time(self) -> float | None:
+        """When the cloud ends the machines whatever the job does, in seconds since 1970; None for never."""
+        return None
 
     def total_dollars(self, moment: float) -> float:
         """Return the known dollars until `moment`."""
@@ -181,23 +210,101 @@ class CloudProvider(ABC, Generic[MachineT]):
 
     @property
     def max_hours(self) -> float | None:
-        """The requested time limit in hours, read from the run folder because `extend` may have changed it."""
-        max_hours: float | None = (read_json(self.run_folder.spec_path) or {}).get("max_hours", self.spec.max_hours)
-        return max_hours
+        """The requested time limit in hours, None for none."""
+        return self._requested_limits.max_hours
 
-    def compute_limits(self, dollars_per_hour: float | None, hours: float | None = None) -> tuple[float, float]:
+    @property
+    def expected_traffic(self) -> TrafficForecast:
+        """What the traffic of one launch of the job is expected to cost; a part of `dollars_per_hour`."""
+        return TrafficForecast()
+
+    @property
+    def max_dollars(self) -> float | None:
+        """The limit for all machines of the job together, None for no limit."""
+        rental = self._requested_limits.cloud
+        return rental.max_dollars if rental else None
+
+    @property
+    def _requested_limits(self) -> RequestedLimits:
+        """The limits in the run folder's job.json: `extend` may have changed them since this process started."""
+        written = self.run_folder.read_limits()
+        return written or RequestedLimits(max_hours=self.spec.max_hours, cloud=self.spec.rental_facts)
+
+    def with_machine_limits(self, spec: JobSpec, hours: float | None = None, dollars: float | None = None) -> JobSpec:
+        """Return the specification that the machines get: its time limit keeps the price limit too.
+
+        The agents enforce only the time limit. `hours` and `dollars` replace the requested limits.
+        """
+        max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour, hours, dollars)
+        limit_name = self.explain_limit(max_hours, grace_seconds, hours, dollars)
+        return replace(spec, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
+
+    def compute_limits(
+        self, dollars_per_hour: float | None, hours: float | None = None, dollars: float | None = None
+    ) -> tuple[float, float]:
         """Return the time limit in hours since this launch's first machine, and the seconds from it until power-off.
 
-        `hours` replaces the requested time limit.
+        `hours` and `dollars` replace the requested limits.
         """
-        spent_dollars = self.earlier_cost
-        if dollars_per_hour and self.first_machine_time and self.has_moved:
-            # The limit counts from the first machine and assumes today's rate for all of that time. Correct this by the
-            # difference to what the earlier machines really cost.
-            now = time.time()
-            spent_dollars = self.total_dollars(now) - dollars_per_hour * (now - self.first_machine_time) / 3600
         max_hours = self.max_hours if hours is None else hours
-        return compute_limits(max_hours, self.max_dollars, dollars_per_hour, spent_dollars)
+        max_dollars = self.max_dollars if dollars is None else dollars
+        other_dollars = 0.0 if max_dollars is None else self._other_dollars(dollars_per_hour)
+        return compute_limits(max_hours, max_dollars, dollars_per_hour, other_dollars, self.seconds_until_closing)
+
+    @property
+    def seconds_until_closing(self) -> float:
+        """The seconds from the first machine of this launch until the cloud ends all machines."""
+        closing_time = self.closing_time
+        return math.inf if closing_time is None else closing_time - (self.first_machine_time or time.time())
+
+    def explain_limit(
+        self, max_hours: float, grace_seconds: float, hours: float | None = None, dollars: float | None = None
+    ) -> str:
+        """Return what set this time limit when it was not the requested hours, else "".
+
+        `hours` and `dollars` replace the requested limits.
+        """
+        if 3600 * max_hours + grace_seconds >= self.seconds_until_closing - 1:
+            return f"the end of its reserved machines on {self.cloud_name}"
+        requested_hours = self.max_hours if hours is None else hours
+        default_hours = MAX_HOURS_WITHOUT_LIMIT if requested_hours is None else requested_hours
+        max_dollars = self.max_dollars if dollars is None else dollars
+        if max_dollars is None or max_hours >= default_hours:
+            return ""
+        return f"the limit of {max_dollars:g} dollars (--max-price-total)"
+
+    def _other_dollars(self, dollars_per_hour: float | None) -> float:
+        """Return what the job costs beside `dollars_per_hour` since this launch's first machine.
+
+        The cost of earlier launches, of traffic that does not come by the hour, and of more traffic than expected.
+        """
+        start = self.first_machine_time
+        dollars_once = self.expected_traffic.dollars_once
+        if not dollars_per_hour or start is None:
+            return self.earlier_cost + dollars_once
+        now = time.time()
+        if self.has_moved:  # the earlier machines had another price
+            return self.total_dollars(now) - dollars_per_hour * (now - start) / 3600 + dollars_once
+        cost, earlier_cost = (self.job_cost(self.run_folder.path, moment) for moment in (now, start))
+        expected_dollars = dollars_once + self.expected_traffic.dollars_per_hour * (now - start) / 3600
+        excess_dollars = max(0.0, cost.traffic_dollars - earlier_cost.traffic_dollars - expected_dollars)
+        return earlier_cost.dollars + dollars_once + excess_dollars
+
+    @property
+    def is_price_limit_reached(self) -> bool:
+        """Whether the job has to stop now, so that it ends within its price limit.
+
+        The agents stop at the time limit that was computed when the machines were rented. More traffic than was
+        expected then shortens the time.
+        """
+        now = time.time()
+        if self.max_dollars is None:
+            return False
+        if self.total_dollars(now) >= self.max_dollars:
+            return True
+        hours, _ = self.compute_limits(self.dollars_per_hour)
+        is_limited_by_price = self.max_hours is None or hours < self.max_hours
+        return bool(self.first_machine_time and is_limited_by_price and now - self.first_machine_time >= 3600 * hours)
 
     @property
     def is_overdue(self) -> bool:
@@ -209,21 +316,27 @@ class CloudProvider(ABC, Generic[MachineT]):
 
 
 def compute_limits(
-    max_hours: float | None, max_dollars: float | None, dollars_per_hour: float | None, spent_dollars: float = 0.0
+    max_hours: float | None,
+    max_dollars: float | None,
+    dollars_per_hour: float | None,
+    spent_dollars: float = 0.0,
+    seconds_until_closing: float = math.inf,
 ) -> tuple[float, float]:
     """Return the time limit in hours and the grace period in seconds from the limit until power-off.
 
-    At the limit, the job saves a checkpoint and ends. `max_hours` is the user's time limit, None means 48 hours. Limit
-    and grace period together stay within what is left of `max_dollars`, of which `spent_dollars` were gone when the
-    machines started.
+    At the limit, the job saves a checkpoint and ends. `max_hours` is the user's time limit; None means until
+    the cloud ends the machines, or 48 hours. Limit and grace period together stay within what is left of `max_dollars`,
+    of which `spent_dollars` were gone when the machines started, and within the time until the cloud ends the machines.
     """
-    max_hours = MAX_HOURS_WITHOUT_LIMIT if max_hours is None else max_hours
+    seconds = max(0.0, seconds_until_closing)
+    if max_hours is None:
+        max_hours = MAX_HOURS_WITHOUT_LIMIT if math.isinf(seconds) else seconds / 3600
     grace_seconds = float(POWEROFF_GRACE_SECONDS)
     if max_dollars is not None and dollars_per_hour:
-        affordable_seconds = 3600 * max(0.0, max_dollars - spent_dollars) / dollars_per_hour
-        if affordable_seconds < 3600 * max_hours + grace_seconds:
-            grace_seconds = min(grace_seconds, max(affordable_seconds / 4, affordable_seconds - 3600 * max_hours))
-            max_hours = min(max_hours, (affordable_seconds - grace_seconds) / 3600)
+        seconds = min(seconds, 3600 * max(0.0, max_dollars - spent_dollars) / dollars_per_hour)
+    if seconds < 3600 * max_hours + grace_seconds:
+        grace_seconds = min(grace_seconds, max(seconds / 4, seconds - 3600 * max_hours))
+        max_hours = min(max_hours, (seconds - grace_seconds) / 3600)
     return max_hours, grace_seconds
 
 

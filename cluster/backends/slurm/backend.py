@@ -58,17 +58,17 @@ class SlurmPlanner(MachinePlanner):
 
     def default_procs(self, machines: int) -> int:
         """Return a process for each GPU of a node, else the recipe's number."""
-        return self.options.gpus_per_node or self.request.recipe.gpus
+        return self.options.gpus_per_node or self.request.workload.gpus
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """A failure is no error: the nodes may have access that this computer does not have."""
+        """Return OPTIONAL: the nodes may have access that this computer lacks."""
         return SourceAccess.OPTIONAL
 
     def notes_on_data(self, root: Path, image_count: int) -> list[str]:
         """Return nothing: a launch without images is refused."""
         return []
 
-    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
         """Add the options for Slurm to the specification."""
         gpus = spec.procs if self.options.gpus_per_node is None else self.options.gpus_per_node
         return MachinePlan(spec=replace(spec, backend_settings=encode(replace(self.options, gpus_per_node=gpus))))
@@ -84,11 +84,11 @@ class SlurmQueue:
 
     @property
     def living_jobs(self) -> list[SlurmJob]:
-        """The jobs that have not ended, those of an earlier launch too."""
+        """The jobs that have not ended, including jobs of earlier launches."""
         return [job for job in self.jobs if job.is_living]
 
     def jobs_of(self, name: str) -> list[SlurmJob]:
-        """Return the jobs that carry a machine or may do so: the main job, and those of `name` after it."""
+        """Return the living jobs that may run a machine: the main job, and replacement jobs called `name` after it."""
         later = [job for job in self.jobs if job.name == name and self.main and int(job.id) > int(self.main.id)]
         return [job for job in [self.main, *later] if job and job.is_living]
 
@@ -140,7 +140,7 @@ class SlurmBackend(SharedFolderBackend):
         return f"{self._job_name}.{machine}"
 
     def queue(self, max_age_seconds: float = QUEUE_CACHE_SECONDS) -> SlurmQueue:
-        """Return what Slurm says of this job, at most so old. Raises `SlurmError` when it does not answer."""
+        """Return what Slurm says of this job, at most `max_age_seconds` old. Raises `SlurmError` without an answer."""
         if not self.run.folder.launch_path.exists():  # nothing was ever submitted
             return SlurmQueue()
         if self._cached_queue is None or time.monotonic() - self._cache_time > max_age_seconds:
@@ -252,7 +252,7 @@ class SlurmBackend(SharedFolderBackend):
                         give_notice(self.run.folder, machine, LIMIT_REASON, job.seconds_left)
 
     def replace(self, machine: str) -> None:
-        """Start the agent on a node of our jobs that answers and has no other agent, else submit a job of one node."""
+        """Start the agent on a free node of our allocations that answers; without one, submit a job of one node."""
         spec, folder = self.run.spec, self.run.folder
         queue = self.queue(0)
         self._replacement_times[machine] = time.monotonic()
@@ -265,7 +265,7 @@ class SlurmBackend(SharedFolderBackend):
         free_node = self._find_free_node(queue, machine)
         if free_node and tmux.is_owned_by(spec.name, folder.path):
             job, node = free_node
-            agent = agent_step(spec, self.settings, folder, machine, elapsed_seconds)
+            agent = agent_step(self.settings, folder, machine, elapsed_seconds)
             argv = slurm_commands.without_outer_job([*slurm_commands.step_argv(job.id, node), *agent])
             tmux.add_window(spec.name, f"agent-{machine}", argv)
         else:
@@ -335,8 +335,8 @@ class SlurmBackend(SharedFolderBackend):
 def may_run_agent(job: SlurmJob, steps: Sequence[SlurmStep], silence: float, has_ended: bool) -> bool:
     """Whether a job runs the agent of a machine, or is about to start it. `steps` are those of the machine in it.
 
-    `silence` is the time in seconds since the machine's last status, by which its agent `has_ended` or not. A status
-    that is older than a step is that of an agent before it.
+    `silence` is the time in seconds since the last status of the machine, and `has_ended` whether that status says that
+    its agent has ended. A status that is older than a step comes from an earlier agent.
     """
     if job.is_waiting:
         return True

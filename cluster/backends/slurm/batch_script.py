@@ -51,9 +51,7 @@ def notice_text(reason: str, seconds: float) -> str:
     return json.dumps({"reason": reason, "seconds": seconds})
 
 
-def agent_step(
-    spec: JobSpec, options: SlurmOptions, folder: RunFolder, machine: str, elapsed_seconds: float
-) -> list[str]:
+def agent_step(options: SlurmOptions, folder: RunFolder, machine: str, elapsed_seconds: float) -> list[str]:
     """Return the arguments of srun that start the agent of a machine; those that name the node are left out."""
     agent = module_command(
         "cluster.agent",
@@ -62,6 +60,8 @@ def agent_step(
         machine,
         "--elapsed",
         f"{elapsed_seconds:.0f}",
+        "--user-project",
+        str(folder.user_project),
     )
     address = 'scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p"'
     command = f'address=$({address}); exec {shlex.join(agent)} --address "${{address:-$(hostname)}}"'
@@ -96,7 +96,7 @@ def batch_script(
     """Return the batch script that starts the agents of some machines, each on a node of its own."""
     starts = []
     for index, machine in enumerate(machines):
-        step = shlex.join(agent_step(spec, options, folder, machine, elapsed_seconds))
+        step = shlex.join(agent_step(options, folder, machine, elapsed_seconds))
         starts.append(f'srun --overlap --nodes=1 --ntasks=1 --nodelist="${{nodes[{index}]}}" {step} &')
     on_limit = notice_text(LIMIT_REASON, NOTICE_SECONDS - NOTICE_MARGIN_SECONDS)
     on_end = notice_text(END_REASON, KILL_WAIT_SECONDS)

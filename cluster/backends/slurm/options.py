@@ -15,7 +15,7 @@ class SlurmOptions(BackendOptions):
     switch_help: ClassVar[str] = "Train on nodes of the Slurm cluster of which this computer is a login node."
 
     partition: str | None = option_field(
-        None, metavar="NAME", group="Slurm", help="Partition of the nodes.  [default: that of the cluster]"
+        None, metavar="NAME", group="Slurm", help="Partition of the nodes.", default_text="that of the cluster"
     )
     account: str | None = option_field(None, metavar="NAME", group="Slurm", help="Account that is charged.")
     qos: str | None = option_field(None, metavar="NAME", group="Slurm", help="Quality of service.")
@@ -24,15 +24,17 @@ class SlurmOptions(BackendOptions):
         "--time",
         metavar="TIME",
         group="Slurm",
-        help="Slurm's time limit, such as 90 (minutes), 4:00:00 or 2-00:00:00. The job saves a checkpoint two minutes "
-        "before.  [default: --max-hours and 5 minutes, else that of the partition]",
+        help="Slurm's time limit, such as 90 (minutes), 4:00:00 or 2-00:00:00. The job saves a checkpoint two "
+        "minutes before.",
+        default_text="--max-hours plus 5 minutes, else the limit of the partition",
     )
     gpus_per_node: int | None = option_field(
         None,
         metavar="N",
         group="Slurm",
         minimum=0,
-        help="GPUs of each node; 0 on nodes without GPUs.  [default: one per training process]",
+        help="GPUs of each node; 0 on nodes without GPUs.",
+        default_text="one per training process",
     )
     sbatch_arguments: tuple[str, ...] = option_field(
         (),

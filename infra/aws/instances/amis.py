@@ -4,6 +4,7 @@ AWS publishes the IDs of its newest images as Systems Manager parameters. They a
 another image in a repeated request would make it a different request.
 """
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,13 @@ TORCH_INSTALL_MINUTES = 5.0  # a download of 3 GB, unpacked to 8 GB
 USER_TAG = "imgnet:user"  # tag of a user's own image: the login name
 PORT_TAG = "imgnet:port"  # tag of a user's own image: the port of sshd
 MIN_COMPUTE_CAPABILITY = 75  # 7.5, Turing: the first that NVIDIA's open driver and CUDA 13 support
-LEGACY_TORCH_INDEX_URL = "https://download.pytorch.org/whl/cu126"  # the last builds for Volta, PyTorch below 2.15
+# The last builds for Volta are those for CUDA 12.6, up to PyTorch 2.14 (pytorch/pytorch, RFC 190385).
+LEGACY_TORCH_INDEX_URL = "https://download.pytorch.org/whl/cu126"
+LEGACY_TORCH = "torch<2.15"
+# The SSM parameter of the Ubuntu from which an image for Volta is made. R580 is the last driver for Volta (NVIDIA,
+# "Datacenter Drivers"); Ubuntu has its proprietary modules. The image of AWS's own that has such a driver is of Amazon
+# Linux 2 (DLAMI release notes of January 2026), whose libc is too old for PyTorch.
+LEGACY_BASE_PARAMETER = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Image:
     root_device: str
     name: str
     python: str  # path of the Python that has PyTorch, "" when unknown
+    torch: str = ""  # version of its PyTorch, "" when unknown
 
 
 def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> Image:
@@ -56,21 +64,41 @@ def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> 
     if is_legacy_arch(gpu_arch):
         raise CloudError(explain_legacy_arch(gpu_arch))
     name, ami = _find_newest_image(account)
-    return _describe_image(account, ami, "/opt/pytorch/bin/python" if "-pytorch-" in name else "")
+    torch = read_torch_version(name)
+    return _describe_image(account, ami, "/opt/pytorch/bin/python" if torch else "", torch)
+
+
+def read_torch_version(parameter: str) -> str:
+    """Return the version of PyTorch that the name of an image's parameter contains, "" for an image without it."""
+    match = re.search(r"-pytorch-([0-9.]+)-", parameter)
+    return match[1] if match else ""
 
 
 def explain_legacy_arch(gpu_arch: str) -> str:
     """Return in one line why AWS's images cannot be used for such GPUs, and what to do."""
     return (
         f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
-        "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
-        "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
+        f"proprietary driver, R580 or older; make an image with it from {LEGACY_BASE_PARAMETER} (docs/aws.md, 'V100 "
+        "machines', has the commands) and pass it: --ami ami-...; or take newer GPUs: --type p4d.24xlarge"
+    )
+
+
+def describe_legacy_image(gpu_arch: str, ami: str) -> str:
+    """Return what a user's own image must have for such GPUs, and which PyTorch is installed on it."""
+    return (
+        f"{gpu_arch}: {ami} must have NVIDIA's proprietary driver, R580 or older; "
+        f"each machine takes {LEGACY_TORCH} from {LEGACY_TORCH_INDEX_URL}"
     )
 
 
 def get_torch_index_url(gpu_arch: str) -> str | None:
     """Return the package index whose PyTorch supports such GPUs, None when the default build does."""
     return LEGACY_TORCH_INDEX_URL if is_legacy_arch(gpu_arch) else None
+
+
+def get_torch_requirement(gpu_arch: str) -> str | None:
+    """Return the versions of PyTorch whose builds in that index support such GPUs, None when all do."""
+    return LEGACY_TORCH if is_legacy_arch(gpu_arch) else None
 
 
 def is_legacy_arch(gpu_arch: str) -> bool:
@@ -91,7 +119,7 @@ def _find_newest_image(account: "Account") -> tuple[str, str]:
     raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
 
 
-def _describe_image(account: "Account", ami: str, python: str) -> Image:
+def _describe_image(account: "Account", ami: str, python: str, torch: str = "") -> Image:
     """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
     from infra.aws.client import call
 
@@ -113,6 +141,7 @@ def _describe_image(account: "Account", ami: str, python: str) -> Image:
         root_device=root_device,
         name=image.get("Name", ""),
         python=python,
+        torch=torch,
     )
 
 

@@ -143,6 +143,7 @@ class Gang:
         """Send requests that a crash left open again, with the same token. Return the machines that EC2 then grants."""
         granted_instances: list[Instance] = []
         for request in self.open_requests():
+            self.pause(0)
             logger.info(f"request {request.number} has no recorded outcome; sending it again")
             try:
                 granted_instances += self._send_request(request, is_retry=True)
@@ -200,7 +201,7 @@ class Gang:
             if is_hopeless or time.monotonic() + round_pause > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(
-                    f"EC2 has no {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
+                    f"EC2 cannot provide {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
                 )
             logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
             self.pause(round_pause)
@@ -249,6 +250,7 @@ class Gang:
                 host_key=instance_request.host_key,
             ),
         )
+        self.pause(0)  # not later: the end of a job waits a minute for the machines of a request that it has recorded
         self.journal.write(request)
         return self._send_request(request)
 
@@ -257,7 +259,6 @@ class Gang:
 
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        self.pause(0)
         try:
             if request.new_group:
                 self._create_placement_group(request.new_group, request.tags)
@@ -421,7 +422,7 @@ class Gang:
                 untagged_instances = [instance for instance in unnamed_instances if instance.id not in tagged_ids]
                 if untagged_instances:
                     for instance in untagged_instances:
-                        instances.tag_with_name(self.account, instance)
+                        instances.set_tags(self.account, [instance.id], {tags.MACHINE: instance.name})
                         tagged_ids.add(instance.id)
                     continue
                 if not unnamed_instances and all(instance.state == "running" for instance in found_instances):

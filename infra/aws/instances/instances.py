@@ -46,6 +46,7 @@ class Instance(RentedMachine):
     region: str
     zone: str
     type: str
+    image: str
     market: str
     launch_time: float
     end_time: float | None  # None while the machine is billed
@@ -81,6 +82,7 @@ def parse_instance(description: Resource, region: str) -> Instance:
         region=region,
         zone=placement.get("AvailabilityZone", ""),
         type=description["InstanceType"],
+        image=description.get("ImageId", ""),
         market=description.get("InstanceLifecycle", "on-demand"),
         private_ip=description.get("PrivateIpAddress", ""),
         public_ip=description.get("PublicIpAddress", ""),
@@ -112,7 +114,7 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
 
 
 def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return the machines that have these tags and those with these IDs, also ones that ended recently.
+    """Return the machines that have these tags and those with these IDs, including machines that ended recently.
 
     IDs that EC2 does not show yet are left out. Raises `CloudError`.
     """
@@ -168,13 +170,29 @@ def assign_names(found_instances: Iterable[Instance], names: Sequence[str]) -> l
     return [replace(instance, name=name) for instance, name in zip(ordered_instances, names, strict=False)]
 
 
-def tag_with_name(account: Account, instance: Instance) -> None:
-    """Write the machine's name to its tag. Raises `CloudError`."""
+def set_tags(account: Account, ids: Sequence[str], new_tags: aws_tags.Tags) -> None:
+    """Set tags of machines. Raises `CloudError`."""
     call_with_retry(
-        "name a machine (ec2:CreateTags)",
+        "tag machines (ec2:CreateTags)",
         account.ec2.create_tags,
-        Resources=[instance.id],
-        Tags=aws_tags.to_aws_tags({aws_tags.MACHINE: instance.name}),
+        Resources=list(ids),
+        Tags=aws_tags.to_aws_tags(new_tags),
+    )
+
+
+def admit_key(account: Account, instance: Instance, user: str, public_key: str) -> None:
+    """Let a key log in to a machine for 60 seconds (AWS, API reference, SendSSHPublicKey). Raises `CloudError`.
+
+    The machine's sshd asks its metadata service for such keys; AWS's Ubuntu images have the program that does it (AWS,
+    "Install EC2 Instance Connect on your EC2 instances").
+    """
+    call(
+        "log in to a machine (ec2-instance-connect:SendSSHPublicKey)",
+        account.instance_connect.send_ssh_public_key,
+        InstanceId=instance.id,
+        InstanceOSUser=user,
+        SSHPublicKey=public_key,
+        AvailabilityZone=instance.zone,
     )
 
 

@@ -182,7 +182,8 @@ def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[Instanc
     findings = [Finding(WARNING, note) for note in notes]
     for instance_type in instance_types:
         zones = ", ".join(zones_by_type.get(instance_type.name, []))
-        findings.append(Finding(OK, f"{instance_type.name} ({instance_type.gpus} {instance_type.gpu}): {zones}"))
+        gpus = f"{instance_type.gpus} {instance_type.gpu}" if instance_type.gpus else "no GPU"
+        findings.append(Finding(OK, f"{instance_type.name} ({gpus}): {zones}"))
     return instance_types, findings
 
 
@@ -228,16 +229,29 @@ def _check_quotas(
         if (allowed := allowed_vcpus[requirement.code]) is not None and allowed < requirement.vcpus
     ]
     level = WARNING if len(too_small) < len(type_names_by_requirement) else ERROR
-    return [
-        _quota_finding(account.region, requirement, names, allowed_vcpus[requirement.code], level)
-        for requirement, names in type_names_by_requirement.items()
-    ]
+    findings = []
+    for requirement, names in type_names_by_requirement.items():
+        allowed = allowed_vcpus[requirement.code]
+        default = quotas.look_up_default_quota(account, requirement.code) if requirement in too_small else None
+        findings.append(_quota_finding(account.region, requirement, names, allowed, default, level))
+    if too_small:
+        next_command = quotas.quota_requests_command(account.region, too_small[0].code)
+        findings.append(Finding(WARNING, quotas.INCREASE_REPORTS, next_command))
+    return findings
 
 
 def _quota_finding(
-    region: str, requirement: _QuotaRequirement, names: Sequence[str], allowed_vcpus: float | None, level: str
+    region: str,
+    requirement: _QuotaRequirement,
+    names: Sequence[str],
+    allowed_vcpus: float | None,
+    default_vcpus: float | None,
+    level: str,
 ) -> Finding:
-    """Return the finding on one quota. `level` is used when the quota is too small."""
+    """Return the finding on one quota. `level` is used when the quota is too small.
+
+    `default_vcpus` is what AWS gives a new account, None when unknown.
+    """
     code = requirement.code
     label = f"{', '.join(names)}, {requirement.market}: {requirement.vcpus} vCPU"
     if allowed_vcpus is None:
@@ -248,7 +262,8 @@ def _quota_finding(
     if allowed_vcpus >= requirement.vcpus:
         return Finding(OK, f"{label} of {allowed_vcpus:g} that quota {code} allows")
     command = quotas.quota_increase_command(region, code, requirement.vcpus)
-    return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}", command)
+    new_account = "" if default_vcpus is None else f"; a new account has {default_vcpus:g}"
+    return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}{new_account}", command)
 
 
 def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> list[Finding]:

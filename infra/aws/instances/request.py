@@ -2,8 +2,9 @@
 
 A request is built once, recorded in the journal, and sent again unchanged when the outcome is unknown.
 
-Sources: AWS, RunInstances; "Ensuring idempotency"; "Maximize network bandwidth on Amazon EC2 instances with multiple
-network cards" (an EFA-only interface is device 0 of its card, and never the primary interface).
+Sources: AWS, RunInstances; "Ensuring idempotency"; "Launch instances using Capacity Blocks"; "Launch instances into
+Capacity Reservations in a group"; "Maximize network bandwidth on Amazon EC2 instances with multiple network cards" (an
+EFA-only interface is device 0 of its card, and never the primary interface).
 """
 
 import base64
@@ -13,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.aws import tags
-from infra.aws.launch_request import Internet, NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
+from infra.aws.launch_request import (
+    Internet,
+    NetworkInterfaceParameters,
+    Place,
+    ReservationTargetParameters,
+    RunInstances,
+    UntaggedRunInstances,
+)
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
 
@@ -34,6 +42,7 @@ class InstanceRequest:
     stack: Stack
     user_data: str
     host_key: str  # public half of the boot host key in the user data
+    terms: str = ""  # what the job may rent and spend, as a tag
     disk_gb: int = DISK_GB
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
@@ -96,6 +105,12 @@ def build_run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
+    elif place.market == "capacity-block":
+        request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if place.reservation:
+        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": _target(place.reservation.id)}
+        if place.reservation.placement_group:
+            request["Placement"] = {"GroupName": place.reservation.placement_group}
 
     def specifications(token: str) -> list[tags.TagSpecification]:
         return tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
@@ -107,6 +122,13 @@ def build_run_instances(
     return {**request, "TagSpecifications": specifications(token), "ClientToken": token}
 
 
+def _target(reservation_id: str) -> ReservationTargetParameters:
+    """Return the reservation, or the group of reservations, as RunInstances takes it."""
+    if reservation_id.startswith("arn:"):
+        return {"CapacityReservationResourceGroupArn": reservation_id}
+    return {"CapacityReservationId": reservation_id}
+
+
 def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
     """Return the tags of the machines and of the disks, network interfaces and spot requests that come with them."""
     return {
@@ -116,6 +138,8 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
         tags.OWNER: instance_request.owner,
         tags.LAUNCH: token,
         tags.EXPIRES: tags.format_time(instance_request.expires),
+        tags.BOOT_KEY: instance_request.host_key,
+        tags.TERMS: instance_request.terms,
         tags.NAME: f"imgnet {instance_request.job_name}",
     }
 

@@ -154,7 +154,7 @@ def build_user_data(
     """Return the user data of a machine that powers off after `poweroff_seconds`.
 
     `private_key` and `public_key` are the boot host key; `python` is a path, "" when it must be searched for. A machine
-    that needs the internet tries its way there before anything else, and fails when there is none for a minute.
+    that needs the internet tries its way there before anything else, and fails when there is none for 50 seconds.
     """
     check_url = EFS_UTILS_URL if needs_internet else ""
     scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}

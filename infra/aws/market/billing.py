@@ -1,7 +1,8 @@
 """What a job has cost, computed from its journal: each machine from its launch to its end, at its price.
 
-EC2 bills by the second, one minute at least (AWS, "Amazon EC2 billing"). Disks and public addresses are included. An
-unknown price stays unknown and is reported. The shared file system belongs to the stack, so its cost is not a job's.
+EC2 bills by the second, one minute at least (AWS, "Amazon EC2 billing"). Disks, public addresses and traffic are
+included. An unknown price stays unknown and is reported. The shared file system belongs to the stack, so what is stored
+there is not in the cost of a job.
 """
 
 import math
@@ -10,12 +11,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from infra.aws import prices
 from infra.aws.client import Account, paginate
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     AddressRequested,
     InstanceEnded,
     InstancesReleased,
+    JobAdopted,
     JournalEvent,
     LaunchedMachine,
     LaunchRequest,
@@ -26,15 +29,11 @@ from infra.aws.journal_events import (
     SpotCostKnown,
     TerminationFinished,
 )
-from infra.costs import JobCost, MachineCost
+from infra.costs import NO_TRAFFIC, JobCost, MachineCost, Traffic
 
 from .offers import PRODUCT_DESCRIPTION
 
 MIN_BILLED_SECONDS = 60
-DISK_DOLLARS_PER_GB_HOUR = 0.08 / 730  # gp3, us-east-1
-ADDRESS_DOLLARS_PER_HOUR = 0.005  # a public IPv4 address
-NAT_DOLLARS_PER_HOUR = 0.045 + ADDRESS_DOLLARS_PER_HOUR  # with its address, us-east-1
-NAT_DOLLARS_PER_GB = 0.045
 
 
 def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
@@ -105,8 +104,8 @@ def _machine_cost(
         price=price,
         seconds=seconds,
         dollars=dollars,
-        disk_dollars=disk_gb * DISK_DOLLARS_PER_GB_HOUR * seconds / 3600,
-        address_dollars=has_public_address * ADDRESS_DOLLARS_PER_HOUR * seconds / 3600,
+        disk_dollars=disk_gb * prices.DISK_PER_GB_HOUR * seconds / 3600,
+        address_dollars=has_public_address * prices.ADDRESS_PER_HOUR * seconds / 3600,
         why=end.reason if end else "",
     )
 
@@ -118,38 +117,48 @@ def billed_seconds(launched: float, ended: float) -> float:
 
 def jump_host_address_dollars(journal: Journal, now: float) -> float:
     """Return the cost until `now` of the address of a job's jump host, where the machines have none of their own."""
-    return ADDRESS_DOLLARS_PER_HOUR * _billed_hours(journal, AddressRequested, now)
+    return prices.ADDRESS_PER_HOUR * sum(_hours_of_lives(journal, AddressRequested, now))
 
 
 def nat_gateway_dollars(journal: Journal, now: float) -> float:
-    """Return the cost until `now` of a job's NAT gateway and its address, without the traffic, billed by GB."""
-    return NAT_DOLLARS_PER_HOUR * _billed_hours(journal, NatGatewayRequested, now)
+    """Return the cost until `now` of a job's NAT gateways and their addresses, without traffic.
+
+    A gateway is billed by the hour, and a part of one as a whole one (AWS, "Amazon VPC pricing").
+    """
+    lives = _hours_of_lives(journal, NatGatewayRequested, now)
+    return sum(prices.NAT_PER_HOUR * math.ceil(hours) + prices.ADDRESS_PER_HOUR * hours for hours in lives)
 
 
-def _billed_hours(journal: Journal, event_type: type[JournalEvent], now: float) -> float:
-    """Return the hours for which the one resource of a kind that a job has is billed.
+def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:
+    """Return the hours until `now` of each life of the one resource of a kind that a job has.
 
-    They count from the first event that mentions it until the job's resources are gone, for each launch of the job.
+    A life begins with the first event that mentions the resource, and ends when the job's resources are gone. Each
+    launch of the job may begin another one.
     """
     start = None
-    seconds = 0.0
+    lives = []
     for event in journal.events(event_type, TerminationFinished):
         if isinstance(event, event_type):
             start = start or event.time
         elif start:
-            seconds += max(0.0, min(now, event.time) - start)
+            lives.append((start, event.time))
             start = None
     if start:
-        seconds += max(0.0, now - start)
-    return seconds / 3600
+        lives.append((start, now))
+    return [max(0.0, min(now, end) - start) / 3600 for start, end in lives]
 
 
-def job_cost(journal: Journal, now: float) -> JobCost:
-    """Return what a job has cost until `now`. The job's cost limit is compared with its dollars."""
+def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> JobCost:
+    """Return what a job has cost until `now`, with its traffic until then. The cost limit is compared with its dollars.
+
+    Where a NAT gateway was needed once, all traffic over the internet counts as having passed it.
+    """
     return JobCost(
         machines=tuple(machine_costs(journal, now)),
         shared_address_dollars=jump_host_address_dollars(journal, now),
         nat_dollars=nat_gateway_dollars(journal, now),
+        traffic=prices.price_traffic(traffic, uses_nat=bool(journal.events(NatGatewayRequested))),
+        earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
     )
 
 

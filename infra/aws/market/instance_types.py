@@ -25,6 +25,7 @@ class InstanceType:
     nvme_gb: int  # local NVMe disks in all
     memory_gb: int  # RAM in GiB
     quota_family: str  # whose quota the type counts to: "P5", "P", "G", "Standard"; "" when unknown
+    markets: tuple[str, ...] = ("on-demand", "spot")  # in which EC2 sells the type, sorted; also "capacity-block"
 
     @property
     def interface_cards(self) -> tuple[int, ...]:
@@ -47,6 +48,18 @@ GPU_ARCHITECTURES = {
     "RTX PRO 4500": "sm_120",
     "RTX PRO Server 6000": "sm_120",
 }
+
+# Types that EC2 also sells in capacity blocks.
+_CAPACITY_BLOCK_TYPES = (
+    "p4d.24xlarge",
+    "p4de.24xlarge",
+    "p5.4xlarge",
+    "p5.48xlarge",
+    "p5e.48xlarge",
+    "p5en.48xlarge",
+    "p6-b200.48xlarge",
+    "p6-b300.48xlarge",
+)
 
 _TableRow = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
 # fmt: off
@@ -146,6 +159,7 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
         nvme_gb=nvme_gb,
         memory_gb=memory_gb,
         quota_family=get_quota_family(name),
+        markets=("capacity-block", "on-demand", "spot") if name in _CAPACITY_BLOCK_TYPES else ("on-demand", "spot"),
     )
 
 

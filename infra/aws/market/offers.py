@@ -134,20 +134,20 @@ def list_offers(
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
     names = [
-        name for name in names if (builtin_type := find_builtin_type(name)) is None or _matches_gpu(builtin_type, gpu)
+        name for name in names if (builtin_type := find_builtin_type(name)) is None or matches_gpu(builtin_type, gpu)
     ]
     region = account.region if account else ON_DEMAND_PRICE_REGION
     if account is None or offline:
         return [
             _build_offer(region, instance_type, "", {})
             for instance_type in list_instance_types(None, names).values()
-            if _matches_gpu(instance_type, gpu)
+            if matches_gpu(instance_type, gpu)
         ]
     zones_by_type = list_zones_by_type(account, names)
     types = {
         name: instance_type
         for name, instance_type in list_instance_types(account, list(zones_by_type)).items()
-        if _matches_gpu(instance_type, gpu)
+        if matches_gpu(instance_type, gpu)
     }
     prices = look_up_prices(account, list(types), zones_by_type)
     return [
@@ -160,37 +160,39 @@ def list_offers(
 def choose_types(
     account: "Account | None",
     preferred_types: Sequence[str],
-    requested_type: str | None = None,
+    requested_types: Sequence[str] = (),
     *,
     offline: bool = False,
 ) -> tuple[list[str], list[str]]:
     """Return the types to launch that this region offers, most preferred first, and notes on types that it lacks.
 
-    A `requested_type` is used alone. Without `preferred_types`, `DEFAULT_TYPES` are used. Raises `CloudError`, with
-    what to type next, when the region offers none of them.
+    Only `requested_types` are taken if there are any; without `preferred_types`, `DEFAULT_TYPES`. Raises `CloudError`,
+    with what to type next, when the region offers none of them.
     """
     queried_account = None if offline else account
     preferred_types = list(dict.fromkeys(preferred_types)) or list(DEFAULT_TYPES)
-    names = list(dict.fromkeys([*([requested_type] if requested_type else []), *preferred_types]))
+    wanted_types = list(dict.fromkeys(requested_types)) or preferred_types
+    names = list(dict.fromkeys([*wanted_types, *preferred_types]))
     if queried_account:
         names = list(list_zones_by_type(queried_account, names))
     offered_types = list_instance_types(queried_account, names)
-    available_types = [name for name in preferred_types if name in offered_types]
-    if requested_type and requested_type in offered_types:
-        return [requested_type], []
-    if requested_type:
-        next_step = (
-            f"take another: --type {available_types[0]}"
-            if available_types
-            else "list the types on offer: imgnet-cluster offers"
-        )
-        raise CloudError(f"{_unavailable_reason(requested_type, queried_account)}; {next_step}")
+    available_types = [name for name in wanted_types if name in offered_types]
+    reasons = {name: _unavailable_reason(name, queried_account) for name in wanted_types if name not in offered_types}
     if not available_types:
-        reasons = ", ".join(_unavailable_reason(name, queried_account) for name in preferred_types)
-        raise CloudError(f"{reasons}; list the types on offer: imgnet-cluster offers, and take one: --type")
+        alternatives = [name for name in preferred_types if name in offered_types]
+        next_step = "list the types on offer: imgnet-cluster offers"
+        if alternatives:
+            next_step = f"take another: --type {alternatives[0]}"
+        elif not requested_types:
+            next_step += ", and take one: --type"
+        raise CloudError(f"{', '.join(reasons.values())}; {next_step}")
     first_type = available_types[0]
-    skipped_types = preferred_types[: preferred_types.index(first_type)]
-    notes = [f"{_unavailable_reason(name, queried_account)}: {first_type} is used instead" for name in skipped_types]
+    notes = []
+    for name, reason in reasons.items():
+        if wanted_types.index(name) < wanted_types.index(first_type):
+            notes.append(f"{reason}: {first_type} is used instead")
+        elif requested_types:
+            notes.append(f"{reason}: not requested")
     return available_types, notes
 
 
@@ -203,7 +205,8 @@ def _unavailable_reason(name: str, account: "Account | None") -> str:
     return f"{name} is not in the built-in table"
 
 
-def _matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
+def matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
+    """Whether a type has such GPUs ("A100"); None stands for any."""
     return gpu is None or instance_type.gpu.lower() == gpu.lower()
 
 
@@ -267,6 +270,7 @@ def _parse_instance_type(description: Resource) -> InstanceType:
         nvme_gb=description.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         memory_gb=round(description["MemoryInfo"]["SizeInMiB"] / 1024),
         quota_family=get_quota_family(name),
+        markets=tuple(sorted(description.get("SupportedUsageClasses", ("on-demand", "spot")))),
     )
 
 

@@ -1,6 +1,7 @@
 """EC2 quotas: how many vCPUs of a family an account may use at once in a region. AWS counts neither machines nor GPUs.
 
-Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas". The default spot quota for P and G is 0.
+Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new account may use 0 vCPUs of P and G as
+spot machines, 5 of the standard families).
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +9,10 @@ from typing import TYPE_CHECKING
 from infra.errors import CloudError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infra.aws.client import Account
+    from infra.aws.tags import Resource
 
 SPOT = "spot"
 ON_DEMAND = "on-demand"
@@ -22,6 +26,13 @@ QUOTA_CODES = {
     ("G", ON_DEMAND): "L-DB2E81BA",
     ("Standard", ON_DEMAND): "L-1216C47A",
 }
+# Reports on increases of GPU quotas: docs.getimpala.ai, "AWS service quotas" (24 to 72 hours); GitHub,
+# filecoin-project/rust-fil-proofs issue 1775, June 2025 (more than a week of mails); 2i2c-org/infrastructure issue 1309
+# (granted in part); tomomano/learn-aws-by-coding issue 15 (4 vCPUs refused to a new account).
+INCREASE_REPORTS = (
+    "others report that an increase takes 1 to 3 days, for GPUs sometimes more than a week, and that AWS may grant "
+    "less than was asked, or nothing to a new account (docs/aws.md, Quotas)"
+)
 
 
 def get_quota_code(family: str, market: str) -> str:
@@ -31,10 +42,19 @@ def get_quota_code(family: str, market: str) -> str:
 
 def look_up_quota(account: "Account", code: str) -> float | None:
     """Return the vCPUs that a quota allows, None when it cannot be looked up. Raises nothing."""
+    return _look_up(lambda: account.quotas.get_service_quota, code)
+
+
+def look_up_default_quota(account: "Account", code: str) -> float | None:
+    """Return the vCPUs that a quota allows in a new account, None when they cannot be looked up. Raises nothing."""
+    return _look_up(lambda: account.quotas.get_aws_default_service_quota, code)
+
+
+def _look_up(find_operation: "Callable[[], Callable[..., Resource]]", code: str) -> float | None:
     from infra.aws.client import call  # loads boto3, which offline planning does without
 
     try:
-        response = call("look up a quota", account.quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)
+        response = call("look up a quota", find_operation(), ServiceCode="ec2", QuotaCode=code)
         return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None
@@ -45,4 +65,12 @@ def quota_increase_command(region: str, code: str, vcpus: int) -> str:
     return (
         f"aws service-quotas request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
         f"--desired-value {vcpus}"
+    )
+
+
+def quota_requests_command(region: str, code: str) -> str:
+    """Return the shell command that shows what became of requests for a larger quota."""
+    return (
+        "aws service-quotas list-requested-service-quota-change-history-by-quota "
+        f"--region {region} --service-code ec2 --quota-code {code}"
     )

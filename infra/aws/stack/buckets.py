@@ -6,7 +6,7 @@ stack's journal says that it was about to be created.
 
 import logging
 
-from infra.aws import tags
+from infra.aws import prices, tags
 from infra.aws.client import call, paginate
 from infra.aws.journal_events import StackChange
 from infra.errors import CloudError
@@ -16,7 +16,6 @@ from .resources import StackContext, not_ours_error
 
 logger = logging.getLogger(__name__)
 
-S3_DOLLARS_PER_GB_MONTH = 0.023  # S3 Standard, us-east-1
 NO_TAGS_CODE = "NoSuchTagSet"
 CREATE_BUCKET_INTENT = "make bucket"  # the intent that `StackContext.create("bucket", ...)` writes to the journal
 # The parts of an upload that was cut off are stored, and billed, and no listing of the bucket shows them.
@@ -87,7 +86,7 @@ def is_ours(context: StackContext, name: str) -> bool:
 def remove(context: StackContext, name: str, file_system: str, delete_data: bool) -> None:
     """Delete the bucket if it is empty, or with all its data when `delete_data` is set.
 
-    A bucket that is kept is named in `context.leftovers`. Raises `CloudError`.
+    A bucket that is kept is logged. Raises `CloudError`.
     """
     s3 = context.account.s3
     if not is_ours(context, name):
@@ -96,8 +95,8 @@ def remove(context: StackContext, name: str, file_system: str, delete_data: bool
     objects = paginate(f"bucket {name}", s3, "list_objects_v2", "Contents", Bucket=name)
     if objects and not delete_data:
         size_gb = sum(entry["Size"] for entry in objects) / 1e9
-        price = f"{size_gb:.1f} GB, about {size_gb * S3_DOLLARS_PER_GB_MONTH:.2f} $ a month"
-        context.leftovers.append(
+        price = f"{size_gb:.1f} GB, about {size_gb * prices.S3_PER_GB_MONTH:.2f} $ a month"
+        logger.info(
             f"bucket {name} stays with its data ({price}); to delete it: imgnet-cluster down --stack --delete-data"
         )
         return

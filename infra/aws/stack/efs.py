@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.aws import tags
+from infra.aws import prices, tags
 from infra.aws.client import paginate
 from infra.aws.tags import Resource
 from infra.errors import CloudError
@@ -24,7 +24,6 @@ from .resources import RESOURCE_NAME, StackContext, call_if_permitted, not_ours_
 logger = logging.getLogger(__name__)
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
-EFS_DOLLARS_PER_GB_MONTH = 0.30  # EFS Standard, us-east-1
 EFS_READY_TIMEOUT_SECONDS = 600.0
 EFS_USER_ID = 1000  # the first user of Ubuntu and of Amazon Linux
 EFS_ROOT_FOLDER = "/imgnet"
@@ -61,7 +60,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
 
     Raises `CloudError` when a file system with the stack's creation token lacks the stack tag.
     """
-    description = _describe_own(context)
+    description = describe_own(context)
     if not description or _is_deleting(description):
         return None
     file_system_id = str(description["FileSystemId"])
@@ -130,7 +129,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
 def remove(context: StackContext, delete_data: bool) -> None:
     """Delete the mount targets, and with `delete_data` also the file system and all its files.
 
-    A file system that is kept is named in `context.leftovers`. Raises `CloudError`.
+    A file system that is kept is logged. Raises `CloudError`.
     """
     efs = context.account.efs
     file_system = find_file_system(context)
@@ -141,8 +140,8 @@ def remove(context: StackContext, delete_data: bool) -> None:
         context.delete(f"mount target {target_id}", efs.delete_mount_target, MountTargetId=target_id)
     wait_for(lambda: not _mount_targets(context, file_system.id), f"file system {file_system.id} has mount targets")
     if not delete_data:
-        dollars = file_system.size_gb * EFS_DOLLARS_PER_GB_MONTH
-        context.leftovers.append(
+        dollars = file_system.size_gb * prices.EFS_PER_GB_MONTH
+        logger.info(
             f"file system {file_system.id} stays with its data ({file_system.size_gb:.1f} GB, about {dollars:.2f} $ "
             "a month); to delete it: imgnet-cluster down --stack --delete-data"
         )
@@ -151,7 +150,7 @@ def remove(context: StackContext, delete_data: bool) -> None:
         context.delete("access point", efs.delete_access_point, AccessPointId=point["AccessPointId"])
     logger.info(f"deleting file system {file_system.id} and its {file_system.size_gb:.1f} GB")
     if context.delete(f"file system {file_system.id}", efs.delete_file_system, FileSystemId=file_system.id):
-        wait_for(lambda: not _describe_own(context), f"file system {file_system.id} is still being deleted")
+        wait_for(lambda: not describe_own(context), f"file system {file_system.id} is still being deleted")
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def _expected_policy(context: StackContext, file_system_id: str) -> policies.Pol
     return policies.file_system_policy(context.account.identity[0], context.account.region, file_system_id)
 
 
-def _describe_own(context: StackContext) -> Resource | None:
+def describe_own(context: StackContext) -> Resource | None:
     """Return AWS's description of the stack's file system, also while it is being deleted.
 
     Raises `CloudError` when the file system with the stack's creation token lacks the stack tag.
@@ -211,7 +210,7 @@ def _access_points(context: StackContext, file_system_id: str) -> list[Resource]
 
 def _create(context: StackContext) -> FileSystem:
     """Create the file system, after a former one has been deleted. Its token allows one only."""
-    wait_for(lambda: not _is_deleting(_describe_own(context)), "the former file system is still being deleted")
+    wait_for(lambda: not _is_deleting(describe_own(context)), "the former file system is still being deleted")
     logger.info("creating a file system (EFS, encrypted)")
     context.create(
         "file system",

@@ -159,7 +159,7 @@ def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications
             if created is not None:  # else another job has just taken the range
                 return str(created["Subnet"]["SubnetId"])
     raise CloudError(
-        f"the network has {len(JOB_SUBNET_CIDRS)} subnets of jobs, as many as it can; type: imgnet-cluster gc"
+        f"the network has {len(JOB_SUBNET_CIDRS)} subnets of jobs and no room for another; type: imgnet-cluster gc"
     )
 
 

@@ -23,13 +23,13 @@ FILE_SYSTEM_STATEMENTS = ("OnlyTLS", "ByMountTarget")  # statement IDs of the fi
 BUCKET_PATTERN = "imgnet-*"
 MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 
+# Patterns keep the policy below the limit.
 READ_ACTIONS = """
-ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeImages ec2:DescribeInstanceTypeOfferings
-ec2:DescribeInstanceTypes ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs
-ec2:DescribeNatGateways ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions
-ec2:DescribeRouteTables ec2:DescribeSecurityGroups ec2:DescribeSpotInstanceRequests ec2:DescribeSpotPriceHistory
-ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpcAttribute ec2:DescribeVpcEndpoints ec2:DescribeVpcs
-elasticfilesystem:Describe* pricing:GetProducts servicequotas:GetServiceQuota servicequotas:GetAWSDefaultServiceQuota
+ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeCapacity* ec2:DescribeImages ec2:DescribeInstanceType*
+ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:DescribeNatGateways
+ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions ec2:DescribeRouteTables
+ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
+ec2:GetGroupsForCapacityReservation elasticfilesystem:Describe* pricing:GetProducts servicequotas:Get*
 """
 CREATE_ACTIONS = """
 ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreateNatGateway ec2:CreatePlacementGroup ec2:CreateRouteTable
@@ -49,7 +49,7 @@ ec2:ModifyNetworkInterfaceAttribute ec2:ModifyVpcAttribute ec2:ModifyVpcEndpoint
 ec2:ReleaseAddress ec2:ReplaceRoute ec2:RevokeSecurityGroupIngress ec2:TerminateInstances
 elasticfilesystem:CreateAccessPoint elasticfilesystem:CreateMountTarget elasticfilesystem:DeleteAccessPoint
 elasticfilesystem:DeleteFileSystem elasticfilesystem:DeleteMountTarget elasticfilesystem:PutFileSystemPolicy
-elasticfilesystem:TagResource elasticfilesystem:UntagResource
+elasticfilesystem:TagResource elasticfilesystem:UntagResource ec2-instance-connect:SendSSHPublicKey
 """
 BUCKET_ACTIONS = """
 s3:AbortMultipartUpload s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:GetObject s3:ListBucket
@@ -107,6 +107,11 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
     launched_types = ("instance", "volume", "network-interface", "spot-instances-request")
     parent_types = ("vpc", "route-table", "subnet", "elastic-ip")
     existing_types = ("key-pair", "subnet", "security-group", "placement-group")
+    unowned = [  # AWS's images; reservations, which their buyer need not tag
+        f"{aws}:ec2:{region}::image/*",
+        f"{ec2}capacity-reservation/*",
+        f"{aws}:resource-groups:{region}:{account}:group/*",
+    ]
     roles = [f"{aws}:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
     spot_role = f"{aws}:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
     efs_role = f"{aws}:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
@@ -120,7 +125,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}{kind}/*" for kind in parent_types], our_tag_on_resource),
         _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
         _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in existing_types], our_tag_on_resource),
-        _allow("RunImage", "ec2:RunInstances", f"{aws}:ec2:{region}::image/*"),
+        _allow("RunUntagged", "ec2:RunInstances", unowned),
         _deny(
             "OnlyIMDSv2",
             "ec2:RunInstances",
@@ -141,9 +146,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
     )
 
 
-def machine_policy(
-    account: str = "*", region: str = "*", file_system: str = "*", bucket: str | None = None, role: str = ROLE_NAME
-) -> Policy:
+def machine_policy(account: str = "*", region: str = "*", file_system: str = "*", bucket: str | None = None) -> Policy:
     """Return the smallest policy that lets the machines run.
 
     They mount the file system, read the bucket's data/ and write its runs/. Without `bucket` they may not use S3.

@@ -49,6 +49,12 @@ def missing_parts(account: Account) -> list[str]:
     return _inspect(account)[0]
 
 
+def exists(account: Account) -> bool:
+    """Return whether the stack's network or its file system exists, complete or not. Raises `CloudError`."""
+    context = StackContext(account)
+    return bool(network.list_vpc_ids(context) or efs.find_file_system(context))
+
+
 def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
@@ -87,9 +93,9 @@ def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
-    """Delete the stack, its data only with `delete_data`. Return a line for each resource that stays.
+    """Delete the stack, its data only with `delete_data`. Return a line for each resource that should have gone.
 
-    Raises `CloudError`, without a change, while machines run in the stack.
+    Data that is kept is logged with its price. Raises `CloudError`, without a change, while machines run in the stack.
     """
     context = StackContext(account, stack_journal(account.region))
     machines = network.list_machines(context)

@@ -17,11 +17,19 @@ from typing import Any
 
 import pytest
 from support.known import known
+from support.metadata_service import service
+from support.simcloud.gpus import install_gpus
+from support.simcloud.traffic import Moved, write_proc
 
 from cluster.agent.watchdog import SAVE_GRACE_SECONDS
 from cluster.state.heartbeats import MachineStatus
+from infra.costs import Traffic
+from train.distributed import network
 from train.engine.options import parse_run_options
+from train.tools import host
 from train.tools.records import read_record
+
+__all__ = ["service"]  # fixture
 
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +92,7 @@ class Agents:
 
     def run(self, run: Any, trainer: str = PUBLISH) -> int:
         """Run an agent until it ends by itself, and return its exit code. No trainer may be left."""
-        code = self.start(run, trainer).wait(60)
+        code = self.start(run, trainer).wait(120)
         assert not self.trainers(), self.log.read_text()
         return code
 
@@ -123,7 +131,7 @@ def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fix
     assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
     assert agents.states(run) == ["setup", "waiting", "starting", "training", "done"]
-    assert run.job.wait(5) == "done" and run.job.status().attempt == 1
+    assert run.job.wait(120) == "done" and run.job.status().attempt == 1
 
 
 def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> None:
@@ -136,7 +144,26 @@ def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> N
         assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "3"
         assert environment["MASTER_ADDR"] == "127.0.0.1"
         assert environment["MASTER_PORT"] == environments[0]["MASTER_PORT"]
+        assert environment["IMGNET_PEERS"].split(",") == sorted({"127.0.0.1", *network.own_addresses()})
         assert environment["IMGNET_WORK"] == str(run.run_folder.work_folder() / "000001")
+
+
+@pytest.mark.parametrize("source", ["", "s3://bucket/set"])
+def test_agent_of_a_rented_machine_counts_its_traffic(agents: Fixture, hand_made: Fixture, source: str) -> None:
+    """What S3 sends does not come over the internet. There is no S3 here: the fetch fails."""
+    rented = hand_made(cloud={"gpus_per_machine": 0}, data_source=source)
+    root = agents.place.path / "root"
+    write_proc(root, rented.run_folder.shared, Moved(efs_read=1 << 20, efs_written=2 << 20, internet=900))
+    agents.place.env[host.ROOT_VARIABLE] = str(root)
+    assert agents.run(rented) == (1 if source else 0)
+    status = read_record(rented.run_folder.status_path(), MachineStatus)
+    assert status and status.traffic == Traffic(
+        shared_read_bytes=1 << 20, shared_written_bytes=2 << 20, internet_bytes=900
+    )
+    own = hand_made("job-2")
+    assert agents.run(own) == 0
+    status = read_record(own.run_folder.status_path(), MachineStatus)
+    assert status and status.traffic is None
 
 
 def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
@@ -179,7 +206,7 @@ def test_agent_failed_trainer_ends_job_with_its_reason(
     else:
         assert end_reason.endswith("(3 times at step 0)")
     assert len(list((run.run_folder.shared / "attempts").iterdir())) == 4, "three tries and the end"
-    assert run.job.wait(5) == "failed" and run.job.result.reason == end_reason
+    assert run.job.wait(120) == "failed" and run.job.result.reason == end_reason
 
 
 def test_agent_final_failure_ends_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
@@ -202,7 +229,7 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
         json.loads(path.read_text())["reason"] for path in sorted((run.run_folder.shared / "attempts").iterdir())
     ]
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
-    assert run.job.wait(5) == "done" and run.job.result.attempts == 2
+    assert run.job.wait(120) == "done" and run.job.result.attempts == 2
     assert [row.reason for row in run.job.result.timeline] == reasons
     final_status = known(read_record(run.run_folder.status_path(), MachineStatus))
     assert final_status.pid == agents.started[0].pid and final_status.members == ("0",)
@@ -222,7 +249,7 @@ def test_agent_passes_over_a_checkpoint_that_the_trainers_cannot_read(agents: Fi
     code = agents.run(run, refuse + TRAIN + PUBLISH)
     assert code == 0, agents.end(run)
     assert "resume-00000008-" in (run.run_folder.shared / "resumed").read_text()
-    reasons = [row.reason for row in run.job.result.timeline] if run.job.wait(5) == "done" else []
+    reasons = [row.reason for row in run.job.result.timeline] if run.job.wait(120) == "done" else []
     assert reasons[-1] == "step 16 cannot be read; training goes on from step 8" and len(reasons) == 3
 
 
@@ -245,14 +272,42 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_
     ]
     agents.wait_for_step(run)
     first_agent.kill()  # the machine of rank 0
-    assert second_agent.wait(30) == 0 and not agents.trainers()
+    assert second_agent.wait(120) == 0 and not agents.trainers()
     second = json.loads((run.run_folder.shared / "attempts/000002.json").read_text())
     assert second["reason"] == "machine 0 lost" and second["members"] == first["members"][1:]
     assert second["master_port"] != first["master_port"]
     assert json.loads((run.run_folder.shared / "environment-0-2").read_text())["IMGNET_WORK"].startswith(
         str(run.run_folder.work_folder("1"))
     )
-    assert run.job.wait(5) == "done"
+    assert run.job.wait(120) == "done"
+
+
+def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Fixture, hand_made: Fixture) -> None:
+    """Their peer hangs, so they wait in a collective: the agent asks them to abort it. One has finished a step more."""
+    run = hand_made(
+        machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place=True
+    )
+    keep = "until(report.abort_requested); report.report_kept_state(8 + rank % 2, has_saved=False, reason='it hangs')\n"
+    go_on = "until(report.read_next_request); request = report.read_next_request()\n"
+    note = "(out / f'next-{rank}').write_text(json.dumps([os.getpid(), request.argv, request.environment]))\n"
+    begin = "os.environ.update(request.environment); report.begin_attempt(); report.report_state('training', step=10)\n"
+    trainer = "report.keeps_state = True\n" + TRAIN + "(out / f'pid-{rank}').write_text(str(os.getpid()))\n"
+    trainer += keep + go_on + note + begin + "until(lambda: len(list(out.glob('next-*'))) == 2)\n" + PUBLISH
+    first_agent, second_agent = (agents.start(run, trainer, name) for name in ("0", "1"))
+    shared = run.run_folder.shared
+    agents.place.wait_for(lambda: len(list(shared.glob("pid-*"))) == 4)
+    agents.wait_for_step(run)
+    first_agent.kill()
+    assert second_agent.wait(30) == 0 and not agents.trainers()
+    first, second = (json.loads((shared / f"attempts/00000{number}.json").read_text()) for number in (1, 2))
+    assert (second["live_step"], second["reason"]) == (9, "machine 0 lost")
+    for local_rank in range(2):
+        pid, argv, environment = json.loads((shared / f"next-{2 + local_rank}").read_text())
+        assert pid == int((shared / f"pid-{2 + local_rank}").read_text())
+        assert parse_run_options(argv).live_step == 9
+        assert (environment["RANK"], environment["WORLD_SIZE"]) == (str(local_rank), "2")
+        assert environment["IMGNET_WORK"] == str(run.run_folder.work_folder("1") / "000002")
+        assert environment["IMGNET_TOKEN"] == second["token"] != first["token"]
 
 
 def test_agent_kills_children_of_trainers(agents: Fixture, hand_made: Fixture) -> None:
@@ -266,7 +321,7 @@ def test_agent_stop_request_saves_and_stops(agents: Fixture, hand_made: Fixture)
     agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     run.write_shared("stop", "{}")
-    assert agent.wait(30) == 0 and not agents.trainers()
+    assert agent.wait(120) == 0 and not agents.trainers()
     assert agents.end(run) == ("stopped", "stopped by the user")
 
 
@@ -276,7 +331,7 @@ def test_agent_signal_saves_and_stops(agents: Fixture, hand_made: Fixture, stop_
     agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     agent.send_signal(stop_signal)
-    assert agent.wait(30) == 0 and not agents.trainers()
+    assert agent.wait(120) == 0 and not agents.trainers()
     assert agents.end(run) == ("stopped", f"the agent got {stop_signal.name}")
 
 
@@ -305,19 +360,19 @@ def test_agent_killed_trainers_die_too(agents: Fixture, hand_made: Fixture) -> N
     assert run.job.is_alive and len(agents.trainers()) == 2
     agent.kill()
     agent.wait()
-    agents.place.wait_for(lambda: not agents.trainers(), 5)
-    assert not run.job.is_alive and run.job.wait(5) == "failed"
+    agents.place.wait_for(lambda: not agents.trainers())
+    assert not run.job.is_alive and run.job.wait(120) == "failed"
 
 
 def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     first = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
-    assert agents.start(run).wait(30) == 1
+    assert agents.start(run).wait(120) == 1
     assert "another agent already uses this work folder" in agents.log.read_text()
     assert first.poll() is None and len(agents.trainers()) == 1 and not (run.run_folder.shared / "result.json").exists()
     run.write_shared("stop", "{}")
-    assert first.wait(30) == 0
+    assert first.wait(120) == 0
 
 
 def test_agent_next_launch_resumes_in_clean_work_folder(agents: Fixture, hand_made: Fixture) -> None:
@@ -325,7 +380,7 @@ def test_agent_next_launch_resumes_in_clean_work_folder(agents: Fixture, hand_ma
     agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     run.write_shared("stop", "{}")
-    assert agent.wait(30) == 0
+    assert agent.wait(120) == 0
     saved = run.run_folder.shared / run.write_checkpoint(1, 9)
     (run.run_folder.work_folder() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
     (run.run_folder.shared / "stop").unlink()
@@ -340,6 +395,31 @@ def test_agent_next_launch_resumes_in_clean_work_folder(agents: Fixture, hand_ma
     assert resumed.samefile(saved) and argv[argv.index("--attempt") + 1] == "2"
     assert agents.end(run) == ("done", "")
     assert {path.name for path in (run.run_folder.shared / "logs").iterdir()} >= {"000001", "000002"}
+
+
+GO_ON_AFTER_SAVE = (
+    TRAIN + "until(report.save_requested); report.report_state('training', step=12, steps=16)\n"
+    "until(report.stop_requested); report.report_state('saved', step=13); sys.exit(3)"
+)
+
+
+def test_agent_rebalance_recommendation_saves_and_goes_on_until_the_notice(
+    agents: Fixture, hand_made: Fixture, service: Any
+) -> None:
+    run = hand_made(metadata_address=service.address)
+    agent = agents.start(run, GO_ON_AFTER_SAVE)
+    agents.wait_for_step(run)
+    assert run.job.status().risk == ""
+    service.texts["/latest/meta-data/events/recommendations/rebalance"] = json.dumps({"noticeTime": "now"})
+    agents.place.wait_for(lambda: run.job.status().step == 12)
+    status = run.job.status()
+    assert status.risk == "machine 0: EC2 may interrupt it soon (rebalance recommendation at now)"
+    assert status.state == "running" and agent.poll() is None and len(agents.trainers()) == 1
+    service.texts["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": "soon"})
+    assert agent.wait(120) == 0
+    assert agents.end(run) == ("stopped", "spot/instance-action: terminate at soon")
+    assert agents.states(run)[-3:] == ["training", "saved", "stopped"]
+    assert run.job.status().risk == ""
 
 
 def test_agent_failed_data_preparation_starts_no_trainer(agents: Fixture, hand_made: Fixture) -> None:
@@ -362,7 +442,7 @@ def test_agent_full_disk_fails_job_and_leaves_nothing_running(
     run = hand_made(str(small_disk / "job-1"))
     assert agents.run(run, TRAIN + FILL + "report.report_failure('No space left on device', 'final')") == 1
     (run.run_folder.shared / "fill").unlink()
-    assert run.job.wait(5) == "failed"
+    assert run.job.wait(120) == "failed"
 
 
 def test_agent_disk_full_for_a_while_continues(agents: Fixture, hand_made: Fixture, small_disk: Path) -> None:
@@ -370,7 +450,130 @@ def test_agent_disk_full_for_a_while_continues(agents: Fixture, hand_made: Fixtu
     agent = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
     agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
     status_text = run.run_folder.status_path().read_text()
-    agents.place.wait_for(lambda: run.run_folder.status_path().read_text() != status_text, 10)
+    agents.place.wait_for(lambda: run.run_folder.status_path().read_text() != status_text)
     assert agent.poll() is None
     (run.run_folder.shared / "fill").unlink()
-    assert agent.wait(20) == 0 and run.job.wait(5) == "done"
+    assert agent.wait(120) == 0 and run.job.wait(120) == "done"
+
+
+# --- broken machines --------------------------------------------------------------------------------------------------
+
+LOSE_A_GPU = """
+until((out / 'gpus-counted').exists)
+Path(os.environ['GPU_FOLDER'], 'gpus').write_text('1 2\\n')
+sys.exit(5)
+"""
+MEET_A_MEMORY_ERROR = """
+from train.engine.agent_channel import AgentChannel
+error = RuntimeError("CUDA error: uncorrectable ECC error encountered")
+AgentChannel().excepthook(type(error), error, None)
+"""
+UNKILLABLE = """
+if sys.orig_argv[1:4] == ["-P", "-m", "cluster.agent"]:
+    import subprocess
+    from train.tools import process
+    def hang(processes, timeout_seconds=None):
+        if processes:
+            raise subprocess.TimeoutExpired("trainer", timeout_seconds or 0)
+    process.kill_process_groups = hang
+"""
+
+
+def final_status(run: Any) -> MachineStatus:
+    return known(read_record(run.run_folder.status_path(), MachineStatus))
+
+
+@pytest.mark.parametrize("cloud", [None, {"gpus_per_machine": 2}], ids=["own machine", "rented machine"])
+def test_agent_that_loses_a_gpu_ends_at_once(
+    agents: Fixture, hand_made: Fixture, tmp_path: Path, cloud: dict[str, Any] | None
+) -> None:
+    install_gpus(tmp_path, tmp_path, 2)
+    agents.place.env |= {"PATH": f"{tmp_path}:{agents.place.env['PATH']}", "GPU_FOLDER": str(tmp_path)}
+    run = hand_made(procs=2, cloud=cloud)
+    agent = agents.start(run, LOSE_A_GPU)
+    state_log, answer_path = run.run_folder.shared / "logs/agent-0.jsonl", run.run_folder.work_folder() / "gpus.out"
+    # The first check begins before the first state is written, and its answer is deleted when it was read.
+    agents.place.wait_for(lambda: "starting" in read_text(state_log) and not answer_path.exists())
+    run.write_shared("gpus-counted", "")
+    assert agent.wait(120) == (0 if cloud else 1)
+    status = final_status(run)
+    assert status.fault == "machine" and status.state == ("left" if cloud else "failed")
+    assert status.reason.startswith("1 of 2 GPUs answer (nvidia-smi: Unable to determine the device handle")
+    assert "; before: the trainer of rank 0 ended with code 5" in status.reason
+    assert status.reason.endswith("; restart the machine") == (cloud is None)
+    assert agents.states(run).count("starting") == 1, "a broken machine is in no further attempt"
+
+
+def test_agent_whose_trainer_meets_a_memory_error_ends_at_once(agents: Fixture, hand_made: Fixture) -> None:
+    """Such a GPU is still listed by nvidia-smi."""
+    run = hand_made(cloud={"gpus_per_machine": 1})
+    agent = agents.start(run, MEET_A_MEMORY_ERROR)
+    assert agent.wait(120) == 0
+    status = final_status(run)
+    assert (status.fault, status.state) == ("machine", "left")
+    assert status.reason == "GPU 0 is broken: uncorrectable ECC error encountered"
+    assert agents.states(run).count("starting") == 1, "a broken machine is in no further attempt"
+
+
+def test_agent_of_a_rented_machine_with_too_few_gpus_starts_no_trainer(
+    agents: Fixture, hand_made: Fixture, tmp_path: Path
+) -> None:
+    """A replacement is not checked before its agent starts."""
+    install_gpus(tmp_path, tmp_path, 1)
+    agents.place.env |= {"PATH": f"{tmp_path}:{agents.place.env['PATH']}"}
+    run = hand_made(machines=2, procs=2, cloud={"gpus_per_machine": 2})
+    assert agents.run(run) == 0
+    status = final_status(run)
+    assert (status.state, status.fault, status.reason) == ("left", "machine", "1 of 2 GPUs answer")
+    assert "starting" not in agents.states(run)
+
+
+FAIL_ON_MACHINE_0 = """
+if report.folder.is_relative_to(os.environ["WORK_OF_0"]):
+    report.report_failure("GPU 1: CUDA error: an illegal memory access was encountered"); sys.exit(1)
+report.report_failure("NCCL timed out", "peer") if int(os.environ["WORLD_SIZE"]) > 1 else until(lambda: False)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("cloud", [None, {"gpus_per_machine": 0}], ids=["own machine", "rented machine"])
+def test_agent_whose_trainers_fail_twice_alone_ends_and_the_others_go_on(
+    agents: Fixture, hand_made: Fixture, cloud: dict[str, Any] | None
+) -> None:
+    run = hand_made(machines=2, heartbeat_seconds=0.2, cloud=cloud)
+    agents.place.env |= {"WORK_OF_0": str(run.run_folder.work_folder("0"))}
+    failing, _ = (agents.start(run, FAIL_ON_MACHINE_0, machine) for machine in ("0", "1"))
+    assert failing.wait(120) == (0 if cloud else 1)
+    status = final_status(run)
+    assert (status.state, status.fault) == ("left" if cloud else "failed", "machine")
+    assert status.reason.startswith("failed repeatedly, and the others did not: GPU 1: CUDA error: an illegal memory")
+    newest = known(run.run_folder.attempts.newest())
+    assert newest.machine_names == ("1",) and newest.number == 3 and newest.end_state is None
+
+
+def test_agent_whose_gpus_answer_tries_again(agents: Fixture, hand_made: Fixture, tmp_path: Path) -> None:
+    install_gpus(tmp_path, tmp_path, 1)
+    agents.place.env |= {"PATH": f"{tmp_path}:{agents.place.env['PATH']}"}
+    run = hand_made()
+    assert agents.run(run, "sys.exit(5)") == 1
+    assert agents.end(run)[1].endswith("(3 times at step 0)") and final_status(run).fault == ""
+
+
+@pytest.mark.parametrize("cloud", [None, {"gpus_per_machine": 1}], ids=["own machine", "rented machine"])
+def test_agent_with_a_trainer_that_cannot_be_killed_ends(
+    agents: Fixture, hand_made: Fixture, cloud: dict[str, Any] | None
+) -> None:
+    """It hangs in the driver. The agent still answers."""
+    with (agents.place.path / "stand-in/sitecustomize.py").open("a") as file:
+        file.write(UNKILLABLE)
+    run = hand_made(cloud=cloud)
+    assert agents.start(run, "sys.exit(5)").wait(120) == (0 if cloud else 1)
+    status = final_status(run)
+    assert status.fault == "machine" and status.state == ("left" if cloud else "failed")
+    assert status.reason.startswith("a process cannot be killed: it hangs in the kernel, in a driver or on a file sys")
+    assert status.reason.endswith("; restart the machine") == (cloud is None)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, "" when there is none."""
+    return path.read_text() if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Why a machine's part of a job ends, with a clock of the test."""
+"""Why a machine's part of a job ends. The test sets the clock."""
 
 from pathlib import Path
 from types import SimpleNamespace

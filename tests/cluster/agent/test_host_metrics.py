@@ -268,7 +268,7 @@ def test_gpu_sampler_restart_delay_doubles(smi: FakeNvidiaSmi) -> None:
         count = len(smi.starts)
         sampler.sample()
         if sampler.gpus.process is not None:
-            sampler.gpus.process.wait(30)
+            sampler.gpus.process.wait(120)
             sampler.sample()
         if len(smi.starts) > count:
             restart_times.append(smi.clock.now - start_time)

@@ -88,7 +88,7 @@ def test_write_numbers_wait_for_heartbeat(
         writer.write(replace(STATUS, step=10))
         return bool(read_status(tmp_path)["step"] == 10)
 
-    sandbox.wait_for(write_step_10, 5)
+    sandbox.wait_for(write_step_10)
 
 
 def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:

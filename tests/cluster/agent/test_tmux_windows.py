@@ -1,5 +1,8 @@
 """The tmux windows of a running agent, on a real tmux server."""
 
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +14,67 @@ from cluster.connectors import tmux
 Fixture = Any
 
 
-@pytest.mark.parametrize("closed_window", ["train", "gpu"])
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computer has no GPU, whatever it has."""
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "nvidia-smi" else which(name, *more))
+
+
+@pytest.mark.parametrize("closed_window", ["train", "processes"])
 def test_closed_window_is_opened_again_and_the_other_stays(
     sandbox: Fixture, tmp_path: Path, closed_window: str
 ) -> None:
     windows = TmuxWindows("job-1", tmp_path)
     windows._open_missing()
-    assert sorted(tmux.window_names("job-1")) == ["agent", "gpu", "train"]
+    assert sorted(tmux.window_names("job-1")) == ["agent", "processes", "train"]
     sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
     for _ in range(2):
         windows._open_missing()
-        assert sorted(tmux.window_names("job-1")) == ["agent", "gpu", "train"]
+        assert sorted(tmux.window_names("job-1")) == ["agent", "processes", "train"]
+
+
+def test_ctrl_c_in_a_window_changes_nothing(sandbox: Fixture, tmp_path: Path) -> None:
+    """People press it to leave the session."""
+    windows = TmuxWindows("job-1", tmp_path)
+    windows.follow_log(tmp_path / "rank-0.log")
+    windows.close()
+    sandbox.wait_for(lambda: len(tmux.window_names("job-1")) == 3)
+    argv = tmux.followed_argv(["sleep", "1000"], tmp_path / "sleep.log")
+    tmux.add_window("job-1", "program", argv)
+    (tmp_path / "rank-0.log").write_text("the first line\n")
+    (tmp_path / "agent.out").write_text("of the agent\n")
+    names = ("train", "processes", "agent", "program")
+
+    def screen(window: str) -> str:
+        return str(sandbox.tmux("capture-pane", "-p", "-t", f"=job-1:{window}"))
+
+    sandbox.wait_for(lambda: "the first line" in screen("train"))
+    for name in names:
+        for key in ("C-c", "C-\\", "C-z"):
+            sandbox.tmux("send-keys", "-t", f"=job-1:{name}", key)
+    with (tmp_path / "rank-0.log").open("a") as log:
+        log.write("the second line\n")
+    sandbox.wait_for(lambda: "the second line" in screen("train"))
+    assert set(tmux.window_names("job-1")) == set(names)
+    for pid in sandbox.pids("sleep 1000"):  # the program does not end with its window
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_windows_of_machines_are_in_their_order_and_the_status_line_says_how_to_leave(
+    sandbox: Fixture, tmp_path: Path
+) -> None:
+    tmux.start_session("job-1", tmp_path, "supervisor", ["sleep", "1000"])
+    for machine in ("2", "0", "1"):
+        tmux.add_window("job-1", f"agent-{machine}", ["sleep", "1000"], index=tmux.FIRST_AGENT_WINDOW + int(machine))
+        TmuxWindows("job-1", tmp_path, machine)._open_missing()
+    names = ["supervisor", "train-0", "train-1", "train-2", "agent-0", "agent-1", "agent-2", "processes"]
+    assert tmux.window_names("job-1") == names
+    assert sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#W").strip() == "train-0"
+    tmux.add_window("job-1", "again", ["sleep", "1000"], index=1)  # its place is taken
+    assert "again" in tmux.window_names("job-1")
+    status = sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#{T:status-right}").strip()
+    assert status == "leave: C-b d (in your own tmux: C-b C-b d)"
 
 
 def test_session_of_another_run_folder_gets_no_window(

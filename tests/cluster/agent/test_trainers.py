@@ -1,6 +1,7 @@
 """Tests of Trainers with stand-in processes: how trainers are started, turned from a standby, stopped, and judged."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.agent import trainers as trainers_module
-from cluster.agent.trainers import TrainerExit, Trainers
+from cluster.agent.processes.base import ProcessesExit, UnkillableProcess
+from cluster.agent.trainers import Trainers
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
 from train.distributed import network
@@ -37,6 +39,11 @@ rank, out, report = int(os.environ["RANK"]), Path(argv[argv.index("--out") + 1])
 def until(condition):
     while not condition():
         time.sleep(0.01)
+def has_ended(pid_file):
+    if not pid_file.exists() or not (pid := pid_file.read_text()):
+        return False
+    stat = Path("/proc", pid, "stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 exec((out / "trainer.py").read_text())
 """
 
@@ -84,7 +91,7 @@ def has_ended(pid: str) -> bool:
         return True
 
 
-def wait_for_exit(trainers: Trainers) -> TrainerExit:
+def wait_for_exit(trainers: Trainers) -> ProcessesExit:
     """Wait until trainers have ended, and return how."""
     return wait_for(lambda: trainers.collect_exit(trainers.exit_codes()))
 
@@ -200,15 +207,91 @@ def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
 EXIT_WHEN_ASKED = "report.install_signal_handlers(); until(report.stop_requested); sys.exit(3)"
 
 
+def test_process_that_cannot_be_killed_is_told_and_not_waited_for(
+    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a standby nor of a trainer: the agent must go on answering."""
+
+    def hang(processes: Any, timeout_seconds: float | None = None) -> None:
+        assert timeout_seconds is not None, "it would wait for ever"
+        if processes:
+            raise subprocess.TimeoutExpired("trainer", timeout_seconds)
+
+    trainers = make_trainers(standby=True)
+    wait_for(trainers.ensure_standby)
+    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="hangs in the kernel"):
+        context.setattr(process, "kill_process_groups", hang)
+        trainers.standby_processes[0].kill()
+        wait_for(lambda: trainers.ensure_standby() is None)
+    trainers.start(attempt(), 0)
+    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="in a driver or on a file system"):
+        started = list(trainers.processes)
+        context.setattr(process, "kill_process_groups", hang)
+        trainers.stop()
+    process.kill_process_groups(started)
+
+
 def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
     trainers = make_trainers(EXIT_WHEN_ASKED, procs=2)
     trainers.start(attempt(), 0)
     assert trainers.collect_exit(trainers.exit_codes()) is None
     trainers.request_save_and_exit()
-    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.SAVED)
+    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
     trainers.stop()
     trainers.start(attempt(2), 0)
     assert not (trainers.attempt_folder / "ask").exists() and trainers.exit_codes() == [None, None]
+
+
+GO_ON_AFTER_SAVE = (
+    "until(report.save_requested); (report.folder / f'saved-{rank}').touch(); until(report.stop_requested); sys.exit(3)"
+)
+
+
+def test_request_save_lets_the_trainers_go_on(make_trainers: Fixture) -> None:
+    trainers = make_trainers(GO_ON_AFTER_SAVE)
+    trainers.start(attempt(), 0)
+    trainers.request_save()
+    wait_for((trainers.attempt_folder / "saved-0").exists)
+    assert trainers.collect_exit(trainers.exit_codes()) is None
+    (trainers.attempt_folder / "save").unlink()
+    trainers.request_save()
+    assert not (trainers.attempt_folder / "save").exists(), "once in each attempt"
+    trainers.request_save_and_exit()
+    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
+    trainers.stop()
+    trainers.start(attempt(2), 0)
+    assert not (trainers.attempt_folder / "save").exists()
+    trainers.request_save()
+    assert (trainers.attempt_folder / "save").exists()
+
+
+WATCHDOG_LINE = "[rank3]: Process group watchdog thread terminated with exception: "
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "fault"),
+    [
+        ("CUDA error: device-side assert triggered", "GPU 5: CUDA error: device-side assert triggered", Fault.OWN),
+        (
+            "CUDA error: uncorrectable ECC error encountered",
+            "GPU 5 is broken: uncorrectable ECC error encountered",
+            Fault.MACHINE,
+        ),
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60000 milliseconds",
+            "the trainer of rank 3 was killed by SIGABRT",
+            Fault.NONE,
+        ),
+    ],
+)
+def test_collect_exit_reads_in_the_log_why_nccl_aborted(
+    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, error: str, reason: str, fault: Fault
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    text = f"{WATCHDOG_LINE}{error}\nCompile with `TORCH_USE_CUDA_DSA`"
+    trainers = make_trainers(f"if rank == 3: print({text!r}, flush=True); os.abort()\nuntil(lambda: False)", procs=2)
+    trainers.start(attempt(), 1)
+    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +303,15 @@ def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
         ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", Fault.OWN),
         ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", Fault.OWN),
         ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", Fault.FINAL),
+        ("if rank == 2: report.report_failure('bad loss', 'input'); sys.exit(1)", "bad loss", Fault.INPUT),
         ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
     ],
-    ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
+    ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "input", "peer"],
 )
 def test_collect_exit_tells_reason_and_fault(make_trainers: Fixture, text: str, reason: str, fault: Fault) -> None:
     trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
     trainers.start(attempt(), 1)
-    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.FAILED, reason, fault)
+    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
 
 
 def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture) -> None:
@@ -236,12 +320,12 @@ def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture
         f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2
     )
     trainers.start(attempt(), 0)
-    assert wait_for_exit(trainers) == TrainerExit(AgentPhase.FAILED, "the reason", Fault.OWN)
+    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, "the reason", Fault.OWN)
 
 
 def test_collect_exit_kill_wins_over_reported_failures(make_trainers: Fixture) -> None:
-    kill = "if rank: os.kill(os.getpid(), signal.SIGKILL)\n"
-    report_later = "time.sleep(0.1); report.report_failure('a reset', 'own'); sys.exit(1)"
+    kill = "if rank:\n    (out / 'pid').write_text(str(os.getpid()))\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    report_later = "until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)"
     trainers = make_trainers(kill + report_later, procs=2)
     trainers.start(attempt(), 0)
     assert wait_for_exit(trainers).reason == "the trainer of rank 1 was killed by SIGKILL"
@@ -268,3 +352,11 @@ def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
     trainers.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
     assert trainers.exit_codes() == [None]
+
+
+def test_log_of_a_later_attempt_begins_with_its_reason(make_trainers: Fixture) -> None:
+    trainers = make_trainers()
+    assert trainers.start(attempt(1), 0).read_text() == ""
+    trainers.stop()
+    log = trainers.start(attempt(2, reason="machine 2 lost"), 0)
+    assert log.read_text() == "attempt 2: machine 2 lost; machines: 0, 1\n"

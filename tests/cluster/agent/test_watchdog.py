@@ -1,73 +1,27 @@
 """Tests of the watchdog: signals, notices, the metadata service and the limit, also while the main thread hangs."""
 
 import contextlib
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.metadata_service import service
 
 from cluster.agent.watchdog import METADATA_POLL_SECONDS, SAVE_GRACE_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
 from train.tools.filesystem import to_json_bytes, write_atomic
 
+__all__ = ["service"]  # fixture
+
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
 SPOT, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
-
-
-class Metadata(http.server.BaseHTTPRequestHandler):
-    """An instance metadata service, version 2: a token by PUT, then the entries of `texts`, else 404."""
-
-    texts: dict[str, str]
-    requested: list[str]
-    tokens: list[str]
-    garbage: bytes
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
-    def answer(self, code: int, text: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def do_PUT(self) -> None:
-        if self.path != "/latest/api/token" or not self.headers["X-aws-ec2-metadata-token-ttl-seconds"]:
-            return self.answer(400, "")
-        self.tokens.append(f"token-{len(self.tokens)}")
-        return self.answer(200, self.tokens[-1])
-
-    def do_GET(self) -> None:
-        self.requested.append(self.path)
-        if self.garbage:
-            self.wfile.write(self.garbage)
-            return None
-        if self.headers["X-aws-ec2-metadata-token"] != self.tokens[-1]:
-            return self.answer(401, "")
-        return self.answer(200, self.texts[self.path]) if self.path in self.texts else self.answer(404, "not found")
-
-
-@pytest.fixture
-def service() -> Iterator[Any]:
-    """A metadata service for this test alone, on this machine: `service.texts[path] = text`."""
-    handler = type("Handler", (Metadata,), {"texts": {}, "requested": [], "tokens": [], "garbage": b""})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    handler.address = f"http://127.0.0.1:{server.server_port}/"  # type: ignore[attr-defined]
-    yield handler
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def make_watchdog(
@@ -110,11 +64,24 @@ def test_poll_once_spot_notice_sets_reason_and_deadline(
     assert watchdog.is_deadline_near()
 
 
-def test_poll_once_rebalance_recommendation_is_a_notice(tmp_path: Path, service: Any) -> None:
+def test_poll_once_rebalance_recommendation_is_a_risk_and_no_notice(tmp_path: Path, service: Any) -> None:
     service.texts[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
     watchdog = make_watchdog(tmp_path, metadata_address=service.address)
+    for count in range(3):
+        watchdog.poll_once(watchdog.start_time + 3 * count)
+    assert watchdog.risk_reason == "EC2 may interrupt it soon (rebalance recommendation at 2026-01-02T03:04:05Z)"
+    assert (watchdog.leave_reason, watchdog.is_deadline_near(), watchdog.seconds_left()) == ("", False, float("inf"))
+    assert service.requested == [SPOT, REBALANCE, SPOT, SPOT]
+
+
+def test_poll_once_interruption_after_a_recommendation_is_a_notice(tmp_path: Path, service: Any) -> None:
+    service.texts[REBALANCE] = json.dumps({"noticeTime": "then"})
+    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
     watchdog.poll_once(watchdog.start_time)
-    assert watchdog.leave_reason == "events/recommendations/rebalance: rebalance at 2026-01-02T03:04:05Z"
+    service.texts[SPOT] = json.dumps({"action": "terminate", "time": "now"})
+    watchdog.poll_once(watchdog.start_time + 3)
+    assert watchdog.leave_reason == "spot/instance-action: terminate at now"
+    assert SPOT_NOTICE_SECONDS - 5 < watchdog.seconds_left() <= SPOT_NOTICE_SECONDS
 
 
 def test_poll_once_queries_metadata_every_two_seconds_until_notice(tmp_path: Path, service: Any) -> None:
@@ -150,11 +117,12 @@ def test_poll_once_service_down_is_queried_again(tmp_path: Path, service: Any) -
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "7", "null", '"soon"'])
-def test_poll_once_invalid_answer_is_no_notice(tmp_path: Path, service: Any, text: str) -> None:
-    service.texts[SPOT] = text
+@pytest.mark.parametrize("entry", [SPOT, REBALANCE])
+def test_poll_once_invalid_answer_is_no_notice(tmp_path: Path, service: Any, entry: str, text: str) -> None:
+    service.texts[entry] = text
     watchdog = make_watchdog(tmp_path, metadata_address=service.address)
     poll_like_thread(watchdog, watchdog.start_time)
-    assert watchdog.leave_reason == ""
+    assert watchdog.leave_reason == "" == watchdog.risk_reason
 
 
 @pytest.mark.parametrize(
@@ -224,6 +192,16 @@ def test_poll_once_limit_sets_reason_then_hard_exits(tmp_path: Path) -> None:
     assert exits == [1]
 
 
+def test_poll_once_extended_limit_has_its_own_name(tmp_path: Path) -> None:
+    watchdog = make_watchdog(tmp_path, max_hours=1.0)
+    limit = {"hours": 2.0, "name": "the limit of 9 dollars (--max-price-total)"}
+    (tmp_path / "limit").write_text(json.dumps(limit))
+    watchdog.poll_once(watchdog.start_time + 3601)
+    assert watchdog.limit_reason == ""
+    watchdog.poll_once(watchdog.start_time + 7201)
+    assert watchdog.limit_reason == "the limit of 9 dollars (--max-price-total) was reached"
+
+
 def test_poll_once_limit_includes_elapsed_seconds(tmp_path: Path) -> None:
     watchdog = make_watchdog(tmp_path, max_hours=1.0, elapsed_seconds=3000)
     now = time.monotonic()
@@ -250,6 +228,14 @@ def test_poll_once_stopped_watchdog_never_hard_exits(tmp_path: Path) -> None:
     watchdog.poll_once(watchdog.start_time + 3601)
     watchdog.is_stopped = True
     watchdog.poll_once(watchdog.start_time + 9999)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"hours": "nan"}', '{"hours": 1e999}', "[5]", '{"hours": nul'])
+def test_poll_once_damaged_new_limit_leaves_the_old_one(tmp_path: Path, text: str) -> None:
+    watchdog = make_watchdog(tmp_path, max_hours=1.0)
+    (tmp_path / "limit").write_text(text)
+    watchdog.poll_once(watchdog.start_time + 3601)
+    assert watchdog.limit_reason == "the limit of 1 hours (--max-hours) was reached"
 
 
 def test_poll_once_without_limit_sets_no_limit_reason(tmp_path: Path) -> None:
@@ -296,7 +282,7 @@ def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subproc
     ) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, metadata_address, poweroff_grace]
         started.append(subprocess.Popen(argv, cwd=ROOT, start_new_session=True))
-        sandbox.wait_for((tmp_path / "ready").exists, 30)
+        sandbox.wait_for((tmp_path / "ready").exists)
         return started[-1]
 
     yield start
@@ -315,9 +301,7 @@ def test_watchdog_signal_is_noticed_while_main_thread_hangs(
 ) -> None:
     process = hanging()
     process.send_signal(stop_signal)
-    assert (
-        sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == f"the agent got {stop_signal.name}"
-    )
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == f"the agent got {stop_signal.name}"
     assert process.poll() is None
 
 
@@ -325,18 +309,18 @@ def test_watchdog_rented_machine_ignores_ctrl_c(tmp_path: Path, sandbox: Fixture
     process = hanging(poweroff_grace="900")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "the agent got SIGTERM"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == "the agent got SIGTERM"
 
 
 def test_watchdog_notice_is_noticed_while_main_thread_hangs(tmp_path: Path, sandbox: Fixture, hanging: Fixture) -> None:
     hanging()
     write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal"}))
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "a rehearsal"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == "a rehearsal"
 
 
 def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) -> None:
     process = hanging(limit_seconds="0.3")
-    assert process.wait(20) == 7 and (tmp_path / "hard_exit").exists()
+    assert process.wait(120) == 7 and (tmp_path / "hard_exit").exists()
     assert "--max-hours" in read_if_exists(tmp_path / "limit_reason")
 
 
@@ -349,6 +333,6 @@ def test_watchdog_invalid_service_does_not_block_signals(
     else:
         service.texts[SPOT] = answer
     process = hanging(metadata_address=service.address)
-    sandbox.wait_for(lambda: len(service.requested) >= 1, 10)
+    sandbox.wait_for(lambda: len(service.requested) >= 1)
     process.send_signal(signal.SIGTERM)
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 5) == "the agent got SIGTERM"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == "the agent got SIGTERM"

@@ -183,7 +183,7 @@ def test_python_and_command_line_choose_a_registered_backend_alike(register: Any
     register("pod", "plug_in_package:PodBackend")
     assert make_launch_options(image="debian").backend == choose_backend({"image": "debian"}, "aws") == "pod"
     assert make_launch_options(on_aws=True).backend == "aws" and make_launch_options(on_aws=False).backend == "local"
-    with pytest.raises(BadInput, match=r"^--slurm and --pod are mutually exclusive; give one, or none to train on"):
+    with pytest.raises(BadInput, match=r"^give only one of --slurm and --pod; without any, the job runs on"):
         make_launch_options(image="debian", on_slurm=True)
 
 

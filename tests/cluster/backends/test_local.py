@@ -1,4 +1,4 @@
-"""The backend of this computer: which window of the tmux session a command shows."""
+"""The backend of this computer: its shares of the GPUs, and which window of the tmux session a command shows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,33 @@ import pytest
 from cluster.connectors import tmux
 
 Fixture = Any
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares"),
+    [
+        (("0", "1", "GPU-5", "7"), ["CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=GPU-5,7"]),
+        ((), ["CUDA_VISIBLE_DEVICES="] * 2),
+        (None, [""] * 2),
+    ],
+)
+def test_each_machine_sees_its_share_of_the_gpus(
+    sandbox: Fixture,
+    hand_made: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[str, ...] | None,
+    shares: list[str],
+) -> None:
+    """LOCAL_RANK begins at 0 on each machine, and is the index of the GPU that a trainer takes."""
+    run = hand_made(machines=2, procs=2, gpus_of_computer=gpus)
+    run.run_folder.launch_path.write_text("started")
+    started: list[list[str]] = []
+    monkeypatch.setattr(tmux, "is_owned_by", lambda *_: True)
+    monkeypatch.setattr(tmux, "add_window", lambda _, window, argv, **__: started.append(argv))
+    for machine in ("0", "1"):
+        run.job.backend.replace(machine)
+    variables = [" ".join(word for word in argv if word.startswith("CUDA_VISIBLE_DEVICES=")) for argv in started]
+    assert variables == shares
 
 
 @pytest.mark.parametrize(

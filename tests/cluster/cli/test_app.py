@@ -1,6 +1,7 @@
 """The installed command: bad input gives one line and an exit code, creates no file and starts no process."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.connectors import tmux
 from cluster.connectors.local import PROJECT_ROOT
 
 Fixture = Any
@@ -135,10 +137,9 @@ def test_launch_checks_the_data_folder_of_the_recipe(sandbox: Fixture, refused: 
         (["plan", "--nothing", "x.py"], "--nothing"),
         (["tensorboard", "--port", "65536"], "--port"),
         (["logs", "--rank=-1"], "--rank"),
-        (["stop"], "JOB"),
-        (["resume"], "JOB"),
         (["data", "sample", "--train", "9", "x"], "--train"),
         (["train"], "train"),
+        (["selftest"], "selftest --aws"),
     ],
 )
 def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], message: str) -> None:
@@ -147,7 +148,11 @@ def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], 
 
 def test_launch_without_aws_names_the_other_backends(sandbox: Fixture, refused: Fixture) -> None:
     refused(["launch", sandbox.write_recipe()], 1, "no region", "--local (this computer)", "--ssh FILE")
-    refused(["launch", "--local", "--ssh", "x", sandbox.write_recipe()], 2, "mutually exclusive")
+    refused(
+        ["launch", "--local", "--ssh", "x", sandbox.write_recipe()],
+        2,
+        "give only one of --local and --ssh; without any, the job runs on --aws",
+    )
 
 
 def test_launch_min_machines_above_machines_assert_refused(sandbox: Fixture, refused: Fixture) -> None:
@@ -156,16 +161,16 @@ def test_launch_min_machines_above_machines_assert_refused(sandbox: Fixture, ref
     assert not (sandbox.path / "runs").exists()
 
 
-def test_lose_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
+def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_status("training")
     with run.hold_agent_lock("1"):
         run.job.refresh()
-        refused(["lose", "job-1", "--machine", "2"], 2, "machines 0, 1", "no machine 2")
-        refused(["lose", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
+        refused(["rehearse-loss", "job-1", "--machine", "2"], 2, "machines 0, 1", "no machine 2")
+        refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
     run.write_status("stopped", ended=True)
     run.job.refresh()
-    refused(["lose", "job-1", "--machine", "0"], 1, "no machine that could be lost")
+    refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "no machine that could be lost")
 
 
 def test_plan_several_recipes_and_only(sandbox: Fixture, refused: Fixture) -> None:
@@ -186,9 +191,56 @@ def test_plan_max_steps_below_phases_assert_refused(sandbox: Fixture, refused: F
 @pytest.mark.parametrize("name", ["job-7", None])
 def test_cli_unknown_job_exits_with_102(refused: Fixture, command: str, name: str | None) -> None:
     if name:
-        refused([command, name], 102, "job-7: there is no such job in", "IMGNET_RUNS")
-    elif command not in ("stop", "resume"):
+        refused([command, name], 102, "job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere")
+    else:
         refused([command], 102, "there is no job in", "IMGNET_RUNS")
+
+
+def test_commands_take_the_newest_job_but_for_the_one_that_destroys(
+    hand_made: Fixture, refused: Fixture, sandbox: Fixture
+) -> None:
+    for number in (1, 2):
+        run = hand_made(f"job-{number}", machines=2)
+        run.write_status("failed", ended=True)
+        run.job.refresh()
+    refused(["stop"], 1, "job-2 is failed already")
+    refused(["rehearse-loss", "--machine", "1"], 1, "job-2 is failed; it has no machine")
+    refused(["export"], 1, "job-2 is failed and has saved nothing")
+    refused(["pull"], 1, "job-2 is failed and has saved nothing")
+    refused(["predict", "photo.jpg", "job-1"], 1, "job-2 is failed and has saved nothing")
+    refused(["predict", "job-1", "photo.jpg"], 1, "job-1 is failed and has saved nothing")
+    refused(["predict", "1"], 2, "name the images")
+    refused(["ssh", "--", "df", "-h"], 1, "job-2 runs on this computer")
+    refused(["ssh", "1", "df"], 1, "job-1 runs on this computer")
+    refused(["down"], 2, "give exactly one of: a job, --all, --stack")
+
+
+def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
+    sandbox: Fixture, hand_made: Fixture, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    run = hand_made()
+    run.write_status("training")
+    nothing = sandbox.cli("ls", cwd=tmp_path / "empty")
+    assert (nothing.code, nothing.out) == (0, f"no jobs in {tmp_path}/empty/runs\n")
+    with run.hold_agent_lock():
+        tmux.start_session("job-1", run.run_folder.path, "agent", ["sleep", "1000"])
+        tmux.start_session("queue-1", sandbox.path / "runs", "queue", ["sleep", "1000"])
+        hinted = sandbox.cli("ls", cwd=tmp_path / "empty").out
+        assert hinted.endswith(
+            f"jobs are running in {sandbox.path}/runs; to list them too: imgnet-cluster ls --everywhere\n"
+        )
+        listed = sandbox.cli("ls", "--everywhere", cwd=tmp_path / "empty").out
+        assert f"{sandbox.path}/runs:" in listed and "job-1" in listed and "running" in listed
+        rows = json.loads(sandbox.cli("ls", "--everywhere", "-o", "json", cwd=tmp_path / "empty").out)
+        assert [row["job"] for row in rows] == ["job-1"]
+
+
+def test_report_opens_no_browser_where_there_is_no_display(finished: Fixture, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    ran = finished.cli("report", "--open", "-o", path, env=dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"), ""))
+    assert (ran.code, ran.out) == (0, f"{path}\n") and path.exists()
+    assert ran.err == f"warning: no browser could be started here; copy the file to a computer with one: {path}\n"
 
 
 def test_launch_without_tmux_says_how_to_install_it(sandbox: Fixture, refused: Fixture) -> None:
@@ -218,11 +270,16 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
     assert tree(sandbox.path) == before and not sandbox.pids()
 
 
-def test_launch_on_terminal_asks_for_confirmation(sandbox: Fixture, on_terminal: Fixture) -> None:
-    code, screen = on_terminal("launch", "--local", sandbox.write_recipe(), typed=b"n\n")
-    assert code == 1 and "launch? [y/N]" in screen and screen.endswith("nothing was started\n")
-    assert "error:" not in screen
-    assert not (sandbox.path / "runs").exists() and not sandbox.pids()
+def test_launch_goes_on_when_the_reader_of_its_plan_has_gone(sandbox: Fixture) -> None:
+    """`launch | head -1`: what is refused after the plan is still said, and so a job would still start."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    ran = subprocess.run(
+        [sandbox.command, "launch", "--local", "-d", sandbox.write_recipe()],
+        stdout=write_end, stderr=subprocess.PIPE, text=True, env={**sandbox.env, "PATH": str(sandbox.path)},
+    )  # fmt: skip
+    os.close(write_end)
+    assert ran.returncode == 1 and "tmux is missing" in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -230,7 +287,8 @@ def test_launch_on_terminal_asks_for_confirmation(sandbox: Fixture, on_terminal:
     [
         (["attach", "job-1"], 1, "job-1 is done"),
         (["stop", "job-1"], 1, "job-1 is done"),
-        (["resume", "1"], 1, "job-1 is done"),
+        (["resume", "1"], 1, "job-1 is done; there is nothing to resume. Run it again: imgnet-cluster launch --local "),
+        (["resume", "1", "--env", "TOKEN"], 1, "job-1 is done; there is nothing to resume"),
         (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
         (["status", "job-2"], 102, "there is job-1"),
         (["status", "job-01"], 102, "job-01"),
@@ -320,6 +378,17 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
         sandbox.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
     )
     assert_refused(sandbox.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
+    run.write_attempt(2, "0.a", reason="machine 1 is lost")
+    lost = sandbox.cli("logs", "--machine", "1")
+    note = "machine 1 takes no part in attempt 2 of job-1; its log of attempt 1:\n"
+    assert (lost.code, lost.out, lost.err) == (0, "rank 0\n", note)
+    assert_refused(sandbox.cli("logs", "--rank", "3"), 1, "job-1 has 2 training processes")
+    assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
+
+
+@pytest.mark.parametrize("command", ["record", "report", "export"])
+def test_format_is_no_name_of_a_file_that_is_written(sandbox: Fixture, command: str) -> None:
+    assert_refused(sandbox.cli(command, "-o", "json"), 2, "-o names the file to write")
 
 
 def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:

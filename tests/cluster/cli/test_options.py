@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
-from cluster.cli import cloud, evaluate, launch, plan
+from cluster.cli import checks, evaluate, launch, plan
 from cluster.cli.options import (
     OPTION_GROUPS,
     CommandGroup,
@@ -18,7 +18,7 @@ from cluster.cli.options import (
 from cluster.errors import BadInput
 from train.tools.records import DamagedRecord
 
-GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, cloud.check]
+GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, checks.check]
 
 
 def help_text(command: click.Command) -> str:
@@ -47,7 +47,17 @@ def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) ->
 
 def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> None:
     groups = launch.launch.options_by_group(click.Context(launch.launch))
-    assert list(groups) == ["Machines", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Output"]
+    assert list(groups) == [
+        "Machines",
+        "Slurm",
+        "AWS",
+        "Data",
+        "Training",
+        "Recovery",
+        "Limits",
+        "Notifications",
+        "Output",
+    ]
     first_options = {group: options[0].opts[0] for group, options in groups.items()}
     assert first_options == {
         "Machines": "--local",
@@ -57,8 +67,15 @@ def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> N
         "Training": "--target",
         "Recovery": "--spares",
         "Limits": "--max-hours",
+        "Notifications": "--notify",
         "Output": "-d",
     }
+
+
+def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
+    text = help_text(launch.resume)
+    assert "[default" not in text and "--max-hours HOURS" in text and "--on-demand" in text
+    assert "[default" in help_text(launch.launch)
 
 
 def test_own_options_use_the_known_groups_and_others_come_last() -> None:
@@ -75,7 +92,9 @@ def test_commands_with_many_options_are_grouped() -> None:
     from cluster.cli.app import cli
 
     many = {name for name, command in cli.commands.items() if len(command.params) > 10}
-    assert many == {"launch", "plan"} and all(isinstance(cli.commands[name], GroupedCommand) for name in many)
+    assert many == {"launch", "resume", "run", "plan", "eval", "check"} and all(
+        isinstance(cli.commands[name], GroupedCommand) for name in many
+    )
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])

@@ -72,6 +72,14 @@ def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
     assert [machine.port for machine in parse_text(tmp_path, text).machines] == [22, 23]
 
 
+def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
+    text = 'shared = "/a"\nport = 22\nmachines = ["a:2222", "b", {host = "[fd00::1]:23"}, "fd00::2"]\n'
+    machines = parse_text(tmp_path, text).machines
+    assert [(machine.host, machine.port) for machine in machines] == [
+        ("a", 2222), ("b", 22), ("fd00::1", 23), ("fd00::2", 22),
+    ]  # fmt: skip
+
+
 def test_hosts_json_round_trip(tmp_path: Path) -> None:
     hosts = parse_text(tmp_path, COMPLETE_FILE)
     value = json.loads(json.dumps(encode(hosts)))
@@ -113,6 +121,8 @@ TWO_MACHINES = 'machines = ["a", "b"]\n'
         'user = "a\\nb"\nmachines = ["a"]': "user: is 'a\\nb'; write",
         "folder = 'imgnet'\nmachines = ['a']": "folder: is 'imgnet'; write a path that begins with / or ~/",
         "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a key type and a key",
+        'machines = ["a:70000"]': "machines[0].port: is 70000; write a number from 1 to 65535",
+        "[[machines]]\nhost = 'a:23'\nport = 22": "machines[0].port: is given twice, in host = 'a:23' too",
         "machines = [": "Invalid value (at end of document)",
     }.items(),
 )

@@ -2,14 +2,17 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.connectors import untrusted
 from cluster.connectors.local import Connector
 from cluster.connectors.log_sync import LogShipper, pull_logs
 
@@ -65,6 +68,21 @@ def test_pull_logs_repeated_calls_copy_each_byte_once(shared: Path, run_folder: 
     pulled_bytes += pull_logs(Connector(), str(shared), run_folder)
     assert (run_folder / "logs/a").read_bytes() == (shared / "logs/a").read_bytes()
     assert pulled_bytes == (shared / "logs/a").stat().st_size
+
+
+def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, run_folder: Path) -> None:
+    (shared / "logs/a").mkdir(parents=True)
+    append(shared / "logs/a/rank-0.log", b"1")
+    append(shared / "logs/b", b"1")
+    pull_logs(Connector(), str(shared), run_folder)
+    shutil.rmtree(shared / "logs")
+    (shared / "logs/b").mkdir(parents=True)
+    append(shared / "logs/a", b"12")
+    append(shared / "logs/b/rank-0.log", b"12")
+    append(shared / "logs/c", b"12")
+    pull_logs(Connector(), str(shared), run_folder)
+    assert (run_folder / "logs/c").read_bytes() == b"12"
+    assert (run_folder / "logs/a/rank-0.log").read_bytes() == (run_folder / "logs/b").read_bytes() == b"1"
 
 
 class GrowingFileConnector(Connector):
@@ -198,3 +216,57 @@ def test_log_shipper_full_disk_raises_then_continues(work_folder: Path, small_di
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     shipper.ship_new_bytes()
     assert target.read_bytes() == content
+
+
+# --- links that another user of the shared folder has placed -------------------------------------------------------
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of the agent's user, with files whose names the agent writes elsewhere."""
+    folder = tmp_path / "victim"
+    (folder / "000001").mkdir(parents=True)
+    for path in (folder / "rank-0.log", folder / "000001/rank-0.log"):
+        path.write_bytes(b"mine")
+    return folder
+
+
+LINKS = {"logs": ".", "logs/000001": ".", "logs/000001/rank-0.log": "rank-0.log"}
+
+
+@pytest.mark.parametrize("place", LINKS)
+def test_log_shipper_writes_through_no_link(work_folder: Path, tmp_path: Path, victim: Path, place: str) -> None:
+    append(work_folder / "logs/000001/rank-0.log", b"of the trainer\n")
+    shared = tmp_path / "of all"
+    link = shared / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim / LINKS[place])
+    shipper = LogShipper(work_folder, shared)
+    with pytest.raises(OSError, match="symbolic link or not a regular file; remove it"):
+        shipper.ship_new_bytes()
+    assert {path.read_bytes() for path in victim.rglob("*.log")} == {b"mine"}
+    link.unlink()
+    assert shipper.ship_new_bytes() == len(b"of the trainer\n")
+
+
+@pytest.mark.parametrize("place", LINKS)
+def test_pull_logs_copies_nothing_through_links(tmp_path: Path, run_folder: Path, victim: Path, place: str) -> None:
+    link = tmp_path / "of all" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim / LINKS[place])
+    assert pull_logs(Connector(), str(tmp_path / "of all"), run_folder) == 0
+    assert not list(run_folder.rglob("*.log"))
+
+
+def test_pull_logs_keeps_a_part_of_the_disk_free(
+    shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = untrusted.FREE_DISK_BYTES + 10
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**13, free=free))
+    append(shared / "logs/a", b"few bytes")
+    assert pull_logs(Connector(), str(shared), run_folder) == 9
+    append(shared / "logs/a", 11 * b"x")
+    with pytest.raises(OSError, match="No space left"):
+        pull_logs(Connector(), str(shared), run_folder)
+    free += 1
+    assert pull_logs(Connector(), str(shared), run_folder) == 11

@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import libtmux
 import pytest
 
 from cluster.connectors import tmux
@@ -117,6 +119,42 @@ def test_start_session_inherits_caller_environment_and_folder(
     assert second["environ"]["BOTH"] == "of the second" and second["environ"]["OF_THE_SECOND"] == "2"
     assert "OF_THE_FIRST" not in second["environ"]
     assert (first["cwd"], second["cwd"]) == (str(sandbox.path), str(sandbox.path / "second"))
+
+
+def test_start_session_survives_end_of_server(sandbox: Fixture) -> None:
+    """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
+    for _ in range(300):
+        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])  # ends the session that is there
+    assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
+
+
+@pytest.mark.parametrize("lost_commands", [1, 3])
+def test_start_session_repeats_command_that_ending_server_lost(
+    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch, lost_commands: int
+) -> None:
+    command = libtmux.Server.cmd
+    lost: list[str] = []
+
+    def lose_first(server: libtmux.Server, name: str, *arguments: Any, **settings: Any) -> Any:
+        if name == "start-server" and len(lost) < lost_commands:
+            lost.append(name)
+            return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
+        return command(server, name, *arguments, **settings)
+
+    monkeypatch.setattr(libtmux.Server, "cmd", lose_first)
+    tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
+    assert len(lost) == lost_commands
+    assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
+
+
+def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(
+        libtmux.Server, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
+    )
+    monkeypatch.setattr(tmux, "session_owner", lambda _: None)
+    with pytest.raises(ClusterError, match="server exited unexpectedly"):
+        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
 
 
 def test_start_session_command_may_end_at_once(sandbox: Fixture) -> None:

@@ -61,6 +61,16 @@ def test_paths_of_the_project_are_mirrored(path: str) -> None:
     assert untrusted.is_mirrored_path(path, MACHINES)
 
 
+@pytest.mark.parametrize("path", ["logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py"])
+def test_files_that_python_could_import_are_not_mirrored(path: str) -> None:
+    assert not untrusted.is_mirrored_path(path, MACHINES)
+
+
+@pytest.mark.parametrize("path", ["metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b"])
+def test_folders_in_place_of_files_that_commands_read_are_not_mirrored(path: str) -> None:
+    assert not untrusted.is_mirrored_path(path, MACHINES)
+
+
 @given(NOISE, st.dictionaries(st.sampled_from(["logs/a", "metrics/b"]), st.integers(0, 1 << 33)))
 def test_parse_new_bytes_gives_mirrored_files_or_bad_answer(noise: bytes, known_sizes: dict[str, int]) -> None:
     with contextlib.suppress(BadAnswer):
@@ -98,6 +108,13 @@ def test_parse_new_bytes_names_the_broken_rule(stdout: bytes, rule: str) -> None
         untrusted.parse_new_bytes(stdout, MARK, {"logs/full": untrusted.MAX_FILE_BYTES}, MACHINES)
 
 
+def test_parse_new_bytes_bounds_all_attempt_files_together() -> None:
+    known_sizes = {f"attempts/{number:06d}.json": untrusted.MAX_RECORD_BYTES for number in range(1, 1025)}
+    assert untrusted.parse_new_bytes(answer_of(("logs/a", b"1")), MARK, known_sizes, MACHINES).contents
+    with pytest.raises(BadAnswer, match=r"makes the attempt files 67\.1 MB long together"):
+        untrusted.parse_new_bytes(answer_of(("attempts/001025.json", b"{}")), MARK, known_sizes, MACHINES)
+
+
 def test_parse_new_bytes_bounds_the_number_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untrusted, "MAX_FILE_COUNT", 2)
     stdout = answer_of(("logs/b", b""), ("logs/c", b""))
@@ -118,7 +135,7 @@ def test_parse_listing_gives_paths_below_or_bad_answer(noise: bytes) -> None:
     "entry", ["5 ./../x", "5 ./a/../../x", "5 /etc/passwd", "5 .//etc", "x ./a", "-5 ./a", "5 ", f"{10**18} ./a"]
 )
 def test_parse_listing_refuses(entry: str) -> None:
-    with pytest.raises(BadAnswer, match="which is not a file below the folder"):
+    with pytest.raises(BadAnswer, match="which is not the size and path of a file in the folder"):
         untrusted.parse_listing(f"{entry}\0".encode())
 
 

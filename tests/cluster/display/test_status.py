@@ -1,6 +1,7 @@
 """Terminal output: numbers, tables, a plan and a job's status."""
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from cluster.display import status, tables
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
+from cluster.state.timeline import AttemptRow
 from train.metrics import text
+from train.recipe import Command
 
 Fixture = Any
 
@@ -71,13 +74,13 @@ def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
     assert ran.code == 0 and ran.err == ""
     for text_part in (
         "global batch",
-        "rate/256",
+        "lr per 256",
         "steps",
-        "note: rates are stated for 1 GPU",
+        "note: learning rates are stated for 1 GPU",
         "12 steps over 60 images",
     ):
         assert text_part in ran.out
-    assert "0-3" in ran.out and "full" in ran.out and "square" in ran.out
+    assert "0-3" in ran.out and "pre-resized to" in ran.out and "square" in ran.out
 
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
@@ -94,9 +97,34 @@ def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
         images_per_second=401_234.5,
         top1=76.1234,
         lr=0.000123456,
+        goodput=0.77586,
     )
     status.show_status(job_status, {}, [])
     values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
-    assert (values["time"], values["images/s"]) == ("3:30:00", "401234")
+    assert (values["time at work"], values["images/s"]) == ("3:30:00", "401234")
     assert (values["top-1 %"], values["learning rate"]) == ("76.12", "0.0001235")
+    assert values["goodput"] == "77.6 %"
     assert re.fullmatch(r"[-0-9]{10} [:0-9]{8} [+-][0-9]{4}", values["created"]), "local time, with its zone"
+
+
+def test_command_is_not_called_a_recipe(hand_made: Any, capsys: Any) -> None:
+    own = hand_made("job-1", workload=Command(argv=["python", "train.py"], name="mine")).job.status()
+    trained = hand_made("job-2").job.status()
+    status.show_status(own, {}, [])
+    lines = capsys.readouterr().out.splitlines()
+    assert "name               mine" in lines and not [line for line in lines if line.startswith(("recipe", "work"))]
+    for jobs, title in (([own], "command"), ([trained], "recipe"), ([own, trained], "recipe/command")):
+        status.show_jobs({job.job: job for job in jobs})
+        assert capsys.readouterr().out.split()[1] == title
+
+
+def test_show_timeline_of_many_attempts_prints_the_last_with_their_day(capsys: Any) -> None:
+    attempts = [
+        AttemptRow(attempt=number, at=1e9 + 7200 * number, machines=("0",), first_step=number, reason="lost")
+        for number in range(1, 51)
+    ]
+    status.show_timeline(attempts)
+    first_line, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert first_line == "the last 20 of 50 attempts; all: imgnet-cluster status JOB -o json"
+    assert [int(row.split()[0]) for row in rows] == [*range(31, 51)]
+    assert rows[0].split()[1] == time.strftime("%m-%d", time.localtime(1e9 + 7200 * 31))

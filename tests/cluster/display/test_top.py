@@ -239,7 +239,7 @@ def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
         0.0,
     )
     assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"} and len(COLUMN_DROP_ORDER) == len(TOP_COLUMNS) - 1
-    full_width = Console(width=300).measure(display_top._build_table(rows, 300)).maximum
+    full_width = Console(width=300).measure(display_top._build_table(rows, TOP_COLUMNS)).maximum
     assert (
         fitting_columns(rows, full_width) == [*TOP_COLUMNS]
         and len(fitting_columns(rows, full_width - 1)) == len(TOP_COLUMNS) - 1
@@ -250,7 +250,12 @@ def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
         dropped = {*TOP_COLUMNS} - {*columns}
         assert dropped == {*COLUMN_DROP_ORDER[: len(dropped)]}
         assert columns == [name for name in TOP_COLUMNS if name in columns]
-        assert Console(width=300).measure(display_top._build_table(rows, width)).maximum <= max(width, len("machine"))
+        assert Console(width=300).measure(display_top._build_table(rows, columns)).maximum <= max(width, len("machine"))
+
+
+def test_fitting_columns_on_processors_have_no_gpus() -> None:
+    columns = fitting_columns(machine_table_rows({"0": machine(use=MachineLoad(cpu=34.2))}, 0.0), 1000)
+    assert "CPU %" in columns and not {"GPU %", "min %", "GPU GB", "°C"} & {*columns}
 
 
 def test_fitting_columns_without_a_slowest_machine() -> None:
@@ -305,7 +310,7 @@ def run_top(width: int, until: str = "", press: bytes = b"", once: bool = False,
             if press and until in out.decode(errors="replace"):
                 os.write(terminal, press)
                 press = b""
-        return process.wait(10), out.decode()
+        return process.wait(120), out.decode()
     finally:
         process.kill()
         process.wait()
@@ -335,4 +340,5 @@ def test_show_top_fits_the_terminal_width(width: int) -> None:
     assert [line.split()[0] for line in lines if line.startswith("machine-")] == [
         f"machine-{number}-of-a-long-name" for number in range(3)
     ]
-    assert "training" in out and len(lines) == 7
+    notes = [line for line in lines if line.startswith(f"not shown in {width} columns: ")]
+    assert "training" in out and len(notes) == 1 and lines.index(notes[0]) == 7, "the last line is the note"

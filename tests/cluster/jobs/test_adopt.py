@@ -23,7 +23,10 @@ class ConnectorOfHost(Connector):
     def __init__(self, host: object) -> None:
         super().__init__()
 
-    def close(self) -> None:
+    def __enter__(self) -> "ConnectorOfHost":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """There is no connection."""
 
 
@@ -56,7 +59,7 @@ def change(shared: Path) -> Change:
 
 def test_adopted_job_has_the_machines_of_the_hosts_file_and_the_training_of_the_description(shared: Path) -> None:
     job = adopt.adopt("hosts.toml")
-    assert job.name == "job-1" and job.spec.name == "job-1" and job.spec.uid == UID
+    assert job.name == "job-3" and job.spec.name == "job-3" and job.spec.uid == UID
     assert job.spec.hosts and job.spec.hosts.shared == str(shared)
     assert job.spec.recipe.name == "tiny" and not job.spec.is_one_computer
     assert (job.run_folder.shared / "job.json").read_bytes() == job.run_folder.spec_path.read_bytes()
@@ -79,6 +82,12 @@ def test_job_of_another_backend_is_refused_and_leaves_no_run_folder(change: Chan
     assert store.all_jobs() == [] and not list(store.runs_folder().glob("*"))
 
 
+def test_adopted_job_still_generates_its_images(change: Change) -> None:
+    """A launch that was interrupted leaves the built-in set unfinished, which no other job may complete."""
+    change(generate_data=True)
+    assert adopt.adopt("hosts.toml").spec.generate_data
+
+
 def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) -> None:
     change(
         queue="/etc",
@@ -91,7 +100,7 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
         forecast={"minutes": 1.0, "terms": {"evil": 1.0}},
     )
     spec = adopt.adopt("hosts.toml").spec
-    assert (spec.queue, spec.parallel, spec.name, spec.metadata_address) == ("", 1, "job-1", "")
+    assert (spec.queue, spec.parallel, spec.name, spec.metadata_address) == ("", 1, "job-3", "")
     assert spec.backend_settings is None and spec.poweroff_grace is None and spec.forecast is None
     assert "evil" not in json.dumps(spec.to_json())
 
@@ -139,3 +148,8 @@ def test_folder_without_jobs_says_so(shared: Path) -> None:
     (shared / UID / "result.json").touch()
     with pytest.raises(NoSuchJob, match="no unfinished job"):
         adopt.adopt("hosts.toml")
+
+
+def test_adopted_job_whose_name_is_taken_gets_the_next_number(shared: Path) -> None:
+    Path("runs/job-3").mkdir(parents=True)
+    assert adopt.adopt("hosts.toml").name == "job-1"

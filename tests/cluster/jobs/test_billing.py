@@ -8,11 +8,15 @@ import pytest
 from support import aws_journal
 from support.train_records import epoch_line, step_line
 
+from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.cli import cloud
 from cluster.display import cloud as display_cloud
 from cluster.jobs import billing, store
 from infra.aws.journal_events import InstanceEnded, JournalEvent
 from infra.aws.launch_request import Place
+from infra.costs import Traffic
+from train.tools.filesystem import to_json_bytes
+from train.tools.records import encode
 
 Fixture = Any
 DOLLAR_PER_SECOND = 3600.0  # as a price per hour
@@ -71,9 +75,9 @@ def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
     assert (second["id"], second["all"]) == ("i-2", 500.0)
     assert report == {
         "job": "job-1", "is_billed": True, "dollars": 1500.0, "machine_dollars": 1500.0, "disk_dollars": 0.0,
-        "address_dollars": 0.0, "nat_dollars": 0.0, "hours": 1500 / 3600,
-        "unknown": [], "running": 0, "per_epoch": None,
-        "to_target": None, "wasted": None, "wasted_seconds": 0,
+        "address_dollars": 0.0, "nat_dollars": 0.0, "traffic_dollars": 0.0, "traffic": [], "hours": 1500 / 3600,
+        "earlier_dollars": 0.0, "unknown": [], "running": 0, "per_epoch": None,
+        "to_target": None, "wasted": None, "wasted_seconds": 0, "warning": "",
     }  # fmt: skip
     assert list(first)[-1] == "all" and json.loads(json.dumps(first)) == first
 
@@ -106,3 +110,30 @@ def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(display_cloud, "show_cost", lambda _: calls.append("show_cost"))
     cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
     assert calls == ["refresh", "cost_report", "show_cost"]
+
+
+def test_cost_shows_a_row_for_each_kind_of_traffic(hand_made: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
+    run = hand_made(backend="aws", cloud={})
+    write_journal(run, ("i-1", 0.0, 1000.0), price=0.36)
+    moved = Traffic(shared_written_bytes=2 * 10**9, home_bytes=10**9)
+    record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=0.0, last=1000.0, traffic=moved)})
+    (run.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
+    report = billing.cost_report(run.job)
+    assert report.cost.dollars == pytest.approx(0.1 + 0.12 + 0.09)
+    assert [row["name"] for row in cast("list[dict[str, str]]", report.to_json()["traffic"])] == [
+        "shared folder, written",
+        "data out to this computer",
+    ]
+    display_cloud.show_cost(report)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "shared folder, written 2.000 GB $0.06 $0.1200" in text and "traffic $0.2100" in text
+
+
+def test_cost_until_a_moment_has_the_traffic_until_then(hand_made: Fixture) -> None:
+    run = hand_made(backend="aws", cloud={})
+    write_metrics(run, 1, (1, 0.0), (20, 500.0), epoch=500.0)
+    write_journal(run, ("i-1", 0.0, 1000.0), price=0.36)
+    moved = Traffic(shared_written_bytes=100 * 10**9)
+    record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=0.0, last=1000.0, traffic=moved)})
+    (run.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
+    assert billing.cost_report(run.job).per_epoch == pytest.approx(3.0 + 0.05, abs=0.01)

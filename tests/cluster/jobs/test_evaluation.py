@@ -21,7 +21,7 @@ from cluster.connectors import untrusted
 from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
-from cluster.machines import checkpoint_files
+from cluster.machines import trained_files
 from cluster.plots import crops
 
 Fixture = Any
@@ -79,7 +79,7 @@ def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_
     local_shared = tmp_path / "home"
     checkpoint = local_shared / "checkpoints/000002/step-00000008.pt"
     for _ in range(2):
-        path = checkpoint_files.download_checkpoint(
+        path = trained_files.download_checkpoint(
             connector, str(remote_shared), local_shared, lambda done, total: progress.append((done, total))
         )
         assert path == checkpoint
@@ -101,7 +101,7 @@ def test_download_checkpoint_of_a_lying_machine(
     class LyingConnector(Connector):
         name = "machine 0"
 
-        def list_files(self, folder: str) -> dict[str, int]:
+        def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
             return listing
 
         def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
@@ -111,14 +111,14 @@ def test_download_checkpoint_of_a_lying_machine(
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     context = pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext()
     with context:
-        found = checkpoint_files.download_checkpoint(LyingConnector(), "/shared", tmp_path / "run", lambda *_: None)
+        found = trained_files.download_checkpoint(LyingConnector(), "/shared", tmp_path / "run", lambda *_: None)
         assert found is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_download_checkpoint_without_any_returns_none(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
-    assert checkpoint_files.download_checkpoint(SlowConnector(), missing, tmp_path, lambda *_: None) is None
+    assert trained_files.download_checkpoint(SlowConnector(), missing, tmp_path, lambda *_: None) is None
 
 
 def test_newest_checkpoint_remote_job_falls_back_to_local_copy(
@@ -217,12 +217,12 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
     assert [(row["crop"], row["size"]) for row in rows][:3] == [("center", 32), ("center", 48), ("rect", 32)]
     assert (rows[0]["top1"], rows[0]["top5"]) == (result.top1, result.top5)
     assert (report["epoch"], report["images"], report["procs"]) == (3, 20, 1)
-    assert report["step"] == int(Path(report["checkpoint"]).stem.rpartition("-")[2]) > 3
+    assert report["step"] == finished.job().result.steps > 3
     expected_buckets = [(bucket["from"], bucket["to"], bucket["images"]) for bucket in report["buckets"]]
     for gain in report["gains"]:
         assert [(bucket["from"], bucket["to"], bucket["images"]) for bucket in gain["buckets"]] == expected_buckets
     assert [gain["size"] for gain in report["gains"]] == [32, 48]
-    assert report["checkpoint"].endswith(".pt") and report["plot"] == "crops.png"
+    assert report["checkpoint"].endswith("job-1/network/model.safetensors") and report["plot"] == "crops.png"
     assert not finished.job_pids()
 
 
@@ -266,12 +266,15 @@ def highest_white_band(page: Any) -> int:
 
 def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
     report = json.loads(evaluated.out)
-    shutil.copy(report["checkpoint"], tmp_path / "kept.pt")
-    ran = finished.cli("eval", tmp_path / "kept.pt", "--data", finished.data, "--sizes", "32", "--workers", "0")
+    shutil.copy(report["checkpoint"], tmp_path / "kept.safetensors")
+    ran = finished.cli(
+        "eval", tmp_path / "kept.safetensors", "--data", finished.data, "--sizes", "32", "--workers", "0"
+    )
     assert ran.code == 0, ran
     cells = [line.split() for line in ran.out.splitlines()]
     assert ["center", "32", "1", f"{report['rows'][0]['top1']:.3f}"] in [line_cells[:4] for line_cells in cells]
     assert f"3 epochs done, step {report['step']}; 20 images" in ran.out
+    assert "classes of the lowest accuracy, center at 32:" in ran.out
     assert "rect at 32 above center, in points, by width / height:" in ran.out
     assert cells[-1][:2] == ["all", "20"]
 
@@ -303,14 +306,14 @@ def test_eval_help_states_the_limits_of_rect(sandbox: Fixture) -> None:
     ("arguments", "code", "message"),
     [
         (("job-7",), 102, "no such job"),
-        (("nowhere.pt",), 2, "is neither a job nor a checkpoint"),
+        (("nowhere.pt",), 2, "nowhere.pt: there is no such file"),
         (("home",), 2, "is neither a job nor a checkpoint"),
         (("job-1", "--crops", "middle"), 2, "choose from center, rect, five, tta"),
         (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),
         (("job-1", "--procs", "0"), 2, "--procs"),
-        ((), 2, "JOB|CHECKPOINT"),
+        ((), 102, "there is no job in"),
     ],
 )
 def test_eval_bad_input_is_refused_in_one_line(

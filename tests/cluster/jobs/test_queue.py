@@ -82,7 +82,7 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     (first,) = sandbox.program_pids("-m cluster.jobs.queue")
     argv = [sys.executable, "-m", "cluster.jobs.queue", str(runs_folder), queue_id]
     second = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert second.returncode == 0 and "another process is at work" in second.stderr
+    assert second.returncode == 0 and "another process is running" in second.stderr
     launch_id = long.run_folder.launch_id
     os.kill(first, signal.SIGKILL)
     sandbox.wait_for(lambda: not sandbox.pids("-m cluster.jobs.queue"))
@@ -291,7 +291,7 @@ def test_refresh_concurrent_calls_start_one_queue_process(
 
 
 def test_spec_parallel_jobs_share_the_processors(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     spec = hand_made(procs=2).spec
     assert (spec.threads_per_process, spec.loader_workers) == (None, None)
     parallel_spec = replace(spec, parallel=3, queue="q")
@@ -389,11 +389,35 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
     assert store.all_jobs() == [] and not list((sandbox.path / "runs").iterdir())
 
 
-def test_resolve_parallel_local_refuses_to_share_gpus(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_parallel_local_needs_a_gpu_for_each_process(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     assert queue.resolve_parallel(plans) == 1 and queue.resolve_parallel(plans, 2) == 2
     with pytest.raises(BadInput, match=r"^--parallel: must be from 1 to 10000, not 20000$"):
         queue.enqueue(plans, 20_000)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(BadInput, match=r"--parallel 2: the jobs would share this computer's GPUs \(2\)"):
-        queue.resolve_parallel(plans, 2)
+    assert queue.resolve_parallel(plans, 2) == 2
+    with_two = [replace(plan, spec=replace(plan.spec, procs=2)) for plan in plans]
+    with pytest.raises(BadInput, match=r"^--parallel 2: .* has 2; pass --procs 1, or leave --parallel out$"):
+        queue.resolve_parallel(with_two, 2)
+    with_four = [replace(plan, spec=replace(plan.spec, procs=4)) for plan in plans]
+    assert queue.resolve_parallel(with_four, 2) == 2, "they train on the CPU"
+
+
+def test_local_jobs_that_run_at_once_get_gpus_of_their_own(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-2,3,4")
+    plans = sweep(sandbox, *((name, sandbox.data, 1) for name in ("a", "b", "c")))
+    jobs = [submit.create_job(replace(plan.spec, procs=procs)) for plan, procs in zip(plans, (2, 2, 6), strict=True)]
+    first, second, large = jobs
+    for job in jobs:
+        job.claim_machines()
+        job.run_folder.launch_path.write_text("started")
+    assert first.spec.gpus_of_computer == ("0", "1") and second.spec.gpus_of_computer == ("GPU-2", "3")
+    assert large.spec.gpus_of_computer == ()
+    first.run_folder.result_path.write_text("{}")
+    large.run_folder.spec_path.write_text(json.dumps(replace(large.spec, procs=3).to_json()))
+    again = Job(large.path)
+    again.claim_machines()
+    assert again.spec.gpus_of_computer == ("0", "1", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    again.claim_machines()
+    assert again.spec.gpus_of_computer is None

@@ -130,8 +130,11 @@ def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Fixture) -> 
 def test_job_scalars_of_finished_job(finished: Fixture) -> None:
     job = Job(finished.path / "runs/job-1")
     assert job.has_ended and job.state == job.wait(0) == "done" and not job.is_alive
-    top1 = job.scalars("val/top1")
+    top1 = job.scalars("accuracy/val_top1")
     assert [images for images, _ in top1] == [60, 120, 180]
-    assert top1[-1][1] == known(job.result).top1 and len(job.scalars("val/top5")) == len(job.scalars("val/loss")) == 3
-    loss = job.scalars("train/loss")
+    assert (
+        top1[-1][1] == known(job.result).top1
+        and len(job.scalars("accuracy/val_top5")) == len(job.scalars("loss/val")) == 3
+    )
+    loss = job.scalars("loss/train")
     assert loss[-1][0] == 180 and all(value > 0 for _, value in loss)

@@ -61,8 +61,8 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
         append_log(run, "one\n")
         first = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\n")
-        assert start_supervisor(run).wait(20) == 0 and first.poll() is None
-        assert "another supervisor is at work" in (sandbox.path / "supervisor.log").read_text()
+        assert start_supervisor(run).wait(120) == 0 and first.poll() is None
+        assert "another supervisor is running" in (sandbox.path / "supervisor.log").read_text()
         first.kill()
         first.wait()
         append_log(run, "two\n")
@@ -73,7 +73,7 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
         sandbox.wait_for(lambda: local_log(run) == "one\ntwo\nthree\n")
         assert third.poll() is None and not run.job.has_ended
         run.write_status("stopped", reason="stopped by the user", ended=True)
-    assert third.wait(20) == 0
+    assert third.wait(120) == 0
     assert run.job.state == "stopped" and local_log(run) == "one\ntwo\nthree\n"
     assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
 
@@ -83,7 +83,7 @@ def test_supervisor_of_ended_job_exits_and_keeps_result(hand_made: Fixture, star
     run.write_status("failed", reason="long ago", ended=True)
     run.job.refresh()
     before = run.run_folder.result_path.read_bytes()
-    assert start_supervisor(run).wait(20) == 0 and run.run_folder.result_path.read_bytes() == before
+    assert start_supervisor(run).wait(120) == 0 and run.run_folder.result_path.read_bytes() == before
 
 
 def test_supervisor_on_full_disk_stays_until_agent_is_gone(
@@ -97,7 +97,7 @@ def test_supervisor_on_full_disk_stays_until_agent_is_gone(
         log = sandbox.path / "supervisor.log"
         sandbox.wait_for(lambda: "No space left" in log.read_text())
         assert supervisor.poll() is None
-    assert supervisor.wait(20) == 1 and "Traceback" not in log.read_text()
+    assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
 
 
 def logged_messages(run: Any) -> str:
@@ -106,28 +106,28 @@ def logged_messages(run: Any) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_supervisor_log_keeps_the_reason_of_its_death(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, signal_number: signal.Signals
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture
 ) -> None:
+    """The keys by which people try to leave the session, such as Ctrl-C, do not end it."""
     run = hand_made()
     run.write_status("training")
     with run.hold_agent_lock():
         append_log(run, "one\n")
         supervisor = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\n")
-        supervisor.send_signal(signal.SIGHUP)
+        for signal_number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
+            supervisor.send_signal(signal_number)
         sandbox.wait_for(lambda: "SIGHUP" in logged_messages(run))
-        supervisor.send_signal(signal_number)
-        assert supervisor.wait(20) in (-signal_number, 128 + signal_number)
-    reason = "SIGTERM: the supervisor was ended" if signal_number == signal.SIGTERM else "KeyboardInterrupt"
-    assert reason in logged_messages(run)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(120) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert "SIGTERM: the supervisor was ended" in logged_messages(run)
 
 
 def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture) -> None:
     run = hand_made()
     run.write_shared("status/0.json", "[]")
-    assert start_supervisor(run).wait(20) == 1
+    assert start_supervisor(run).wait(120) == 1
     assert "is damaged" in logged_messages(run)
 
 

@@ -1,6 +1,7 @@
 """The supervisor of a rented job and credentials: who starts one, who ends one, and what `status` says of it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,16 +12,19 @@ import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.connectors.hosts_file import Hosts
-from cluster.errors import ClusterError, NoCloudAccess
+from cluster.display.progress import follow
+from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
+from cluster.jobs import billing
 from cluster.jobs.job_reader import SUPERVISOR_START_MARKER
 from cluster.jobs.supervisor import supervise
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.supervisor_records import SupervisorTrouble
-from infra.errors import NoCredentials
+from infra.errors import AdoptedElsewhere, NoCredentials
 
 Fixture = Any
 REFUSED = SupervisorTrouble(error="the toy cloud refuses the credentials", lacks_access=True)
+NOTHING_IS_RENTED = "nothing is rented, so lost and broken machines are not replaced until"
 
 
 @pytest.fixture
@@ -84,13 +88,13 @@ def test_command_without_credentials_starts_no_supervisor(job: Any, without_cred
     job.refresh()
     assert job.sessions == [] and not (job.path / SUPERVISOR_START_MARKER).exists()
     warning = job.status().warning
-    assert "no supervisor is at work: the toy cloud: no credentials" in warning
-    assert "lost machines are not replaced until" in warning and "imgnet-cluster status job-1" in warning
+    assert "no supervisor is running: the toy cloud: no credentials" in warning
+    assert f"; {NOTHING_IS_RENTED}" in warning and "imgnet-cluster status job-1" in warning
 
 
 def test_stop_and_wait_without_credentials_and_supervisor_say_so_at_once(job: Any, without_credentials: None) -> None:
     for command in (job.stop, job.wait):
-        with pytest.raises(ClusterError, match="job-1: no supervisor is at work: the toy cloud: no credentials"):
+        with pytest.raises(ClusterError, match="job-1: no supervisor is running: the toy cloud: no credentials"):
             command()
     assert not (job.run_folder.shared / "stop").exists()
 
@@ -109,7 +113,45 @@ def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypat
 
     monkeypatch.setattr(ToyBackend, "poll", poll)
     assert supervise(job) == 1 and not job.has_ended
-    assert "for account 2; lost machines are not replaced until" in job.status().warning
+    assert f"for account 2; {NOTHING_IS_RENTED}" in job.status().warning
+
+
+def test_job_that_another_computer_adopted_is_not_called_running(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.is_supervisor = True
+    error = "job-1 was adopted by another computer (ann on desk), which supervises it since 14:02"
+
+    def poll(_: Any) -> bool:
+        raise JobAdopted(error, since=1000.0)
+
+    def ask_cloud(*_: Any) -> None:
+        raise AssertionError("the cloud is asked no more: the answer cannot change")
+
+    monkeypatch.setattr(ToyBackend, "poll", poll)
+    assert supervise(job) == 1
+    job.is_supervisor = False
+    monkeypatch.setattr(ToyCloud, "check_access", ask_cloud)
+    job.refresh()
+    status = job.status()
+    assert (status.state, status.doing, job.sessions) == ("adopted", "", [])
+    assert status.warning.startswith(f"{error}; all shown here is from before then") and "type:" not in status.warning
+    for command in (job.stop, job.plan_resume):
+        with pytest.raises(ClusterError, match=f"^{re.escape(error)}$"):
+            command()
+    assert follow(job) == EXIT_UNFINISHED
+    report = billing.cost_report(job)
+    assert report.warning.startswith(error) and report.to_json()["warning"] == report.warning
+
+
+def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computer slept: its supervisor is gone, and lacked access before."""
+    supervisor_records.write_trouble(job.path, REFUSED)
+
+    def check_access(*_: Any) -> None:
+        raise AdoptedElsewhere("adopted", since=1000.0)
+
+    monkeypatch.setattr(ToyCloud, "check_access", check_access)
+    job.refresh()
+    assert job.status().state == "adopted" and job.adoption.adopted_since == 1000.0
 
 
 def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +181,7 @@ def test_command_with_fresh_credentials_replaces_a_supervisor_that_is_refused(jo
     supervisor_records.write_trouble(job.path, REFUSED)
     assert REFUSED.error in job.status().warning
     job.refresh()
-    assert holder.wait(10) == -signal.SIGTERM and job.sessions == ["supervisor"]
+    assert holder.wait(120) == -signal.SIGTERM and job.sessions == ["supervisor"]
     job.refresh()
     assert job.sessions == ["supervisor"] and job.status().warning == ""
 
@@ -163,4 +205,4 @@ def test_other_process_that_holds_the_lock_is_not_ended(job: Any, start_holder: 
 
 
 def test_supervisor_that_is_gone_is_told(job: Any) -> None:
-    assert "no supervisor is at work; lost machines are not replaced until" in job.status().warning
+    assert f"no supervisor is running; {NOTHING_IS_RENTED}" in job.status().warning

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 import tarfile
 import threading
@@ -19,35 +18,25 @@ from cluster.machines import code_archive
 PYPROJECT = '[project]\ndependencies = ["click>=8"]\n'
 
 
-def git(root: Path, *arguments: str) -> None:
-    config = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *config, "-C", str(root), *arguments], check=True, capture_output=True)
-
-
 def make_tree(root: Path) -> Path:
     """Make a project: the four packages, a script, a link, and files that must not be sent."""
-    for name in (*code_archive.CODE_PACKAGES, "tools", "cluster/__pycache__"):
+    for name in (*code_archive.CODE_PACKAGES, "docs", "cluster/__pycache__"):
         (root / name).mkdir(parents=True)
     for name in code_archive.CODE_PACKAGES:
         (root / name / "__init__.py").write_text(f'"""{name}."""\n')
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "cluster/__pycache__/x.pyc").write_bytes(b"compiled")
     (root / "train/link.py").symlink_to("__init__.py")
-    (root / "tools/run").write_text("#!/bin/sh\n")
-    (root / "tools/run").chmod(0o755)
+    (root / "docs/page.md").write_text("")
+    (root / "train/run").write_text("#!/bin/sh\n")
+    (root / "train/run").chmod(0o755)
     return root
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A git checkout of such a project; secret.txt is ignored."""
-    root = make_tree(tmp_path / "checkout")
-    (root / ".gitignore").write_text("__pycache__/\nsecret.txt\n")
-    (root / "secret.txt").write_text("not to be sent")
-    git(root, "init")
-    git(root, "add", ".")
-    git(root, "commit", "-m", "first")
-    return root
+    """The folder of such a project."""
+    return make_tree(tmp_path / "checkout")
 
 
 def archive_members(archive_bytes: bytes) -> dict[str, tarfile.TarInfo]:
@@ -59,33 +48,22 @@ def code_hash(root: Path) -> str:
     return code_archive.pack_code(root)[1]
 
 
-def test_pack_code_in_checkout_has_files_known_to_git(checkout: Path) -> None:
-    (checkout / "new ä\n.py").write_text("")
-    (checkout / "recipes/__init__.py").unlink()
-    (checkout / "other").mkdir()
-    git(checkout / "other", "init")
+def test_pack_code_has_packages_and_pyproject_only(checkout: Path) -> None:
+    (checkout / "cluster/.swap").symlink_to("nowhere")
     members = archive_members(code_archive.pack_code(checkout)[0])
-    inits = {f"{name}/__init__.py" for name in ("cluster", "infra", "train")}
-    assert set(members) == {*inits, "train/link.py", "tools/run", "pyproject.toml", ".gitignore", "new ä\n.py"}
+    packages = {f"{name}/__init__.py" for name in code_archive.CODE_PACKAGES}
+    assert set(members) == {*packages, "train/link.py", "train/run", "cluster/.swap", "pyproject.toml"}
 
 
-def test_pack_code_outside_checkout_has_packages_and_pyproject(tmp_path: Path) -> None:
-    members = archive_members(code_archive.pack_code(make_tree(tmp_path / "copied"))[0])
-    assert set(members) == {
-        *(f"{name}/__init__.py" for name in code_archive.CODE_PACKAGES),
-        "train/link.py",
-        "pyproject.toml",
-    }
-
-
-def test_pack_code_in_ignored_folder_has_packages(checkout: Path) -> None:
-    (checkout / ".gitignore").write_text("venv/\n")
-    assert "train/__init__.py" in archive_members(code_archive.pack_code(make_tree(checkout / "venv"))[0])
-
-
-def test_pack_code_without_git_has_packages(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert set(archive_members(code_archive.pack_code(checkout)[0])) >= {"train/link.py", "pyproject.toml"}
+def test_pack_code_has_the_copy_of_the_users_project(checkout: Path, tmp_path: Path) -> None:
+    project = tmp_path / "user_project"
+    for name in ("nets.py", "parts/new ä\n.py", "__pycache__/nets.pyc"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    without, with_project = code_archive.pack_code(checkout), code_archive.pack_code(checkout, project)
+    added = archive_members(with_project[0]).keys() - archive_members(without[0]).keys()
+    assert added == {"user_project/nets.py", "user_project/parts/new ä\n.py"} and without[1] != with_project[1]
+    assert code_archive.pack_code(checkout, tmp_path / "nowhere") == without
 
 
 def test_pack_code_of_installed_package_writes_pyproject(tmp_path: Path) -> None:
@@ -135,18 +113,6 @@ def test_pack_code_changed_tree_changes_hash(tmp_path: Path, change: str) -> Non
     assert code_hash(root) != before
 
 
-def test_pack_code_too_large_names_largest_files(checkout: Path) -> None:
-    for name, size in {"model.pt": 60e6, "b.bin": 50e6, "c.bin": 3e6, "small": 2e6}.items():
-        with (checkout / name).open("wb") as file:
-            file.truncate(int(size))
-    with pytest.raises(ClusterError) as raised:
-        code_archive.pack_code(checkout)
-    message = str(raised.value)
-    assert "model.pt (60 MB), b.bin (50 MB), c.bin (3 MB)" in message and "small" not in message and "\n" not in message
-    (checkout / "model.pt").unlink()
-    assert code_archive.pack_code(checkout)
-
-
 def test_pack_code_unreadable_file_raises_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
@@ -179,7 +145,7 @@ def test_upload_code_places_tree_once(checkout: Path, tmp_path: Path) -> None:
     path = code_archive.upload_code(machine, folder, archive_bytes, name)
     assert path == code_archive.code_folder(folder, name) == f"{folder}/code/{name}"
     code_folder = Path(path)
-    assert os.access(code_folder / "tools/run", os.X_OK) and not os.access(code_folder / "pyproject.toml", os.X_OK)
+    assert os.access(code_folder / "train/run", os.X_OK) and not os.access(code_folder / "pyproject.toml", os.X_OK)
     assert (code_folder / "train/link.py").readlink() == Path("__init__.py")
     assert (code_folder / "pyproject.toml").read_text() == PYPROJECT
     assert machine.inputs == [len(archive_bytes)]
@@ -212,7 +178,7 @@ def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path:
 
         def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
             if argv[0] == "sh":
-                barrier.wait(30)
+                barrier.wait(120)
             return super().run(argv, **options)
 
     def put() -> None:
@@ -222,7 +188,7 @@ def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert answers == [f"{tmp_path}/code/{name}"] * 6
     assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
     assert (tmp_path / "code" / name / "train/__init__.py").exists()

@@ -80,7 +80,7 @@ class RunningJob:
         status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return status
 
-    def pull_until(self, condition: Callable[[], Any], seconds: float = 30, fleet: Fleet | None = None) -> None:
+    def pull_until(self, condition: Callable[[], Any], seconds: float = 120, fleet: Fleet | None = None) -> None:
         """Pull files until a condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -160,7 +160,11 @@ def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: 
     job.fleet.pull_files()
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
 
+    append = ArrivalFolder.append
+
     def write_part(folder: ArrivalFolder, path: str, offset: int, data: bytes) -> int:
+        if path != "logs/a.log":  # the agents write, too
+            return append(folder, path, offset, data)
         copy.write_bytes(data[:3])
         raise OSError(28, "No space left on device", path)
 
@@ -202,6 +206,20 @@ def test_pull_files_ignores_torn_status(job: RunningJob) -> None:
     path.write_text(json.dumps(whole)[:-9])
     job.fleet.pull_files()
     assert job.status("1") == whole
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"id": "1.a", "phase": "none of ours"}'])
+def test_pull_files_leaves_out_what_is_no_status(job: RunningJob, content: str) -> None:
+    """The supervisor reads the statuses before each of its rounds; one that it cannot read would stop it for ever."""
+    os.kill(job.status("1")["pid"], signal.SIGKILL)
+    path = job.shared / "status" / "1.json"
+    job.pull_until(lambda: job.status("1") == json.loads(path.read_text()))
+    whole = job.status("1")
+    path.write_text(content)
+    job.fleet.pull_files()
+    assert job.status("1") == whole
+    notes = job.fleet.setup_progress.rows["1"].notes
+    assert any("has a status/1.json that is no status" in note for note in notes)
 
 
 def test_push_stop_request_ends_agents(job: RunningJob) -> None:
@@ -261,6 +279,7 @@ def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
     job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
     wait_for(lambda: fleet.dead_machines() == [] and not fleet.restarting)
     assert job.agent_starts("1") == 2 and job.agent_starts("0") == 1
+    assert [bool(fleet.setup_progress.rows[name].restarted) for name in "01"] == [False, True]
     wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
 
 
@@ -387,6 +406,19 @@ def test_pull_files_drops_answers_with_foreign_paths(
     job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
 
 
+def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:
+    fleet = job.fleet
+    logs = fleet.folders.path / "logs"
+    (job.shared / "logs" / "a").write_text("one\n")
+    job.pull_until((logs / "a").exists)
+    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+        for lie in (lie_of_first, lie_of_second):
+            lie.write_bytes(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
+        fleet.pull_files()
+        assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
+    assert any("logs/a/x" in line for line in fleet.bad_answers.values())
+
+
 def test_pull_files_uses_honest_machine_beside_liar(job: RunningJob) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     with lying(job.bed.machines[0]) as lie:
@@ -408,6 +440,27 @@ def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:
             job.fleet.pull_files()
         assert peak_bytes() - before < 100_000_000
         assert job.fleet.agents_alive()
+
+
+def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "MAX_ANSWER_SECONDS", 1.0, raising=False)
+    fleet = job.fleet
+    copy = fleet.folders.path / "logs" / "a.log"
+    with lying(job.bed.machines[0]) as lie_of_first:
+        lie_of_first.write_bytes(b"drip")
+        fleet.mirror.last_responder = "0"
+        (job.shared / "logs" / "a.log").write_text("one\n")
+        pull = threading.Thread(target=fleet.pull_files, daemon=True)
+        pull.start()
+        pull.join(120)
+        assert not pull.is_alive() and copy.read_text() == "one\n"
+        assert fleet.mirror.last_responder == "1"
+        with lying(job.bed.machines[1]) as lie_of_second:
+            lie_of_second.write_bytes(b"drip")
+            start = time.monotonic()
+            while time.monotonic() - start < 5:
+                fleet.pull_files()
+            assert not fleet.pull_last_files(), "the answers are not complete"
 
 
 def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> None:
@@ -464,11 +517,10 @@ def test_push_stop_request_passes_backlog_on_slow_link(
     (job.shared / "logs" / "gathered.log").write_bytes(os.urandom(30_000_000))
     fleet.pull_files()
     (fleet.folders.shared / "stop").write_text("{}")
-    start = time.monotonic()
     while not (job.shared / "stop").exists():
         fleet.push_stop_request()
         fleet.pull_files()
-    assert time.monotonic() - start < 8
+    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 30_000_000, "the request came after the logs"
     job.pull_until(lambda: not fleet.agents_alive(), fleet=fleet)
     assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 30_000_000
     assert not fleet.pull_last_files(), "more is on the machine"

@@ -1,6 +1,8 @@
 """Facts and findings of a machine: really probed, with fakes for GPUs, mounts and lost file servers."""
 
+import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -52,7 +54,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def run_probe(answer_type: type[AnswerT], *arguments: object) -> AnswerT:
     """Run the probe as it is run on a machine."""
     argv = [sys.executable, "-m", "cluster.machines.probe", *map(str, arguments)]
-    completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0 and not completed.stderr, completed
     return decode_json(answer_type, completed.stdout.encode())
 
@@ -77,9 +79,9 @@ def test_main_three_machines_see_each_other(tmp_path: Path) -> None:
         assert before <= facts.time <= time.time() and facts.hostname == socket.gethostname()
         assert facts.cpus == len(os.sched_getaffinity(0)) and 0.1 < facts.memory_gb < 1e5
         assert facts.work.free_gb > 0 and (facts.shared.free_gb or 0) > 0
-        assert facts.address["lo"] == "127.0.0.1" and facts.tmux and facts.tmux[0].isdigit()
+        assert "127.0.0.1" in facts.addresses and facts.tmux and facts.tmux[0].isdigit()
         assert facts.shared.link and (facts.shared.fsync_ms or -1) >= 0 and (facts.shared.write_ms or -1) >= 0
-        findings = checks.find_problems(facts, 0, 0.001)
+        findings = checks.find_problems(replace(facts, other_jobs=()), 0, 0.001)  # other tests may run jobs here
         assert not [finding for finding in findings if "/dev/shm" not in finding.what]
     assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
     answers = {name: run_probe(SeenMarkers, *where, "--machine", name, "--expect", "a,b,c") for name in names}
@@ -173,15 +175,15 @@ def test_find_problems_unusable_shared_folder_is_one_error(
 ) -> None:
     folder = tmp_path / "shared"
 
-    def refuse(path: Path, **_: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(root: Path, *_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(root))
 
     if fault == "file":
         folder.write_text("")
     elif fault != "missing":
         folder.mkdir()
     if fault == "not writable":
-        monkeypatch.setattr(Path, "mkdir", refuse)
+        monkeypatch.setattr(probe, "open_below", refuse)
     if fault == "probe is a file":
         (folder / "probe").write_text("")
     text = findings_text(checks.find_problems(probe.gather_facts(folder, tmp_path, folder / "probe/t-a"), 0, 0))
@@ -251,6 +253,28 @@ def test_query_gpus_lost_gpu_is_reported(nvidia_smi: Any) -> None:
     gpus, complaint = probe.query_gpus()
     text = problems_text(procs=8, gpus=gpus, nvidia=complaint)
     assert text.startswith("error: 7 of 8 GPUs visible (nvidia-smi: Unable to determine") and "ask for 7" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("echo 'A100, 40960, 550.54.15, GPU-0, 8.0'; echo 'Unable to determine the device handle'; exit 15", True),
+        ("echo 'No devices were found'; exit 6", True),
+        ('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9', False),
+        ("echo 'A100, 40960, 550.54.15, GPU-0, 8.0'; echo 'A100, 40960, 550.54.15, GPU-1, 8.0'", False),
+        ("", False),
+    ],
+    ids=["one lost", "all lost", "no driver", "all there", "nothing said"],
+)
+def test_is_broken_tells_lost_gpus_from_a_missing_driver(nvidia_smi: Any, text: str, expected: bool) -> None:
+    nvidia_smi(text)
+    gpus, complaint = probe.query_gpus()
+    assert checks.is_broken(replace(FACTS, gpus=gpus, nvidia=complaint), 2) is expected
+
+
+def test_is_broken_when_the_driver_hangs_and_not_without_one() -> None:
+    assert checks.is_broken(replace(FACTS, nvidia="hangs"), 1) and not checks.is_broken(FACTS, 1)
+    assert not checks.is_broken(replace(FACTS, nvidia="hangs"), 0)
 
 
 def test_find_problems_missing_driver_matters_only_with_gpus(nvidia_smi: Any) -> None:
@@ -353,3 +377,42 @@ def test_main_runs_the_module_of_beside_and_returns_its_code(tmp_path: Path) -> 
 def test_free_port_is_none_that_outgoing_connections_get() -> None:
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert probe.MIN_PORT <= probe.free_port() < first_outgoing
+
+
+@pytest.mark.parametrize("others", [(), ("--expect", "a,b")])
+def test_probe_needs_the_standard_library_only(tmp_path: Path, others: tuple[str, ...]) -> None:
+    where = ["--shared", str(tmp_path), "--work", str(tmp_path), "--token", "t", *others]
+    completed = subprocess.run(
+        [sys.executable, "-S", "-m", "cluster.machines.probe", *where],  # -S: without the installed packages
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert ("seen" if others else "hostname") in json.loads(completed.stdout)
+
+
+def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write_process(pid: int, start_seconds: int, *words: str) -> None:
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "cmdline").write_text("\0".join(words) + "\0")
+        (folder / "stat").write_text(f"{pid} (a) b) S {' '.join(['0'] * 18)} {start_seconds * ticks} 0\n")
+
+    (tmp_path / "uptime").write_text("1000.0 1.0\n")
+    agent = ("python", "-m", "cluster.agent")
+    write_process(1, 0, "init")
+    write_process(2, 400, "sh", "-c", "$@", "log", *agent, "/shared/job-1-00000001", "/work", "0")
+    write_process(3, 400, *agent, "/shared/job-1-00000001", "/work", "0")
+    write_process(4, 900, *agent, "/shared/job-2-00000002", "/work", "0")
+    write_process(5, 900, *agent, "/home/me/runs/job-3/machine/shared", "/work", "0")
+    write_process(6, 900, "grep", "cluster.agent")
+    (tmp_path / "7").mkdir()
+    jobs = {job.uid: job for job in probe.find_other_jobs("job-2-00000002", tmp_path)}
+    assert {uid: job.seconds for uid, job in jobs.items()} == {"job-1-00000001": 600.0, "job-3": 100.0}
+    assert jobs["job-3"].user == pwd.getpwuid(os.geteuid()).pw_name
+    facts = replace(FACTS, other_jobs=(jobs["job-1-00000001"],))
+    (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
+    assert warning.level == "warning" and "began 10 minutes ago and is at work here" in warning.what

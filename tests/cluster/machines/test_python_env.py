@@ -1,6 +1,7 @@
 """The Python environment of a machine: the existing one, or a venv that is made once. Real venvs, no network."""
 
 import ast
+import importlib.util
 import json
 import os
 import platform
@@ -109,7 +110,7 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ensure_environment_uses_complete_python(tmp_path: Path) -> None:
     environment = python_env.ensure_environment(tmp_path, ["pytest>=1", "torch>=2"])
     assert environment["python"] == sys.executable and not environment["made"]
-    assert environment["torch"].split("+")[0] == python_env._installed_version("torch").split("+")[0]  # type: ignore[union-attr]
+    assert environment["torch"].split("+")[0] == python_env.installed_version("torch").split("+")[0]  # type: ignore[union-attr]
     assert not list(tmp_path.iterdir())
 
 
@@ -159,7 +160,7 @@ def test_is_installed_follows_pep_440(
     version: str, specifiers: str, expected: bool, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_modules(monkeypatch, *(name for name in PACKAGING_MODULES if name != module))
-    monkeypatch.setattr(python_env, "_installed_version", lambda name: version if name == "imgnet-dummy" else None)
+    monkeypatch.setattr(python_env, "installed_version", lambda name: version if name == "imgnet-dummy" else None)
     assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected
 
 
@@ -209,7 +210,7 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path
     assert sorted(answer["made"] for answer in answers) == [False, True], answers
     (python,) = {answer["python"] for answer in answers}
     assert python.startswith(f"{folder}/venv/") and {answer["torch"] for answer in answers} == {
-        python_env._installed_version("torch")
+        python_env.installed_version("torch")
     }
     made = next(answer for answer in answers if answer["made"])
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
@@ -225,7 +226,7 @@ def test_ensure_environment_installs_only_missing_with_uv(uv_only: Path, tmp_pat
     assert venv.startswith(f"venv --python {sys.executable}") and environment["made"]
     assert install.endswith(" imgnet-dummy>=1") and "pytest>=1" not in install
     constraints = (uv_only / "constraints").read_text().splitlines()
-    assert constraints == [f"{name}=={python_env._installed_version(name)}" for name in ("torch", "pytest")]
+    assert constraints == [f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest")]
 
 
 def test_ensure_environment_other_torch_installs_everything(uv_only: Path, tmp_path: Path) -> None:
@@ -233,6 +234,13 @@ def test_ensure_environment_other_torch_installs_everything(uv_only: Path, tmp_p
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=9999 pytest>=1")
     assert not (uv_only / "constraints").exists()
+
+
+def test_ensure_environment_does_not_keep_a_torch_that_is_too_new(uv_only: Path, tmp_path: Path) -> None:
+    """Its GPUs need an older one: one requirement of two is met, and the torch of this Python must not be pinned."""
+    python_env.ensure_environment(tmp_path / "here", ["torch>=2", "pytest>=1", "torch<2.1"])
+    calls = (uv_only / "calls").read_text()
+    assert "torch>=2 pytest>=1 torch<2.1" in calls and not (uv_only / "constraints").exists()
 
 
 @pytest.mark.parametrize("child", [True, False])
@@ -269,7 +277,7 @@ def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch:
 def test_old_pip_installs_from_inside_the_venv(
     monkeypatch: pytest.MonkeyPatch, version: str | None, is_able: bool
 ) -> None:
-    monkeypatch.setattr(python_env, "_installed_version", lambda name: version)
+    monkeypatch.setattr(python_env, "installed_version", lambda name: version)
     assert python_env._has_pip_for_others() is is_able
 
 
@@ -307,11 +315,23 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     wait_for((uv / "hangs").exists)
     pid = int(wait_for((uv / "hangs").read_text))
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=20)
+    first.communicate(timeout=120)
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
     assert not list(folder.glob("venv/*/" + python_env.COMPLETE_MARKER))
     (uv / "hang").unlink()
     assert finish(start_main(root, folder, str(uv)))["made"]
+
+
+def test_main_terminated_removes_what_is_half_made(uv: Path, tmp_path: Path) -> None:
+    root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
+    (uv / "hang").write_text("")
+    process = start_main(root, folder, str(uv))
+    pid = int(wait_for(lambda: (uv / "hangs").exists() and (uv / "hangs").read_text()))
+    assert list(folder.glob("venv/[!.]*"))
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode == 1 and not list(folder.glob("venv/[!.]*")) and not list(folder.glob("venv/.*.tmp"))
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def test_main_says_that_it_waits_for_another_job(uv: Path, tmp_path: Path) -> None:
@@ -324,7 +344,7 @@ def test_main_says_that_it_waits_for_another_job(uv: Path, tmp_path: Path) -> No
     lines = [second.stdout.readline(), second.stdout.readline()]
     assert "another job is making" in lines[1], lines
     first.kill()
-    first.communicate(timeout=20)
+    first.communicate(timeout=120)
     (uv / "hang").unlink()
     assert finish(second)["made"]
 
@@ -381,7 +401,7 @@ def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:
     good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
-    assert python_env.parse_output(good, "box-1") == ("/p", 1.0, "more")
+    assert python_env.parse_output(good, "box-1") == ("/p", 1.0, "2", (), "more")
     for out, message in {
         '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
@@ -397,8 +417,29 @@ def test_parse_output_returns_python_seconds_and_what_follows() -> None:
 def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
     completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    python, seconds, rest = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and python == sys.executable and seconds >= 0 and rest.startswith("Linux")
+    found = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and found.python == sys.executable and found.seconds >= 0
+    assert found.answer.startswith("Linux")
+
+
+def test_main_find_names_what_is_missing_and_makes_nothing(uv: Path, tmp_path: Path) -> None:
+    code = copy_project(tmp_path / "code", "imgnet-dummy>=1")
+    argv = [sys.executable, "-m", "cluster.machines.python_env", "--find", str(tmp_path / "here")]
+    path = f"{uv}:{os.environ['PATH']}"
+    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    found = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and found.python == sys.executable and not (tmp_path / "here").exists()
+    assert found.missing_packages == ("imgnet-dummy>=1",)
+
+
+def test_find_environment_says_when_none_could_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(python_env, "_has_pip_for_others", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ClusterError, match=rf"cannot make a venv; .* apt-get install python3\.{sys.version_info[1]}-venv"
+    ):
+        python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"], find_only=True)
 
 
 def test_main_on_older_python_says_what_is_needed(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import PROJECT_ROOT
+from cluster.errors import BadInput
 from cluster.machines import requirements
+from cluster.planning.resolve import plan
+from cluster.state.spec import UserProject
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
 Fixture = Any
@@ -30,7 +32,7 @@ def with_names(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None
 def test_missing_requirements_own_model_needs_nothing(tiny: Recipe) -> None:
     assert requirements.model_library(tiny) == ""
     assert requirements.missing_requirements(tiny) == []
-    assert requirements.requirements_not_sent(tiny, PROJECT_ROOT) == []
+    assert requirements.requirements_not_sent(tiny, None) == []
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -40,7 +42,7 @@ def test_missing_requirements_names_missing_library(
     recipe = with_names(tiny, f"{library}:resnet18")
     monkeypatch.setattr(requirements, "_is_importable", lambda name: False)
     assert requirements.model_library(recipe) == library
-    assert requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []  # the machines install it themselves
+    assert requirements.requirements_not_sent(recipe, None) == []  # the machines install it themselves
     assert requirements.missing_requirements(recipe) == [
         f"model, name: {library}:resnet18 needs {library}, which is not installed here; "
         f"install it: pip install {library}"
@@ -55,10 +57,52 @@ def test_missing_requirements_looks_in_current_folder(
     lines = requirements.missing_requirements(recipe)
     assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss"]
     assert "no module nets.small here" in lines[0] and str(tmp_path) in lines[0]
-    assert len(requirements.requirements_not_sent(recipe, PROJECT_ROOT)) == 3
-    assert requirements.requirements_not_sent(with_names(tiny, "recipes:x"), PROJECT_ROOT) == []
-    (tmp_path / "nets.py").write_text("raise SystemExit('imported by a check that must not run it')")
-    assert requirements.missing_requirements(recipe) == [] == requirements.requirements_not_sent(recipe, tmp_path)
+    assert len(requirements.requirements_not_sent(recipe, None)) == 3
+    project = UserProject(folder=str(tmp_path), search=("code",))
+    (tmp_path / "code").mkdir()
+    assert len(requirements.requirements_not_sent(recipe, project)) == 3
+    (tmp_path / "code/nets.py").write_text("raise SystemExit('imported by a check that must not run it')")
+    assert len(requirements.missing_requirements(recipe)) == 3
+    assert requirements.missing_requirements(recipe, project) == []
+    assert requirements.requirements_not_sent(recipe, project) == []
+    (tmp_path / "code/nets.py").rename(tmp_path / "nets.py")
+    assert requirements.missing_requirements(recipe) == []
+
+
+@pytest.mark.parametrize(("code", "is_found"), [
+    ("def small(): ...", True),
+    ("class small: ...", True),
+    ("if True:\n    small = large = print", True),
+    ("from somewhere import large as small", True),
+    ("from somewhere import *", True),
+    ("def __getattr__(name): return print", True),
+    ("globals()['sm' + 'all'] = print", True),
+    ("def", True),  # the trainer says where
+    ("raise SystemExit('imported by a check that must not run it')\ndef smal(): ...", False),
+    ("", False),
+])  # fmt: skip
+def test_function_of_a_module_is_looked_up_without_running_it(
+    code: str, is_found: bool, tiny: Recipe, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "nets.py"
+    file.write_text(code)
+    project = UserProject(folder=str(tmp_path), search=(".",))
+    recipe = with_names(tiny, "mine.nets:small", loss="elsewhere:loss")
+    if is_found:
+        return requirements.require_functions(recipe, project)
+    with pytest.raises(BadInput) as caught:
+        requirements.require_functions(recipe, project)
+    assert str(caught.value) == f"model, name: mine.nets has no function small; correct the recipe, or {file}"
+
+
+def test_plan_refuses_a_function_that_its_module_has_not(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text("def small(): ...")
+    with pytest.raises(BadInput, match="model, name: nets has no function smal;"):
+        plan(with_names(tiny, "nets:smal"))
 
 
 def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +113,10 @@ def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, m
     ]
     (line,) = requirements.missing_requirements(with_names(tiny, "resnet50", weights="own.pt"))
     assert "torchvision.models.resnet50(weights='DEFAULT').state_dict(), 'own.pt')" in line and str(tmp_path) in line
-    assert "give the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
+    assert "give the whole path" in requirements.requirements_not_sent(recipe, None)[0]
     (tmp_path / "own.pt").write_bytes(b"")
     assert requirements.missing_requirements(recipe) == []
-    assert len(requirements.requirements_not_sent(with_names(tiny, weights="~/own.pt"), PROJECT_ROOT)) == 1
+    assert len(requirements.requirements_not_sent(with_names(tiny, weights="~/own.pt"), None)) == 1
 
 
 def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixture) -> None:
@@ -83,6 +127,7 @@ def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixtur
     assert completed.code == 2 and "no module nowhere here" in completed.err and completed.err.count("\n") == 1, (
         completed
     )
+    assert "no module nowhere" not in completed.out, "it is said once"
     assert sandbox.cli("ls").out.strip() == "" or "job-1" not in sandbox.cli("ls").out
     completed = sandbox.cli("plan", recipe)
     assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out

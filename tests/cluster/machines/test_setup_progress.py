@@ -2,15 +2,19 @@
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.waiting import wait_for
 
+from cluster.errors import SetupFailed
 from cluster.machines import setup_progress as module
-from cluster.machines.setup_progress import SetupProgress, timed_step
+from cluster.machines.provision import Provisioner
+from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.filesystem import write_atomic
@@ -22,6 +26,13 @@ def progress(tmp_path: Path) -> SetupProgress:
     progress = SetupProgress(tmp_path / "machines.json")
     progress.start_launch("first", {"0": "gpu1", "1": "gpu2"})
     return progress
+
+
+def test_fold_by_machine_says_each_line_once() -> None:
+    hosts = {str(number): f"gpu{number}" for number in range(20)}
+    lines = [("0", "full"), ("1", "no GPU"), ("2", "full"), ("1", "old")]
+    assert fold_by_machine(lines, hosts) == ["machines 0, 2: full", "machine 1 (gpu1): no GPU", "machine 1 (gpu1): old"]
+    assert fold_by_machine([(name, "x") for name in hosts], hosts) == ["machines 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: x"]
 
 
 @pytest.fixture
@@ -41,6 +52,15 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def written_data(progress: SetupProgress) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(progress.path.read_text())
     return data
+
+
+def test_restart_begins_the_seconds_of_a_machine_anew(progress: SetupProgress) -> None:
+    progress.set_step("1", SetupStep.CODE, 361.0)
+    before = time.time()
+    progress.restart("1")
+    progress.set_step("1", SetupStep.CODE, 10.0)
+    row = progress.rows["1"]
+    assert row.seconds == {SetupStep.CODE: 10.0} and before <= row.restarted <= time.time()
 
 
 def test_start_launch_resets_rows(progress: SetupProgress) -> None:
@@ -127,3 +147,34 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
         name: f"reason {name}" for name in names
     }
     assert all(row.seconds[SetupStep.CHECKS] == 30 and row.notes[29] == "29" for row in progress.rows.values())
+
+
+def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupProgress) -> None:
+    progress.update("1", lambda row: replace(row, was_reached=True, reason="no GPU"))
+    progress.start_launch("second", {"0": "gpu1", "1": "gpu2"})
+    assert progress.rows == {"0": MachineSetup(host="gpu1"), "1": MachineSetup(host="gpu2", was_reached=True)}
+    progress.update_record(lambda record: replace(record, is_adopted=True))
+    progress.start_launch("third", {"0": "gpu1"})
+    assert progress.rows["0"].was_reached, "by the computer that launched the job"
+
+
+def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> None:
+    progress.is_abandoned = True
+    with pytest.raises(SetupFailed, match="given up"), timed_step(progress, "1", SetupStep.CODE):
+        raise AssertionError("not reached")
+    progress.start_launch("second", {"1": "gpu2"})
+    progress.set_step("1", SetupStep.CODE)
+
+
+def test_slow_network_is_noted_with_its_speed() -> None:
+    notes: list[tuple[str, str]] = []
+    provisioner: Any = SimpleNamespace(
+        setup_progress=SimpleNamespace(update_record=lambda change: None),
+        _add_warning=lambda name, warning: notes.append((name, warning)),
+    )
+    pairs = {"0-1": 9.0, "0-2": 0.25, "1-2": 0.5}
+    Provisioner._judge_network(provisioner, ["a", "b", "c"], json.dumps({"pairs": pairs}))
+    assert notes == [("c", "slow network to all others: at most 0.5 Gbit/s")]
+    notes.clear()
+    Provisioner._judge_network(provisioner, ["a", "b", "c"], json.dumps({"pairs": {**pairs, "1-2": 9.0}}))
+    assert notes == [("a", "slow network to c: at most 0.25 Gbit/s"), ("c", "slow network to a: at most 0.25 Gbit/s")]

@@ -56,8 +56,8 @@ def test_plan_with_fetch_trains_on_the_target_folder(sets: Path) -> None:
 
 
 def test_plan_takes_image_counts_from_the_manifest(sets: Path) -> None:
-    assert plan(recipe(32), make_launch_options(data="set", fetch="disk")).schedule.images == 30
-    assert plan(recipe(32), make_launch_options(data="set")).schedule.images == 30, "also without a fetch"
+    assert plan(recipe(32), make_launch_options(data="set", fetch="disk")).recipe_schedule.images == 30
+    assert plan(recipe(32), make_launch_options(data="set")).recipe_schedule.images == 30, "also without a fetch"
 
 
 def test_plan_note_names_source_target_and_sizes(sets: Path) -> None:
@@ -93,7 +93,7 @@ def test_fetch_command_names_copies_in_another_folder(sets: Path) -> None:
 def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     fetched = plan(
         recipe(160),
-        make_launch_options(backend="aws", data="s3://bucket/sets/imagenet", type="p4d.24xlarge"),
+        make_launch_options(backend="aws", data="s3://bucket/sets/imagenet", types=["p4d.24xlarge"]),
         offline=True,
     )
     assert fetched.spec.data_source == "s3://bucket/sets/imagenet"
@@ -101,14 +101,14 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
         "~/.imgnet/data/imagenet",
         "~/.imgnet/data/imagenet-sz",
     )
-    assert fetched.schedule.images == 1000, "AWS was not asked"
+    assert fetched.recipe_schedule.images == 1000, "AWS was not asked"
     assert fetched.notes[0].startswith(
         "data: 160; full: index only; each machine fetches it from s3://bucket/sets/imagenet to"
     )
     assert fetched.spec.recipe.data.name == "imagenet"
     shared = plan(
         recipe(160),
-        make_launch_options(backend="aws", data="imagenet", fetch="/mnt/x", type="p4d.24xlarge"),
+        make_launch_options(backend="aws", data="imagenet", fetch="/mnt/x", types=["p4d.24xlarge"]),
         offline=True,
     ).spec
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
@@ -119,7 +119,7 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
 )
 def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
     one_phase = recipe(None)
-    planner = ElsewherePlanner(MachineRequest(recipe=one_phase, options=BackendOptions()))
+    planner = ElsewherePlanner(MachineRequest(workload=one_phase, options=BackendOptions()))
     assert data_fetch.fetch_target(url, "/disk", planner) == Path("/disk") / name
 
 
@@ -139,7 +139,9 @@ def test_plan_impossible_fetches_are_refused(sets: Path) -> None:
         plan(recipe(32), make_launch_options(data="sample", fetch="disk"))
     with pytest.raises(BadInput, match=r"--fetch disk: is a folder on the machines; give an absolute path"):
         plan(
-            recipe(32), make_launch_options(backend="aws", data="set", fetch="disk", type="p4d.24xlarge"), offline=True
+            recipe(32),
+            make_launch_options(backend="aws", data="set", fetch="disk", types=["p4d.24xlarge"]),
+            offline=True,
         )
     with pytest.raises(ClusterError, match="nowhere: there is no such folder"):
         plan(recipe(32), make_launch_options(data="nowhere", fetch="disk"))

@@ -30,7 +30,7 @@ def test_checkpoint_mb_covers_weights_and_momentum(name: str) -> None:
 def test_external_model_has_no_forecast_and_a_large_checkpoint(name: str) -> None:
     external = plan(recipe(name), make_launch_options(backend="plan"))
     assert external.spec.recipe.model.name == name
-    assert forecast(external.schedule, gpus=8, gpu="V100", gbit=25.0, machines=1) is None
+    assert forecast(external.recipe_schedule, gpus=8, gpu="V100", gbit=25.0, machines=1) is None
     assert 500 < estimate_checkpoint_mb(recipe(name)) < 1000
 
 

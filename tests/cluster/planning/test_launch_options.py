@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from cluster.backends.aws.options import AwsOptions
+from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.options import LocalOptions, SshOptions
 from cluster.cli.launch import launch
 from cluster.cli.options import given_options
@@ -32,8 +32,8 @@ def test_make_launch_options_nests_keywords() -> None:
 
 
 def test_make_launch_options_of_aws() -> None:
-    options = make_launch_options("aws", type="p4d.24xlarge", regions=["us-east-1"], max_dollars=40)
-    assert options.backend_options == AwsOptions(type="p4d.24xlarge", regions=("us-east-1",), max_dollars=40.0)
+    options = make_launch_options("aws", types=["p4d.24xlarge"], regions=["us-east-1"], max_dollars=40)
+    assert options.backend_options == AwsOptions(types=("p4d.24xlarge",), regions=("us-east-1",), max_dollars=40.0)
     assert make_launch_options("aws").backend_options == AwsOptions()
 
 
@@ -41,7 +41,7 @@ def test_make_launch_options_of_aws() -> None:
     ("backend", "keywords", "message"),
     [
         ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
-        ("local", {"type": "p4d.24xlarge"}, "--type: only for machines rented from AWS, not for --local"),
+        ("local", {"types": ["p4d.24xlarge"]}, "--type: only for machines rented from AWS, not for --local"),
         ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
         ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
         ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "

@@ -50,7 +50,7 @@ def test_plan_without_type_forecasts_the_first_rentable_one(sandbox: Fixture) ->
     assert (row["type"], row["machines"], row["gpus"]) == ("p4d.24xlarge", 8, 64) and row["forecast"]["minutes"] > 0
     assert row["notes"] == []
     ran = sandbox.cli("plan", "--machines", "8", RECIPE)
-    assert "forecast on 8 x p4d.24xlarge:" in ran.out and "on demand" in ran.out and "spot unknown price" in ran.out
+    assert "forecast on 8 x p4d.24xlarge:" in ran.out and "on demand" in ran.out
     without_type = sandbox.cli("plan", "-o", "json", sandbox.write_recipe(2))
     assert "forecast" not in json.loads(without_type.out)
 
@@ -133,11 +133,10 @@ def test_plan_of_a_recipe_without_types_demands_one(sandbox: Fixture) -> None:
 
 def test_plan_from_a_job_uses_its_constants(finished: Fixture) -> None:
     result = json.loads(finished.cli("status", "-o", "json").out)["result"]
-    assert result["forecast"]["source"] == "presets" and result["constants"]["batch_timings"]
-    assert [row["term"] for row in result["against"]] == ["steps", "loader", "validation", "fixed", "start", "all"]
-    assert result["against"][-1]["actual"] > 0
-    status = finished.cli("status").out
-    assert "took" in status and "error" in status
+    assert result["constants"]["batch_timings"]
+    # Nothing was known of the speed of this computer, so there is no forecast that could be compared.
+    assert (result["forecast"], result["against"]) == (None, None)
+    assert "imgnet-cluster plan --from job-1" in finished.cli("status").out
     recipe = finished.write_recipe(3)
     ran = finished.cli("plan", "-o", "json", "--from", "job-1", recipe)
     assert ran.code == 0, ran

@@ -29,6 +29,7 @@ from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.records.run_data import RunData
 from cluster.state import attempts
+from cluster.state.result import target_outcome
 from train.metrics.records import RunClock, StepRow
 from train.tools import filesystem
 
@@ -227,6 +228,14 @@ def test_write_result_has_seconds_and_dollars_to_target(hand_made: Fixture, back
     assert target.seconds_all == pytest.approx(row.clock + 100)
     dollars = (row.clock + 90 + 260 + row.clock - 175) * PRICE / 3600
     assert target.dollars == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
+
+
+def test_target_has_no_time_since_the_launch_when_the_clock_contradicts_it(hand_made: Fixture) -> None:
+    job = make_job(hand_made)
+    run = replace(job.run, spec=replace(job.spec, created=job.result.target.at - 1.0))
+    outcome = target_outcome(run, job.backend, job.result.epochs)
+    assert outcome and outcome.reached and outcome.seconds == job.result.target.seconds
+    assert outcome.seconds_all is None
 
 
 def test_status_command_says_target_was_reached(hand_made: Fixture, sandbox: Any) -> None:

@@ -4,6 +4,7 @@ import html.parser
 import io
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from jinja2 import UndefinedError
 from PIL import Image
 from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
+from support.train_records import epoch_line, step_line
 
 from cluster import report as reports
 from cluster.connectors.hosts_file import Hosts
@@ -29,17 +31,20 @@ from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
 from cluster.report.activity import WorkClock
 from cluster.report.page import environment
-from cluster.report.step_curve import StepColumns
+from cluster.report.step_curve import CurveRow, CurveScalars, StepColumns, read_curve_rows
 from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
+from train.data.index.open import load_index
 from train.forecast import ForecastRecord
 from train.metrics import text as metrics_text
-from train.metrics.records import StepRow
+from train.metrics.records import StepRow, read_metrics_file
+from train.metrics.thumbnails import write_class_thumbnails
 from train.recipe import IMAGENET, Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule
 
 Fixture = Any
+CURVE_SCALARS = ("loss/train", "times/images_per_second", "sizes/lr", "sizes/image", "sizes/batch_total")
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
 
 
@@ -120,11 +125,37 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
     assert facts.activity["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
 
 
-def test_step_points_keep_end_and_mean() -> None:
-    scalars = [{"train/loss": float(step % 2), "sizes/lr": float(step)} for step in range(10_001)]
+def test_read_curve_rows_equal_the_rows_of_steps_beside_damaged_lines(tmp_path: Path) -> None:
+    path = tmp_path / "000001.jsonl"
+    scalars = {"loss/train": 2.5, "sizes/lr": None, "sizes/image": 128, "sizes/batch_total": 512.0, "sizes/world": 4}
+    whole_lines = [
+        json.dumps({**step_line(step, time=step + 0.5), "scalars": {**scalars, "times/images_per_second": step}})
+        for step in range(3000)
+    ]
+    other_lines = [json.dumps(epoch_line(5)), "", "null", "[]", '{"kind": "train"}', "x" * 300_000, '{"kind": "tr\0']
+    damaged_values = {"time": "noon", "images": 2**63, "attempt": None, "scalars": {"loss/train": "low"}}
+    damaged_lines = [json.dumps({**step_line(7), name: value}) for name, value in damaged_values.items()]
+    lines = [*whole_lines, *other_lines, *damaged_lines, '{"kind": "train", "scalars": ' + "[" * 5000]
+    random.Random(0).shuffle(lines)
+    path.write_text("\n".join(lines) + "\n" + whole_lines[0][:-9])
+    expected = [
+        (row.time, row.images, row.attempt, *map(row.scalars.get, CURVE_SCALARS))
+        for row in read_metrics_file(path, StepRow)
+    ]
     rows = [
-        StepRow(attempt=1, time=float(step), step=step, images=step, epoch=1, scalars={**values})
-        for step, values in enumerate(scalars)
+        (row.time, row.images, row.attempt, *(getattr(row.scalars, name) for name in CurveScalars.__struct_fields__))
+        for row in read_curve_rows(path)
+    ]
+    assert rows == expected and len(rows) == len(whole_lines)
+    assert not [*read_curve_rows(tmp_path / "000002.jsonl")]
+
+
+def test_step_points_keep_end_and_mean() -> None:
+    rows = [
+        CurveRow(
+            "train", float(step), images=step, attempt=1, scalars=CurveScalars(loss=float(step % 2), lr=float(step))
+        )
+        for step in range(10_001)
     ]
     kept = StepColumns(rows).points(WorkClock({"0": [(Activity.TRAINING, 0.0, 10_001.0)]}), 100)
     assert len(kept) == 100 and kept[-1].images == 10_000 and kept[-1].lr == 10_000
@@ -180,6 +211,30 @@ def test_render_report_largest_run_stays_below_one_megabyte(hand_made: Fixture) 
     home(run, "metrics/000001.jsonl", *steps, *epochs)
     done(run)
     assert 100_000 < len(reports.render_report([run.job])) < 1_000_000
+
+
+def test_render_report_shows_the_most_confused_classes(run: Any) -> None:
+    confusion = {"classes": ["cat", "<b>dog"], "images": [10, 20], "right": [4, 19], "pairs": [[0, 1, 6], [1, 0, 1]]}
+    (run.run_folder.path / "network").mkdir()
+    (run.run_folder.path / "network" / "confusion.json").write_text(json.dumps(confusion))
+    page = reports.render_report([run.job])
+    assert "Most confused classes" in page and "Classes of the lowest accuracy" in page
+    assert "<td" in page and "&lt;b&gt;dog" in page and "<b>dog" not in page
+    assert ">40.0<" in page and ">60.0<" in page
+    (run.run_folder.path / "network" / "confusion.json").unlink()
+    assert "Most confused classes" not in reports.render_report([run.job])
+
+
+def test_render_report_shows_images_of_the_most_confused_classes(run: Any, tmp_path: Path) -> None:
+    confusion = {"classes": ["lynx", "<i>fox", "emu"], "images": [9, 9, 9], "right": [4, 9, 9], "pairs": [[0, 1, 4]]}
+    (run.run_folder.path / "network").mkdir(exist_ok=True)
+    (run.run_folder.path / "network" / "confusion.json").write_text(json.dumps(confusion))
+    index = load_index(draw_val(tmp_path / "animals", "<i>fox", "lynx", "emu"), "val")
+    assert "taken for &lt;i&gt;fox" not in reports.render_report([run.job])
+    write_class_thumbnails(index, [2, 0], run.run_folder.path, 1)
+    page = reports.render_report([run.job])
+    assert "lynx taken for &lt;i&gt;fox" in page and "4 of the class, 44.4 %" in page
+    assert page.count('alt="validation image, lynx"') == page.count('alt="validation image, &lt;i&gt;fox"') == 1
 
 
 def test_render_report_drawings_use_css_colors_and_existing_ids(run: Any) -> None:
@@ -387,8 +442,10 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     assert provenance["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert provenance["training"] == metrics_text.describe_training(small.spec.recipe)
     large = hand_made("job-2", machines=2, procs=8, gpus=16)
-    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    recipe = replace(large.spec.recipe, data=IMAGENET)
+    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=recipe, git_commit=f"{'a' * 40}+changes")
     provenance = dict(report_facts.collect_facts(large.job).provenance)
+    assert provenance["commit of the program"] == f"{'a' * 40}, with files that are not committed"
     assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 

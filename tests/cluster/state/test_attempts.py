@@ -11,7 +11,7 @@ import pytest
 from cluster.state import attempts
 from cluster.state.states import MachineState
 from train.tools import filesystem
-from train.tools.filesystem import read_with_checksum
+from train.tools.filesystem import read_with_checksum, with_checksum
 
 Fixture = Any
 
@@ -75,6 +75,17 @@ def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Calla
     assert resume_content(run, second) == b"1 8" and (run.run_folder.shared / second.resume).samefile(
         run.run_folder.shared / whole
     )
+
+
+@pytest.mark.parametrize("name", ["step-old.pt", "resume-old.pt", "step-00000008-old.pt", "best-old.safetensors"])
+def test_propose_passes_over_a_copy_that_somebody_made(hand_made: Fixture, name: str) -> None:
+    run = hand_made()
+    propose(run.run_folder.shared)
+    whole = run.run_folder.shared / run.write_checkpoint(1, 16)
+    (whole.parent / name).write_bytes(with_checksum(b"1 8" * 100))
+    (whole.parent.parent / "000000.bak").mkdir()
+    assert resume_content(run, propose(run.run_folder.shared)) == b"1 16"
+    propose(run.run_folder.shared)  # removes the folders of old attempts
 
 
 def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
@@ -199,14 +210,58 @@ def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture
     assert resume_content(run, propose(shared)) == b"1 16"
 
 
-def test_propose_without_an_earlier_checkpoint_says_that_it_begins_again(hand_made: Fixture) -> None:
+def test_propose_without_an_earlier_checkpoint_ends_the_job(hand_made: Fixture) -> None:
+    """Its checksum is right, but the trainers could not read it."""
     run = hand_made()
     shared = run.run_folder.shared
     propose(shared)
     run.write_checkpoint(1, 8)
     following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=8)
     attempt = attempts.propose(shared, propose(shared), following)
-    assert (attempt.resume, attempt.reason) == ("", "cannot be read; training goes on from the beginning")
+    assert (attempt.members, attempt.resume, attempt.end_state) == ((), "", MachineState.FAILED)
+    assert attempt.reason.startswith("cannot be read; no checkpoint can be read, all are damaged (of step 8); ")
+
+
+def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(hand_made: Fixture) -> None:
+    run = hand_made()
+    shared = run.run_folder.shared
+    propose(shared)
+    for step in (8, 16):
+        run.write_checkpoint(1, step, whole=False)
+    for number, launch_id in ((2, "now"), (3, "next"), (4, "again")):
+        attempt = attempts.Attempt(launch_id=launch_id, members=("0.a",), reason="test")
+        ended = attempts.propose(shared, attempts.newest_attempt(shared), attempt)
+        assert (ended.number, ended.members, ended.end_state) == (number, (), MachineState.FAILED)
+        assert "all are damaged (of step 8, 16)" in ended.reason and "does not start again from step 0" in ended.reason
+        assert f"delete {shared}/checkpoints to begin again, then type imgnet-cluster resume" in ended.reason
+    shutil.rmtree(shared / "checkpoints")
+    anew = attempts.Attempt(launch_id="at last", members=("0.a",), reason="test")
+    begun = attempts.propose(shared, attempts.newest_attempt(shared), anew)
+    assert (begun.members, begun.resume, begun.end_state) == (("0.a",), "", None)
+
+
+def test_propose_takes_a_restored_checkpoint_after_all_were_damaged(hand_made: Fixture) -> None:
+    run = hand_made()
+    shared = run.run_folder.shared
+    propose(shared)
+    whole = (shared / run.write_checkpoint(1, 8)).read_bytes()
+    run.write_checkpoint(1, 8, whole=False)
+    ended = propose(shared)
+    assert ended.end_state == MachineState.FAILED
+    (shared / f"checkpoints/{ended.number:06d}/step-00000008.pt").write_bytes(whole)
+    resumed = attempts.propose(shared, ended, attempts.Attempt(launch_id="next", members=("0.a",)))
+    assert (resumed.end_state, resumed.first_step, resume_content(run, resumed)) == (None, 8, b"1 8")
+
+
+def test_propose_passes_the_best_weights_on(hand_made: Fixture) -> None:
+    run = hand_made()
+    shared = run.run_folder.shared
+    propose(shared)
+    run.write_checkpoint(1, 8)
+    run.write_shared("checkpoints/000001/best-00000004.safetensors", "best")
+    for number in (2, 3):
+        assert propose(shared).number == number
+        assert (shared / f"checkpoints/{number:06d}/best-00000004.safetensors").read_text() == "best"
 
 
 def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture) -> None:

@@ -12,6 +12,7 @@ from cluster.state import attempts, status, timeline
 from cluster.state.attempts import AttemptHistory
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
+from train.metrics.time_table import TimePart
 from train.tools import filesystem
 from train.tools.agent_protocol import metrics_file, metrics_files
 
@@ -75,7 +76,8 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
     """What `follow`, `top` and the supervisor ask for again and again reads only what is new."""
     run = hand_made()
     write_history(run)
-    run.write_status("training", phase="running", where={"wall": 1.0, "parts": {}})
+    parts = {part: {"seconds": 1.0, "epoch": 0, "most": 0.0} for part in TimePart}
+    run.write_status("training", phase="running", where={"wall": 1.0, "parts": parts})
     opened: list[str] = []
     for module in (filesystem, step_search):
         open_file = filesystem.open_regular

@@ -9,6 +9,7 @@ from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.membership import Action, ActionKind, ClusterView, MembershipRules, decide
 from cluster.state.states import AgentPhase, MachineState
+from train.tools.trainer_reports import Fault
 
 NAMES = ("0", "1", "2")
 RULES = MembershipRules(
@@ -84,6 +85,21 @@ def test_decide_first_attempt_orders_ranks_by_machine_number() -> None:
     rules = replace(RULES, machine_names=tuple(map(str, range(12))), target_size=3)
     statuses = ready("10.x", "2.y", "9.z")
     assert proposed(decide(view(statuses, own_id="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
+
+
+def test_decide_prefers_machines_that_are_not_at_risk() -> None:
+    at_risk, *others = ready("0.a", "1.b", "2.c")
+    statuses = [replace(at_risk, risk_reason="EC2 may interrupt it soon"), *others]
+    two_of_three = replace(RULES, target_size=2)
+    assert proposed(decide(view(statuses, own_id="1.b", attempt=None), two_of_three)).members == ("1.b", "2.c")
+    assert proposed(decide(view(statuses, own_id="1.b", attempt=None), RULES)).members == ("1.b", "2.c", "0.a")
+
+
+def test_decide_machine_at_risk_goes_on_training() -> None:
+    statuses = all_of(risk_reason="EC2 may interrupt it soon", is_standby_ready=True)
+    spare = ready("3.d")
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"))
+    assert decide(view([*statuses, *spare]), rules).kind == "nothing"
 
 
 def test_decide_staggers_proposals_by_half_a_second() -> None:
@@ -374,17 +390,34 @@ def test_decide_third_crash_at_same_step_ends_job() -> None:
 
 def test_decide_crashes_at_different_steps_continue() -> None:
     attempt = FIRST
-    for step, culprit in ((8, "0.a"), (9, "1.b"), (8, "2.c"), (12, "0.a"), (8, "1.b")):
+    for step, culprit in ((8, "0.a"), (9, "1.b"), (8, "2.c")):
         statuses = crashed(culprit, last_step=step)
         attempt = replace(proposed(decide(view(statuses, attempt=attempt), RULES)), number=1)
         assert (attempt.members, attempt.crash_step, attempt.crash_count) == (FIRST.members, step, 1)
-    assert attempt.fault_counts == {"0": 2, "1": 2, "2": 1}
+    assert attempt.fault_counts == {"0": 1, "1": 1, "2": 1}
 
 
-def test_decide_machine_with_three_faults_is_left_out() -> None:
-    attempt = replace(FIRST, fault_counts={"1": 2}, crash_step=3, crash_count=1)
-    left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
-    assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state is None
+def test_decide_broken_machine_is_named_and_its_faults_are_forgotten() -> None:
+    """The machine that gets its name is another one."""
+    statuses = [
+        status("0.a", "failed"),
+        status("1.b", "ended", state=MachineState.LEFT, fault="machine", reason="7 of 8 GPUs answer"),
+        status("2.c", "failed"),
+    ]
+    attempt = replace(FIRST, fault_counts={"1": 2, "2": 1})
+    following = proposed(decide(view(statuses, attempt=attempt), RULES))
+    assert following.members == ("0.a", "2.c") and following.fault_counts == {"2": 1}
+    assert following.reason == "machine 1: 7 of 8 GPUs answer; machine 1 lost"
+
+
+@pytest.mark.parametrize("step", [-1, 8])
+def test_decide_machine_that_fails_twice_alone_is_left_out(step: int) -> None:
+    """A broken GPU fails at each attempt, at the same step, and loses its machine, not the job."""
+    attempt = replace(proposed(decide(view(crashed("1.b", last_step=step)), RULES)), number=1)
+    assert attempt.members == FIRST.members and attempt.left_out == ()
+    left = proposed(decide(view(crashed("1.b", last_step=step), attempt=attempt), RULES))
+    assert left.members == ("0.a", "2.c") and left.left_out == ("1.b",) and left.end_state is None
+    assert left.reason == "machine 1: a bad step; machine 1 left out" and left.crash_count == 1
     later = [status("0.a", "saved", attempt=2), status("2.c", "saved", attempt=2), status("1.new", "spare")]
     next_attempt = proposed(decide(view(later, attempt=replace(left, number=2)), RULES))
     assert next_attempt.members == ("0.a", "2.c"), (
@@ -392,9 +425,53 @@ def test_decide_machine_with_three_faults_is_left_out() -> None:
     )
 
 
-def test_decide_final_failure_ends_job_at_once() -> None:
-    end = proposed(decide(view(crashed("2.c", fault="final")), RULES))
-    assert (end.members, end.end_state, end.reason) == ((), "failed", "a bad step")
+def test_decide_rented_machine_that_is_left_out_is_forgotten() -> None:
+    """The machine that gets its name is another one."""
+    rules = replace(RULES, is_rented=True)
+    left = proposed(decide(view(crashed("1.b"), attempt=replace(FIRST, fault_counts={"1": 1, "2": 1})), rules))
+    assert left.left_out == ("1.b",) and left.fault_counts == {"2": 1}
+    later = [status("0.a", "saved", attempt=2), status("2.c", "saved", attempt=2), status("1.new", "spare")]
+    grown = proposed(decide(view(later, attempt=replace(left, number=2)), rules))
+    assert grown.members == ("0.a", "2.c", "1.new") and grown.left_out == ()
+
+
+def test_decide_fault_that_each_machine_has_in_turn_ends_job() -> None:
+    """A step that no machine survives, which only one rank meets."""
+    attempt, ends = FIRST, []
+    for culprit in ("0.a", "0.a", "1.b", "1.b", "2.c"):
+        statuses = [replace(each, attempt=attempt.number) for each in crashed(culprit) if each.id in attempt.members]
+        next_attempt = proposed(
+            decide(view(statuses, own_id=statuses[-1].id, attempt=attempt, seconds_in_phase=9), RULES)
+        )
+        ends.append(next_attempt.end_state)
+        attempt = replace(next_attempt, number=attempt.number + 1)
+    assert ends == [None, None, None, None, "failed"] and attempt.reason == "machine 2: a bad step (3 times at step 8)"
+
+
+def test_decide_fault_of_all_machines_is_no_machines_fault() -> None:
+    everybody = [status(member, "failed", fault="own", reason="a bug") for member in FIRST.members]
+    attempt = FIRST
+    for _ in range(2):
+        attempt = replace(proposed(decide(view(everybody, attempt=attempt), RULES)), number=1)
+        assert attempt.members == FIRST.members and attempt.left_out == ()
+    assert proposed(decide(view(everybody, attempt=attempt), RULES)).end_state == "failed"
+
+
+def test_decide_too_few_others_keep_a_failing_machine_until_its_third_fault() -> None:
+    rules = replace(RULES, min_size=3)
+    attempt = FIRST
+    for step in (8, 9):
+        attempt = replace(proposed(decide(view(crashed("1.b", last_step=step), attempt=attempt), rules)), number=1)
+        assert attempt.members == FIRST.members
+    end = proposed(decide(view(crashed("1.b", last_step=10), attempt=attempt), rules))
+    assert end.end_state == "failed"
+    assert end.reason == "machine 1: a bad step (3 times), and the others are fewer than 3 machines"
+
+
+@pytest.mark.parametrize("fault", ["final", "input"])
+def test_decide_final_failure_ends_job_at_once(fault: str) -> None:
+    end = proposed(decide(view(crashed("2.c", fault=fault)), RULES))
+    assert (end.members, end.end_state, end.reason, end.fault) == ((), "failed", "a bad step", fault)
 
 
 def test_decide_unreadable_checkpoint_takes_an_earlier_one_at_once() -> None:
@@ -431,3 +508,144 @@ def test_decide_third_stall_at_same_step_ends_job() -> None:
     ]
     end = proposed(decide(view(statuses, attempt=replace(FIRST, crash_step=8, crash_count=2)), RULES))
     assert end.end_state == "failed" and end.reason == "no progress for 120 s, all machines respond (3 times at step 8)"
+
+
+# --- commands of the user, which report no steps ----------------------------------------------------------------------
+
+COMMAND_RULES = replace(RULES, has_progress=False, max_crashes=1)
+
+
+def failed_rank(machine_id: str, rank: int, at: float, **more: Any) -> MachineStatus:
+    """Return the status of a machine on which a rank of a command has failed."""
+    reason = f"rank {rank} ended with code 1"
+    return status(machine_id, "failed", -1, -1, reason=reason, failed_rank=rank, failed_at=at, **more)
+
+
+def test_decide_command_without_steps_is_never_stalled() -> None:
+    running = all_of(last_step=-1)
+    assert decide(view(running, seconds_without_progress=1e6), COMMAND_RULES).kind == "nothing"
+
+
+def test_decide_command_machine_that_is_silent_is_lost() -> None:
+    running = all_of(last_step=-1)
+    assert decide(view(running, silent={"2.c": 7.0}), COMMAND_RULES).kind == "nothing"
+    assert decide(view(running, silent={"2.c": 8.0}), COMMAND_RULES).kind == "fail"
+    finished = [*running[:2], status("2.c", "finished", last_step=-1)]
+    assert decide(view(finished, silent={"2.c": 8.0}), COMMAND_RULES).kind == "nothing"
+
+
+def test_decide_command_asks_its_processes_to_exit_when_those_of_another_machine_were() -> None:
+    asked = [status("0.a"), status("1.b", asks_exit=True), status("2.c")]
+    assert decide(view(asked), COMMAND_RULES).kind == "ask"
+    assert decide(view(asked), RULES).kind == "nothing"  # trainers agree among themselves
+
+
+def test_decide_command_that_has_ended_well_everywhere_is_done() -> None:
+    finished = all_of("finished", last_step=-1)
+    assert decide(view([*finished[:2], status("2.c", last_step=-1)]), COMMAND_RULES).kind == "nothing"
+    end = proposed(decide(view(finished, silent={"2.c": 100.0}), COMMAND_RULES))
+    assert (end.members, end.end_state) == ((), MachineState.DONE)
+
+
+def test_decide_command_starts_again_everywhere_when_a_machine_was_lost_before_it_finished() -> None:
+    running = [*all_of("finished", last_step=-1)[:2], status("2.c", last_step=-1)]
+    following = proposed(decide(view(running, silent={"2.c": 8.0}), COMMAND_RULES))
+    assert (following.members, following.reason) == (("0.a", "1.b"), "machine 2 lost")
+
+
+def test_decide_command_failure_of_its_own_ends_the_job_after_the_retries() -> None:
+    statuses = [
+        failed_rank("0.a", 0, 5.1, fault=Fault.OWN),
+        failed_rank("1.b", 1, 5.0, fault=Fault.OWN),
+        status("2.c", "failed", last_step=-1),
+    ]
+    statuses = [replace(each, attempt=1) for each in statuses]
+    end = proposed(decide(view(statuses), COMMAND_RULES))
+    assert (end.end_state, end.reason) == (MachineState.FAILED, "machine 1: rank 1 ended with code 1")
+    assert end.failed_rank == 1  # the first one: the other one followed it
+    again = proposed(decide(view(statuses), replace(COMMAND_RULES, max_crashes=2)))
+    assert (len(again.members), again.crash_count, again.fault_counts) == (3, 1, {})
+    second = replace(FIRST, crash_count=1, crash_step=99)
+    end = proposed(decide(view(statuses, attempt=second), replace(COMMAND_RULES, max_crashes=2)))
+    assert end.reason == "machine 1: rank 1 ended with code 1 (failed 2 times)"
+
+
+def test_decide_command_failure_after_a_loss_does_not_count() -> None:
+    statuses = [
+        replace(failed_rank("0.a", 0, 5.1, fault=Fault.OWN), attempt=1),
+        status("1.b", "failed", last_step=-1),
+        status("2.c", last_step=-1),
+    ]
+    following = proposed(decide(view(statuses, silent={"2.c": SILENT}), COMMAND_RULES))
+    assert (following.members, following.crash_count) == (("0.a", "1.b"), 0)
+    assert following.reason == "machine 2 lost" and following.fault_counts == {}
+
+
+# --- going on in place --------------------------------------------------------------------------------------------
+
+IN_PLACE_RULES = replace(RULES, goes_on_in_place=True)
+
+
+def test_machines_that_keep_their_state_go_on_in_place_at_the_highest_step() -> None:
+    statuses = [status("0.a", "failed"), status("1.b", "failed", kept_step=11), status("2.c", "failed", kept_step=12)]
+    statuses += ready("3.d")
+    seen = view(statuses, silent={"0.a": SILENT})
+    seen = replace(seen, own_id="1.b", phase=AgentPhase.FAILED, seconds_in_phase=9.0)
+    attempt = proposed(decide(seen, IN_PLACE_RULES))
+    assert (attempt.members, attempt.live_step) == (("1.b", "2.c", "3.d"), 12)
+    assert attempt.reason == "machine 0 lost; machine 3 joined"
+    assert proposed(decide(seen, RULES)).live_step is None, "the option is off"
+
+
+def test_the_head_of_an_attempt_in_place_is_a_machine_whose_trainers_run() -> None:
+    statuses = [status("0.a", "failed", fault="own", reason="crash"), *all_of("failed", kept_step=11)[1:]]
+    attempt = proposed(decide(view(statuses, seconds_in_phase=9.0), IN_PLACE_RULES))
+    assert (attempt.members, attempt.live_step) == (("1.b", "2.c", "0.a"), 11)
+
+
+def test_an_attempt_in_place_that_fails_before_its_first_step_is_followed_by_a_restart() -> None:
+    in_place = replace(FIRST, number=2, live_step=12, resume="checkpoints/000002/resume-00000005-ab.pt")
+    statuses = all_of("failed", attempt=2, last_step=-1, kept_step=12)
+    waiting = view(statuses, attempt=in_place, seconds_in_phase=9.0)
+    assert proposed(decide(waiting, IN_PLACE_RULES)).live_step is None
+    after_a_loss = replace(waiting, status_ages={**waiting.status_ages, "2.c": SILENT})
+    assert proposed(decide(after_a_loss, IN_PLACE_RULES)).live_step == 12, "the loss explains the failure"
+    one_step_later = [replace(each, kept_step=13) for each in statuses]
+    assert proposed(decide(view(one_step_later, attempt=in_place), IN_PLACE_RULES)).live_step == 13
+
+
+def test_a_checkpoint_that_cannot_be_read_is_followed_by_a_restart() -> None:
+    resumed = replace(FIRST, resume="checkpoints/000001/resume-00000005-ab.pt")
+    statuses = [status("0.a", "failed", fault="checkpoint"), *all_of("failed", kept_step=5)[1:]]
+    attempt = proposed(decide(view(statuses, attempt=resumed, seconds_in_phase=9.0), IN_PLACE_RULES))
+    assert (attempt.live_step, attempt.resume_before) == (None, 5)
+
+
+def test_a_loss_before_the_first_step_in_place_is_noticed_earlier_than_after_a_restart() -> None:
+    statuses = all_of(last_step=-1)
+    starting = view(statuses, silent={"2.c": SILENT}, seconds_without_progress=11.0)
+    assert decide(starting, IN_PLACE_RULES).kind == "nothing"
+    in_place = replace(starting, attempt=replace(FIRST, live_step=12))
+    assert decide(in_place, IN_PLACE_RULES).kind == "fail"
+    assert decide(replace(in_place, seconds_without_progress=9.0), IN_PLACE_RULES).kind == "nothing"
+
+
+def test_trainers_that_all_join_in_place_and_do_not_meet_start_again_before_the_store_gives_up() -> None:
+    joining = view(all_of(last_step=-1), seconds_without_progress=31.0, is_handover=True)
+    assert decide(joining, IN_PLACE_RULES).kind == "nothing", "a member may still start"
+    action = decide(replace(joining, is_regrouping=True), IN_PLACE_RULES)
+    assert (action.kind, action.reason, action.dump_stacks) == (
+        "fail",
+        "no progress for 31 s, all machines respond",
+        True,
+    )
+    assert decide(replace(joining, is_regrouping=True, seconds_without_progress=29.0), IN_PLACE_RULES) == Action()
+
+
+def test_trainers_that_wait_for_a_new_one_that_fails_keep_their_state() -> None:
+    """They wait for long without any fault: a new process imports torch. Stacks are dumped of what is then killed."""
+    statuses = [*all_of(last_step=-1)[:2], status("2.c", "failed", last_step=-1)]
+    waiting = view(statuses, seconds_without_progress=9.0)
+    assert decide(waiting, IN_PLACE_RULES).dump_stacks
+    action = decide(replace(waiting, is_handover=True), IN_PLACE_RULES)
+    assert (action.kind, action.dump_stacks) == ("fail", False)

@@ -322,7 +322,7 @@ class Simulation:
         elif agent.id in newest.members:
             agent.last_progress_time = self.now
             self.enter_phase(agent, AgentPhase.RUNNING)
-        elif agent.leave_reason:
+        elif agent.leave_reason or agent.id in newest.left_out:
             self.end(agent)
         else:
             self.enter_phase(agent, AgentPhase.WARMING)

@@ -15,7 +15,8 @@ from cluster.jobs.job import Job
 from cluster.state import result as job_result
 from cluster.state import status as job_status
 from cluster.state.job_result import JobResult
-from cluster.state.states import JobState, MachineState
+from cluster.state.states import JobState, MachineState, SetupStep
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.forecast import StartSeconds
 from train.metrics.time_table import TimeTable
 from train.tools.filesystem import to_json_bytes, write_atomic
@@ -38,7 +39,7 @@ def epoch(images: int, top1: float) -> dict[str, Any]:
 
 
 def step(images: int) -> dict[str, Any]:
-    return step_line(images, train__loss=1.0 / images)
+    return step_line(images, loss__train=1.0 / images)
 
 
 def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
@@ -78,6 +79,14 @@ def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -
     assert job.state == "failed" and "was killed" in job.result.reason
     assert "imgnet-cluster resume job-1" in job.result.reason
     assert (job.result.top1, len(job.result.epochs)) == (30.0, 2)
+
+
+def test_write_result_ignores_damaged_time_table_of_a_machine(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.write_status("stopped", ended=True, where={"wall": 1.0, "parts": {"steps": 0}})
+    run.job.refresh()
+    assert run.job.state == JobState.STOPPED
+    assert run.job.result.where is None
 
 
 def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
@@ -168,8 +177,8 @@ def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) 
     run.job.refresh()
     assert [row.images for row in run.job.steps()] == [8, 16, 24, 32, 40]
     assert [row.top1 for row in run.job.epochs()] == [10.0, 21.0]
-    assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
-    assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
+    assert run.job.scalars("accuracy/val_top1") == [(16, 10.0), (32, 21.0)]
+    assert run.job.scalars("loss/train")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
 
 
 WHERE = {
@@ -187,7 +196,7 @@ def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixtur
     run.write_metrics(1, epoch(60, 25.0), without)
     run.job.refresh()
     assert (run.job.result.top1, run.job.result.top5, len(run.job.result.epochs)) == (25.0, 90.0, 2)
-    assert run.job.scalars("val/top1") == [(60, 25.0)]
+    assert run.job.scalars("accuracy/val_top1") == [(60, 25.0)]
     other = hand_made("job-2")
     other.write_status("failed", ended=True)
     other.write_metrics(1, without)
@@ -209,12 +218,12 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
         run.job.refresh()
         assert encode(run.job.status().where) == {**WHERE, "slower": None, "pauses": 12.5}
         output = sandbox.cli("status").out
-    assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
+    assert "where the time went" in output and "losses, redone steps" in output and "epoch 2: 6.00 s" in output
     assert "first step to last       62.50" in output and "{" not in output
     run.write_shared("result.json", trained(where=replace(TIME_TABLE, slower=2.0)))
     run.job.refresh()
     assert run.job.result.where == replace(TIME_TABLE, slower=2.0, pauses=12.5)
-    assert "goodput 90.0%" in sandbox.cli("status").out
+    assert "goodput 90.0 %" in sandbox.cli("status").out
 
 
 def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> None:
@@ -293,6 +302,38 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
         run.write_status("starting", "1", phase="running", attempt=2)
         status = run.job.status()
         assert (status.state, status.attempt, status.reason) == ("recovering", 2, "machine 0 lost")
+
+
+def test_resumed_job_that_starts_is_not_recovering(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.write_attempt(1, "0.a", reason="start", launch_id="an earlier one")
+    run.write_attempt(2, end_state="failed", reason="killed", launch_id="an earlier one")
+    run.write_attempt(3, "0.b", reason="start", launch_id="")
+    run.write_status("starting", "0", phase="running", attempt=3)
+    with run.hold_agent_lock():
+        run.job.refresh()
+        status = run.job.status()
+        assert (status.state, status.doing, status.reason) == ("running", "starting", "")
+        assert [row.reason for row in run.job.timeline()] == ["start", "killed", "resume"]
+
+
+def test_job_status_names_machines_at_risk(hand_made: Fixture, sandbox: Fixture) -> None:
+    run = hand_made(machines=3)
+    run.write_attempt(1, "0.test", "1.test", "2.test", reason="start", launch_id="")
+    for machine in "01":
+        run.write_status("training", machine, phase="running", attempt=1, step=8, risk_reason="EC2 may interrupt it")
+    run.write_status("left", "2", phase="ended", attempt=1, ended=True, risk_reason="EC2 may interrupt it")
+    with run.hold_agent_lock():
+        assert run.job.status().risk == "machine 0: EC2 may interrupt it; machine 1: EC2 may interrupt it"
+        rows = job_status.machine_rows(run.job.run)
+        assert rows["1"].notes == ("EC2 may interrupt it",) and rows["1"].state == "training"
+        out = sandbox.cli("status", "job-1").out
+    assert (
+        "at risk            machine 0: EC2 may interrupt it; machine 1" in out and out.count("EC2 may interrupt") >= 4
+    )
+    run.write_status("training", "0", phase="running", attempt=1, step=8)
+    run.write_status("training", "1", phase="running", attempt=1, step=8)
+    assert run.job.status().risk == ""
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
@@ -394,6 +435,47 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     assert ended.start == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
+def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    rows = {
+        "0": MachineSetup(step=SetupStep.CONNECTING, reason="cannot be reached"),
+        "1": MachineSetup(step=SetupStep.ENVIRONMENT),
+    }
+    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(SetupRecord(machines=rows))))
+
+    def states() -> list[str]:
+        return [row.state for row in job_status.machine_rows(run.job.run).values()]
+
+    assert states() == ["failed", "environment"]
+    run.run_folder.result_path.write_text("{}")
+    assert states() == ["failed", "stopped"]
+
+
+def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    lost = (("setup", 0.0), ("warming", 361.0), ("training", 403.0), ("gone", 500.0))
+    run.write_state_log(("setup", 0.0), ("warming", 300.0), ("training", 403.0))
+    run.write_state_log(*lost, machine="1")
+    setup = SetupRecord(
+        machines={"0": MachineSetup(), "1": MachineSetup(restarted=510.0, seconds={SetupStep.CODE: 10.0})}
+    )
+    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(setup)))
+    (run.run_folder.path / "logs").mkdir(exist_ok=True)
+
+    def copy_log() -> None:
+        for name in "01":
+            log = (run.run_folder.shared / f"logs/agent-{name}.jsonl").read_text()
+            (run.run_folder.path / f"logs/agent-{name}.jsonl").write_text(log)
+
+    copy_log()
+    assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0}, "it is not training yet"
+    run.write_state_log(*lost, ("setup", 530.0), ("warming", 532.0), ("training", 536.0), machine="1")
+    copy_log()
+    assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0, "data": 2.0, "standby": 4.0}
+    start = {"data": 300.0, "standby": 103.0}
+    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
+
+
 def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_shared("result.json", trained())
@@ -464,3 +546,16 @@ def test_job_killed_by_its_stop_is_stopped_and_says_that_it_could_not_save(hand_
     run.job.refresh()
     assert run.job.state == "stopped"
     assert run.job.status().reason.startswith("stopped by the user; the agents were ended before they could save")
+
+
+def test_job_that_ended_before_the_first_step_of_its_last_launch_keeps_its_step(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.run_folder.launch_path.write_text("second")
+    run.write_metrics(1, step(images=8), step(images=16))
+    run.write_shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
+    run.write_attempt(2, "0")
+    for launch in ("second", "first"):  # the agent has no step; there is no agent of this launch
+        run.write_status("stopped", ended=True, attempt=2, launch=launch)
+        run.job.refresh()
+        assert run.job.has_ended
+        assert run.job.status().step == step(images=16)["step"]

@@ -10,7 +10,7 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import errors
 from infra.aws.client import NO_RETRY_CONFIG, Account
 from infra.aws.errors import ErrorKind, classify_error, explain_error
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError, NoAnswer, NoCredentials
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:
@@ -118,7 +118,7 @@ def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: AwsFro
             client_error(
                 "UnauthorizedOperation", 403, "You may not. Encoded authorization failure message: " + "x" * 900
             ),
-            CloudError,
+            NoAnswer,
             ["rent (ec2:RunInstances): not permitted (You may not.)", "imgnet-cluster check --iam"],
         ),
         (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
@@ -132,7 +132,7 @@ def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: AwsFro
         (boto.NoCredentialsError(), NoCredentials, ["aws configure"]),
         (boto.ProfileNotFound(profile="p"), NoCredentials, ["aws configure list", "p"]),
         (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
-        (boto.EndpointConnectionError(endpoint_url="u", error="e"), CloudError, ["cannot be reached"]),
+        (boto.EndpointConnectionError(endpoint_url="u", error="e"), NoAnswer, ["cannot be reached"]),
         (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
     ],
 )

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -64,7 +65,20 @@ def machine_commands(machines: Any) -> dict[str, Callable[[Any, dict[str, Any]],
     def configure(_: Any, settings: dict[str, Any]) -> Any:
         return machines.configure(**settings)
 
-    return {"forget_calls": forget_calls, "machines": configure, "reset": reset}
+    def break_gpu(_: Any, arguments: dict[str, Any]) -> None:
+        machines.break_gpu(arguments["id"], arguments["how"])
+
+    return {"break_gpu": break_gpu, "forget_calls": forget_calls, "machines": configure, "reset": reset}
+
+
+def check_port_is_free(port: int) -> None:
+    """Raise `RuntimeError` when another process listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise RuntimeError(f"the port is taken; for a second cloud: make simcloud PORT={port + 1}") from error
 
 
 def serve(port: int, folder: Path, boot_seconds: float) -> None:
@@ -74,6 +88,7 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
     from support.simcloud.control import CONTROL_COMMANDS
     from support.simcloud.machines import SimulatedMachines
 
+    check_port_is_free(port)
     is_over = threading.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: is_over.set())

@@ -1,5 +1,6 @@
 """The bill of a simulated cloud: dollars by the second, for each resource from its start to its end."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,12 +16,16 @@ class BillLine:
     dollars_per_hour: float
     start: float
     minimum_seconds: float
+    step_seconds: float = 0.0  # what is begun is billed; 0: by the second
     end: float | None = None
 
     def dollars(self, now: float) -> float:
-        """Return the cost until now: by the second, but at least for the minimum time."""
+        """Return the cost until now: by the second or step, but at least for the minimum time."""
         end = self.end if self.end is not None else now
-        return max(end - self.start, self.minimum_seconds) / 3600 * self.dollars_per_hour
+        seconds = max(end - self.start, self.minimum_seconds)
+        if self.step_seconds:
+            seconds = math.ceil(seconds / self.step_seconds) * self.step_seconds
+        return seconds / 3600 * self.dollars_per_hour
 
 
 class BillingMeter:
@@ -36,20 +41,28 @@ class BillingMeter:
     }
     EFS_GB_DOLLARS_PER_HOUR = 0.30 / MONTH_HOURS
     EFS_MIBPS_DOLLARS_PER_HOUR = 6.0 / MONTH_HOURS  # provisioned throughput
+    EFS_DOLLARS_PER_GB_READ = 0.03  # elastic throughput
+    EFS_DOLLARS_PER_GB_WRITTEN = 0.06
+    NAT_DOLLARS_PER_GB = 0.045
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.lines: dict[str, BillLine] = {}
+        self.traffic_dollars = {"efs": 0.0, "nat": 0.0}
 
-    def start(self, id: str, kind: str, dollars_per_hour: float, minimum: float = 0.0) -> None:
-        """Start the cost of a resource: of at least `minimum` seconds."""
-        self.lines[id] = BillLine(kind, dollars_per_hour, self.now(), minimum)
+    def start(self, id: str, kind: str, dollars_per_hour: float, minimum: float = 0.0, step: float = 0.0) -> None:
+        """Start the cost of a resource: of at least `minimum` seconds, in begun steps of `step` seconds."""
+        self.lines[id] = BillLine(kind, dollars_per_hour, self.now(), minimum, step)
 
     def stop(self, id: str) -> None:
         """End the cost of a resource. Does nothing for one that is unknown or has ended."""
         line = self.lines.get(id)
         if line is not None and line.end is None:
             line.end = self.now()
+
+    def add_traffic(self, kind: str, moved_bytes: int, dollars_per_gb: float) -> None:
+        """Add the cost of bytes that a file system ("efs") or a NAT gateway ("nat") has moved."""
+        self.traffic_dollars[kind] += moved_bytes / 1e9 * dollars_per_gb
 
     def start_volume(self, volume: Any) -> None:
         """Start the cost of a disk."""
@@ -60,7 +73,7 @@ class BillingMeter:
         """Return the dollars until now by kind, those of instances one by one."""
         now = self.now()
         instances: dict[str, float] = {}
-        others = {"volumes": 0.0, "addresses": 0.0, "nat": 0.0, "efs": 0.0}
+        others = {"volumes": 0.0, "addresses": 0.0, **self.traffic_dollars}
         for id, line in self.lines.items():
             if line.kind == "instances":
                 instances[id] = line.dollars(now)

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
 
@@ -17,8 +17,12 @@ from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ssm.models import ssm_backends
 from support.simcloud.billing import BillingMeter
 from support.simcloud.lifecycle import BILLED_STATES, InstanceEndings, InstanceView
+from support.simcloud.traffic import Moved
 
 from infra.aws.stack.policies import Policy
+
+if TYPE_CHECKING:
+    from support.simcloud.reservations import CapacityReservation
 
 ACCOUNT = "123456789012"
 DEFAULTS: dict[str, Any] = {
@@ -39,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "internet_wait_seconds": 60.0,
     "refuses_public_addresses": False,
     "nat_seconds": 0.0,
+    "boot_download_bytes": 0,
 }
 
 
@@ -53,7 +58,8 @@ class SimulatedAws(InstanceEndings):
     `quota_vcpu`, the vCPU by quota code, plenty where missing; `listeners`; and what DEFAULTS lists. The constructor's
     arguments replace these defaults, to which `reset` returns.
 
-    A listener has the methods on_running(view), on_dying(view) and on_notice(view, time, action).
+    A listener has the methods on_running(view), on_dying(view), on_notice(view, time, action) and, where machines move
+    bytes, on_transfer(view, moved).
     """
 
     current: "SimulatedAws"
@@ -72,6 +78,7 @@ class SimulatedAws(InstanceEndings):
     internet_wait_seconds: float  # a booting machine waits so long for its way to the internet
     refuses_public_addresses: bool  # EC2 gives no public address to a running instance
     nat_seconds: float  # to create or delete a NAT gateway
+    boot_download_bytes: int  # that each machine fetches over the internet while it is set up
     has_launch_indexes: bool  # False: all instances of a request have the launch index 0
 
     def __init__(self, **defaults: Any) -> None:
@@ -115,8 +122,10 @@ class SimulatedAws(InstanceEndings):
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
             self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
             self.spot_requests: dict[str, dict[str, Any]] = {}
+            self.reservations: dict[str, CapacityReservation] = {}
             self.market = spot_market.Market()
             self.meter = BillingMeter(self.now)
+            self.moved: dict[str, Moved] = {}  # by instance
             moto_patches.reset_backends()
             reset_model_data()
         self.deliver_events()
@@ -136,7 +145,7 @@ class SimulatedAws(InstanceEndings):
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
-        from support.simcloud import efs, internet
+        from support.simcloud import efs, internet, reservations
 
         with self.lock:
             now = self.now()
@@ -153,6 +162,7 @@ class SimulatedAws(InstanceEndings):
                     self._terminate(instance)
                 if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
                     self._set_state(instance, "stopped")
+            reservations.tick(self)
             efs.tick(now)
             internet.tick(self, now)
 
@@ -253,6 +263,12 @@ class SimulatedAws(InstanceEndings):
         with self.lock:
             return internet.has_internet(self.find(id))
 
+    def transfer(self, id: str, **moved_bytes: int) -> None:
+        """Let a running instance move bytes: `efs_read`, `efs_written`, or `internet`. Raises `ValueError`."""
+        from support.simcloud import traffic
+
+        traffic.transfer(self, id, **moved_bytes)
+
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""
         self._live_instances[instance.id] = instance
@@ -260,6 +276,16 @@ class SimulatedAws(InstanceEndings):
         self.meter.start(instance.id, "instances", self.market.dollars_per_hour(instance), minimum=60.0)
         if instance.public_ip:
             self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
+
+    def reserve(self, type: str, zone: str, count: int, **details: Any) -> str:
+        """Add a reservation of machines that begins now, and return its id.
+
+        `details` are further fields of a `CapacityReservation`.
+        """
+        from support.simcloud import reservations
+
+        with self.lock:
+            return reservations.reserve(self, type, zone, count, **details)
 
     def live_instances(self) -> list[Any]:
         """Return the instances of all regions that are not terminated."""

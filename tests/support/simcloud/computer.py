@@ -16,9 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from support.simcloud.traffic import Moved, write_proc
 from support.ssh_machines import MARK_VARIABLE, WAIT_SECONDS, TestMachine, generate_key, wait_until
 
 from train.tools.filesystem import write_atomic
+from train.tools.host import ROOT_VARIABLE
 
 FAKES = Path(__file__).with_name("fakes.py")
 FAKE_COMMANDS = ("imgnet-limit", "imgnet-hostkey", "systemctl", "shutdown", "poweroff", "halt", "reboot")
@@ -114,6 +116,7 @@ class SimulatedMachine(TestMachine):
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata_url,
             "HOME": str(self.home),
             "TMUX_TMPDIR": str(sockets),
+            ROOT_VARIABLE: str(folder / "root"),
             "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             MARK_VARIABLE: str(folder),
             **env,
@@ -158,6 +161,25 @@ class SimulatedMachine(TestMachine):
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
         _write_script(folder / "python", _exec_script(python))
         write_atomic(folder / "ready", b"ready\n", durable=False)
+
+    def write_counters(self, shared: Path, moved: Moved) -> None:
+        """Write what the kernel counts of the traffic. The file system is mounted from the boot on."""
+        write_proc(self.folder / "root", shared / (self.user_data.file_system or "none"), moved)
+
+    # --- logins ------------------------------------------------------------------------------------------------------
+
+    @property
+    def key_files(self) -> list[Path]:
+        """The keys of the launch, those that EC2 Instance Connect admits for a minute, and those of the user."""
+        return [self.folder / "authorized_keys", self._passing_keys, self.home / ".ssh" / "authorized_keys"]
+
+    @property
+    def _passing_keys(self) -> Path:
+        return self.folder / "instance_connect_keys"
+
+    def admit_keys(self, *keys: str) -> None:
+        """Let these keys log in until the next call, beside those that always may."""
+        write_atomic(self._passing_keys, "".join(f"{key}\n" for key in keys).encode(), durable=False)
 
     # --- root commands -----------------------------------------------------------------------------------------------
 

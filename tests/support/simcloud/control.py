@@ -59,6 +59,10 @@ def _kill_caller(front: Any, arguments: Arguments) -> None:
     front.kill_caller_at(int(arguments["at"]), arguments.get("when", "before"))
 
 
+def _spare_callers(front: Any, _: Arguments) -> None:
+    front.spare_callers()
+
+
 def _price(front: Any, arguments: Arguments) -> None:
     front.sim.set_price(arguments["zone"], arguments["type"], float(arguments["price"]))
 
@@ -67,12 +71,20 @@ def _advance(front: Any, arguments: Arguments) -> None:
     front.sim.advance(float(arguments["seconds"]))
 
 
+def _transfer(front: Any, arguments: Arguments) -> None:
+    front.sim.transfer(**arguments)
+
+
 def _instances(front: Any, arguments: Arguments) -> Any:
     return front.sim.instances(arguments.get("region", "us-east-1"))
 
 
 def _calls(front: Any, arguments: Arguments) -> dict[str, Any]:
     return {"calls": front.calls, "count": front.count(), "killed": front.killed}
+
+
+def _reserve(front: Any, arguments: Arguments) -> str:
+    return str(front.sim.reserve(**arguments))
 
 
 def _reset(front: Any, arguments: Arguments) -> None:
@@ -90,12 +102,15 @@ CONTROL_COMMANDS: dict[str, Callable[[Any, Arguments], Any]] = {
     "interrupt": _interrupt,
     "kill": _kill,
     "kill_caller": _kill_caller,
+    "spare_callers": _spare_callers,
     "leaks": lambda front, arguments: front.sim.leaks(),
     "leftovers": lambda front, arguments: front.sim.leftovers(),
     "no_faults": _no_faults,
     "power_off": _power_off,
     "price": _price,
     "rebalance": _rebalance,
+    "reserve": _reserve,
     "reset": _reset,
     "set": _set,
+    "transfer": _transfer,
 }

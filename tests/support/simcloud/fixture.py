@@ -73,11 +73,11 @@ class CloudProcess:
         """End the cloud and all its machines. Raises `AssertionError` when a process outlives it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(120)
         if self.process.stdout:
             self.process.stdout.close()
         with contextlib.suppress(AssertionError):  # after a kill of the cloud its process keeper needs a moment
-            self.wait_for(lambda: not process_ids(self.folder), 10)
+            self.wait_for(lambda: not process_ids(self.folder))
         leftover_pids = process_ids(self.folder)
         kill_all(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -133,7 +133,7 @@ class CloudProcess:
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
         )
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Return the value of `condition` as soon as it is true. Raises `AssertionError` after `seconds`."""
         return wait_for(condition, seconds)
 

@@ -93,6 +93,11 @@ class AwsFrontend:
         with self.lock:
             self.kills[number] = when
 
+    def spare_callers(self) -> None:
+        """Cancel all kills that wait for a later call."""
+        with self.lock:
+            self.kills.clear()
+
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:

@@ -1,6 +1,6 @@
-"""The simulated cloud in the test's own process, for tests of the cloud itself.
+"""The simulated cloud in the test's own process: `cloud` for tests of the cloud itself, `front` for tests of our code.
 
-from support.simcloud.in_process import cloud
+A test file imports `cloud` and `served`; a conftest.py imports `front` and `front_of_session`.
 """
 
 import functools
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
+import botocore.loaders
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -15,6 +16,8 @@ from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import AwsFrontend, serve
 
 IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+# Without this, each session reads EC2's service model again, in 0.3 s.
+SHARED_LOADER = functools.cache(botocore.loaders.create_loader)
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 
 
@@ -117,3 +120,33 @@ def cloud(served: Cloud) -> Iterator[Cloud]:
     served.sim.errors = []
     yield served
     assert not served.sim.errors, served.sim.errors
+
+
+@pytest.fixture(scope="session")
+def front_of_session() -> Iterator[tuple[AwsFrontend, str]]:
+    """The server of the simulated EC2, and its URL."""
+    server, url = serve(sim=SimulatedAws())
+    yield server.front, url
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def front(front_of_session: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
+    """An empty simulated EC2 that boto3 in this process talks to. `front.sim` is the cloud behind it."""
+    front, url = front_of_session
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("botocore.session.create_loader", SHARED_LOADER)
+    front.reset()
+    return front

@@ -10,18 +10,24 @@ from support.simcloud.cloud import AwsError, SimulatedAws
 ANY_IPV4 = "0.0.0.0/0"
 
 
-def has_internet(instance: Any) -> bool:
-    """Return whether an instance reaches the internet now."""
+def nat_gateway_of(instance: Any) -> Any | None:
+    """Return the NAT gateway to which the route table of an instance leads, None without one."""
     interface = instance.nics.get(0)
-    if interface is None:
-        return False
-    backend = instance.ec2_backend
-    for table in backend.route_tables.values():
-        if interface.subnet.id in [association.get("SubnetId") for association in table.associations]:
+    for table in instance.ec2_backend.route_tables.values():
+        if interface and interface.subnet.id in [association.get("SubnetId") for association in table.associations]:
             for route in table.routes:
                 if str(route.destination_cidr_block) == ANY_IPV4 and route.nat_gateway is not None:
-                    return bool(route.nat_gateway.state == "available")
-    return bool(interface.public_ip)
+                    return route.nat_gateway
+    return None
+
+
+def has_internet(instance: Any) -> bool:
+    """Return whether an instance reaches the internet now."""
+    gateway = nat_gateway_of(instance)
+    if gateway is not None:
+        return bool(gateway.state == "available")
+    interface = instance.nics.get(0)
+    return bool(interface and interface.public_ip)
 
 
 def modify_network_interface_attribute(self: Any) -> ActionResult:
@@ -60,7 +66,7 @@ def create_nat_gateway(self: Any) -> ActionResult:
     gateway.token = token
     gateway.state = "pending"
     gateway.change_time = sim.now()
-    sim.meter.start(gateway.id, "nat", sim.meter.NAT_DOLLARS_PER_HOUR, 3600.0)
+    sim.meter.start(gateway.id, "nat", sim.meter.NAT_DOLLARS_PER_HOUR, 3600.0, step=3600.0)
     return result
 
 

@@ -45,6 +45,7 @@ class InstanceLife:
     image: str
     address: str
     spot_request_id: str | None = None
+    reservation_id: str | None = None  # the capacity reservation in which the instance runs
     interruption_time: float | None = None  # the time in its interruption notice
     shutdown_time: float | None = None
     stop_time: float | None = None
@@ -71,7 +72,7 @@ class InstanceEndings:
         instance._reason = f"{by} ({timestamp})" if by else ""  # EC2 does not say when a machine ended itself
         self._end_billing(instance)
         pool = (instance.placement.zone, instance.instance_type)
-        if pool in self.capacity and had_capacity and not loses_capacity:
+        if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
         self.market.close_request(self, instance, loses_capacity)
         self._add_event("on_dying", self.view(instance))

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -17,14 +18,17 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from support.simcloud import process_keeper
+from support.simcloud import gpus, process_keeper
 from support.simcloud.computer import SimulatedMachine
 from support.simcloud.imds import MetadataService
+from support.simcloud.instance_connect import KEY_SECONDS
+from support.simcloud.traffic import Moved
+from support.ssh_machines import command_line
 
 POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +52,8 @@ class SimulatedMachines:
 
     These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `ready_delay_seconds`, from
     sshd to the marker file; `failing_machines`, the instance ids, addresses or numbers (from 0, in the order of
-    booting) of machines whose setup fails.
+    booting) of machines whose setup fails; `gpus`, the GPUs of machines that boot from now on;
+    `has_instance_connect`, whether the image lets keys log in that EC2 Instance Connect sends.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class SimulatedMachines:
         self.sockets = Path(tempfile.mkdtemp(prefix="imgs-", dir="/tmp"))  # a socket's path has 107 characters at most
         self.machines: dict[str, SimulatedMachine] = {}
         self._instances: dict[str, Any] = {}
+        self._moved: dict[str, Moved] = {}  # by instance
         self._timers: dict[tuple[str, str], float] = {}  # (instance id, action): time
         self._lock = threading.Lock()  # guards the tables
         self._busy = threading.Lock()  # held while machines are booted or ended
@@ -85,6 +91,8 @@ class SimulatedMachines:
         self.ssh_delay_seconds = 0.0
         self.ready_delay_seconds = 0.0
         self.failing_machines: set[Any] = set()
+        self.gpus = 0
+        self.has_instance_connect = True
         self.count = 0
 
     def close(self) -> None:
@@ -104,6 +112,7 @@ class SimulatedMachines:
             with self._lock:
                 self._timers.clear()
                 self._instances.clear()
+                self._moved.clear()
             for id in list(self.machines):
                 self._end(id)
                 self.machines.pop(id).remove()
@@ -112,14 +121,23 @@ class SimulatedMachines:
 
     def configure(self, **settings: Any) -> dict[str, Any]:
         """Change settings by name, and return all settings. Raises `ValueError` for an unknown name."""
-        if unknown := settings.keys() - {"ssh_delay_seconds", "ready_delay_seconds", "failing_machines"}:
+        converters: dict[str, Callable[[Any], Any]] = {
+            "ssh_delay_seconds": float,
+            "ready_delay_seconds": float,
+            "failing_machines": set,
+            "gpus": int,
+            "has_instance_connect": bool,
+        }
+        if unknown := settings.keys() - converters.keys():
             raise ValueError(f"no such setting of machines: {sorted(unknown)}")
         for name, value in settings.items():
-            setattr(self, name, set(value) if name == "failing_machines" else float(value))
+            setattr(self, name, converters[name](value))
         return {
+            "gpus": self.gpus,
             "ssh_delay_seconds": self.ssh_delay_seconds,
             "ready_delay_seconds": self.ready_delay_seconds,
             "failing_machines": sorted(self.failing_machines, key=str),
+            "has_instance_connect": self.has_instance_connect,
         }
 
     # --- events of the cloud, in any thread --------------------------------------------------------------------------
@@ -153,6 +171,19 @@ class SimulatedMachines:
         else:
             machine.notices["spot/instance-action"] = f'{{"action": "{action}", "time": "{time}"}}'
 
+    def on_login_key(self, instance: Any, user: str, key: str) -> None:
+        """Let a key log in to a machine for a minute, if its image has EC2 Instance Connect."""
+        machine = self.machines.get(instance.id)
+        if machine and self.has_instance_connect and user == self.sim.login[0]:
+            machine.admit_keys(key)
+            self._set_timer(instance.id, "forget keys", KEY_SECONDS)
+
+    def on_transfer(self, instance: Any, moved: Moved) -> None:
+        """Let a machine's kernel count what the machine has moved."""
+        self._moved[instance.id] = moved
+        if machine := self.machines.get(instance.id):
+            machine.write_counters(self.folder / "efs", moved)
+
     # --- requests of machines ----------------------------------------------------------------------------------------
 
     def metadata_of(self, id: str) -> dict[str, str] | None:
@@ -174,6 +205,12 @@ class SimulatedMachines:
             **machine.notices,
         }
         return {path: text for path, text in metadata.items() if text}
+
+    def break_gpu(self, id: str, how: str) -> None:
+        """Break a GPU of a machine. Raises `KeyError` for an unknown machine, `ValueError` for an unknown way."""
+        machine = self.machines[id]
+        is_trainer = re.compile(r" -m train(\.engine\.standby)? ").search
+        gpus.break_gpu(machine.folder, [pid for pid in machine.processes() if is_trainer(command_line(pid))], how)
 
     def console_of(self, id: str) -> str:
         """Return what a machine has printed on its console."""
@@ -219,6 +256,7 @@ class SimulatedMachines:
             "boot": self._boot,
             "start sshd": self._start_sshd,
             "finish setup": self._finish_setup,
+            "forget keys": lambda id: self.machines[id].admit_keys(),
             "power off": self.sim.power_off,
             "end": self._end,
         }
@@ -247,7 +285,10 @@ class SimulatedMachines:
         sockets = self.sockets / str(number)
         metadata_url = self.metadata.url(id)
         machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, metadata_url, self.env)
+        if self.gpus:
+            gpus.install_gpus(machine.folder, machine.folder / "bin", self.gpus)
         self.machines[id] = machine
+        machine.write_counters(self.folder / "efs", self._moved.get(id, Moved()))
         if machine.user_data.limit_seconds is not None:
             self.set_power_off(id, machine.user_data.limit_seconds)
         self._set_timer(id, "start sshd", self.ssh_delay_seconds)
@@ -265,6 +306,8 @@ class SimulatedMachines:
             else:
                 machine.finish_setup(self.folder / "efs", self.python, NO_INTERNET)
             return
+        if self.sim.boot_download_bytes:
+            self.sim.transfer(id, internet=self.sim.boot_download_bytes)
         fails = self.failing_machines & {id, machine.address, machine.number}
         machine.finish_setup(self.folder / "efs", self.python, SETUP_FAILURE if fails else "")
 

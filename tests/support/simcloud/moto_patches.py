@@ -30,6 +30,7 @@ from support.simcloud import (
     internet,
     permissions,
     placement_groups,
+    reservations,
     run_instances,
     spot_market,
 )
@@ -77,7 +78,7 @@ def install() -> None:
     """Patch moto, once in a process. Each call looks up the cloud that answers it."""
     if moto_originals:
         return
-    for module in (addresses, placement_groups, instances, internet, run_instances, spot_market):
+    for module in (addresses, placement_groups, instances, internet, reservations, run_instances, spot_market):
         for name, function in module.ACTIONS.items():
             replace_attribute(EC2Response, name, function)
     for name, function in efs.METHODS.items():

@@ -61,6 +61,10 @@ def _launch_authorizations(response: Any) -> Iterator[Authorization]:
         yield "ec2:RunInstances", f"{arn}{kind}/*", context
     for kind, stack_tag in _existing_resources(request):
         yield "ec2:RunInstances", f"{arn}{kind}/any", _resource_context(stack_tag)
+    if request.reservation:
+        yield "ec2:RunInstances", f"{arn}capacity-reservation/{request.reservation}", {}
+    if request.reservation_group:
+        yield "ec2:RunInstances", request.reservation_group, {}
     for kind, kind_tags in request.tags.items():
         yield _tag_authorization("ec2", "RunInstances", f"{arn}{kind}/*", kind_tags)
     for role in _passed_roles(request):

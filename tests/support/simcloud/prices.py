@@ -1,8 +1,10 @@
-"""Prices of us-east-1, and two services that moto does not have: Pricing and Service Quotas."""
+"""Prices of us-east-1, and the services that moto does not have: Pricing, Service Quotas, EC2 Instance Connect."""
 
 import hashlib
 import json
 from typing import Any
+
+from support.simcloud.instance_connect import send_ssh_public_key
 
 # Dollars per hour, Linux, on demand. Large GPU machines: Karpenter's list of 2026-07-20; small ones: from memory.
 ON_DEMAND = {
@@ -30,9 +32,13 @@ ON_DEMAND = {
     "g6e.48xlarge": 30.13,
     "g7e.48xlarge": 33.14,
     "c5.large": 0.085,
+    "c7i.2xlarge": 0.4,  # as all types without a price here; in the list, so that what is planned is what is billed
     "t3.micro": 0.0104,
 }
 PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
+ADDRESS_QUOTA = "L-0263D0A3"
+NEW_ACCOUNT_VCPU = 5.0  # of the standard types, none of P and G. Source: AWS, "Spot Instance quotas"
+NEW_ACCOUNT_ADDRESSES = 5.0
 
 
 def on_demand(type: str, vcpu: int) -> float:
@@ -99,12 +105,27 @@ def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[
     """Answer GetServiceQuota of Service Quotas: vCPU of EC2, or the number of elastic addresses."""
     from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
 
+    values = {id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS}
+    return _quota(region, arguments, {**values, ADDRESS_QUOTA: float(sim.max_addresses)})
+
+
+def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Answer GetAWSDefaultServiceQuota of Service Quotas: what a new account has."""
+    from support.simcloud.spot_market import QUOTAS
+
+    values = {id: NEW_ACCOUNT_VCPU if "standard" in prefixes else 0.0 for id, (_, prefixes, _) in QUOTAS.items()}
+    return _quota(region, arguments, {**values, ADDRESS_QUOTA: NEW_ACCOUNT_ADDRESSES})
+
+
+def _quota(region: str, arguments: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
+    """Return the answer about one quota. `values` are those of all quotas, by code."""
+    from support.simcloud.spot_market import QUOTAS
+
     code = arguments.get("QuotaCode", "")
-    quotas = {id: (name, sim.quota_vcpu.get(id, PLENTY_VCPU)) for id, (_, _, name) in QUOTAS.items()}
-    quotas["L-0263D0A3"] = ("EC2-VPC Elastic IPs", float(sim.max_addresses))
-    if arguments.get("ServiceCode") != "ec2" or code not in quotas:
+    names = {**{id: name for id, (_, _, name) in QUOTAS.items()}, ADDRESS_QUOTA: "EC2-VPC Elastic IPs"}
+    if arguments.get("ServiceCode") != "ec2" or code not in values:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
-    name, value = quotas[code]
+    name, value = names[code], values[code]
     arn = f"arn:aws:servicequotas:{region}:123456789012:ec2/{code}"
     quota: dict[str, Any] = {
         "ServiceCode": "ec2",
@@ -116,6 +137,8 @@ def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[
 
 
 TARGETS = {
+    "AWSEC2InstanceConnectService.SendSSHPublicKey": send_ssh_public_key,
     "AWSPriceListService.GetProducts": get_products,
     "ServiceQuotasV20190624.GetServiceQuota": get_service_quota,
+    "ServiceQuotasV20190624.GetAWSDefaultServiceQuota": get_default_service_quota,
 }

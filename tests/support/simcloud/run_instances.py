@@ -39,7 +39,11 @@ class LaunchRequest:
         self.group = get("Placement.GroupName")  # placement group
         self.group_id = get("Placement.GroupId")
         self.zone = get("Placement.AvailabilityZone")
-        self.market = "spot" if get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
+        self.market = get("InstanceMarketOptions.MarketType") or "on-demand"
+        target = "CapacityReservationSpecification.CapacityReservationTarget"
+        self.reservation = get(f"{target}.CapacityReservationId")
+        self.reservation_group = get(f"{target}.CapacityReservationResourceGroupArn")
+        self.reservations: list[str] = []  # of the new instances; set by the check
         self.spot = {name: get(f"InstanceMarketOptions.SpotOptions.{name}") for name in SPOT_OPTIONS}
         self.profile = {name: get(f"IamInstanceProfile.{name}") for name in ("Name", "Arn")}
         self.user_data = get("UserData")
@@ -111,6 +115,8 @@ def _disk(request: LaunchRequest, root: str, mapping: dict[str, Any]) -> dict[st
 
 def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: Any, instance: Any) -> None:
     """Add what moto leaves out of a new instance."""
+    from support.simcloud import reservations
+
     now = sim.now()
     backend = request.backend
     key = backend.key_pairs[request.key].public_key if request.key else ""
@@ -122,6 +128,7 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
         instance.ami_launch_index = 0
     instance.filter_reservation = reservation.id
     instance.lifecycle = "spot" if request.market == "spot" else None
+    reservations.join_reservation(request, instance)
     if request.group:
         instance.placement.group_name = request.group
         instance.placement.group_id = sim.groups[request.region, request.group]["GroupId"]
@@ -199,7 +206,7 @@ def _default_subnet(instance: Any) -> str:
 
 def check(sim: SimulatedAws, request: LaunchRequest) -> None:
     """Raise the error of EC2 for a launch that it refuses."""
-    from support.simcloud import placement_groups
+    from support.simcloud import placement_groups, reservations
 
     for check_part in (
         _check_counts,
@@ -211,6 +218,7 @@ def check(sim: SimulatedAws, request: LaunchRequest) -> None:
     ):
         check_part(sim, request)
     placement_groups.check_placement(sim, request)
+    reservations.check_reservation(sim, request)
 
 
 def _check_counts(sim: SimulatedAws, request: LaunchRequest) -> None:

@@ -82,6 +82,8 @@ class Market:
         type = instance.instance_type
         if instance.life.market == "spot":
             return self.spot_price(instance.placement.zone, type)
+        if instance.life.market == "capacity-block":  # it was paid for when it was bought
+            return 0.0
         return on_demand(type, vcpus(type))
 
     def raise_unknown_type(self, type: str) -> None:
@@ -107,7 +109,8 @@ class Market:
             raise AwsError("Unsupported", f"{message} {', '.join(zones)}.")
         self._check_max_price(request)
         quota_count = self._quota_count(sim, request)
-        free: int = sim.capacity.get((request.zone, request.type), request.max_count)
+        is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
+        free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
         count = min(int(request.max_count), int(quota_count), free)
         if quota_count < request.min_count:
             self._raise_over_quota(sim, request)
@@ -117,7 +120,7 @@ class Market:
             )
             message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
             raise AwsError("InsufficientInstanceCapacity", message)
-        if (request.zone, request.type) in sim.capacity:
+        if is_limited:
             sim.capacity[request.zone, request.type] -= count
         return count
 

@@ -219,7 +219,7 @@ def test_region_decoder_loads_silently() -> None:
     """On import, nvimgcodec reports to stderr everything that this machine lacks."""
     pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
     code = "import sys, train.data.decode as d; print(d.region_decoder(0) is None); print('only this', file=sys.stderr)"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (completed.stdout, completed.stderr) == ("False\n", "only this\n")
 
 

@@ -211,8 +211,8 @@ def summed_gradients(
     group: ProcessGroup, rows: Any, hook: str = "fp16", has_loss_scale: bool = False, torch_hook: Any = None
 ) -> list[float]:
     """Return the summed gradients when each rank has one row of them; `torch_hook` replaces our hook."""
-    process_group.compute_dtype = lambda device: torch.float16 if has_loss_scale else torch.float32
-    net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="none" if torch_hook else hook))
+    dtype = torch.float16 if has_loss_scale else torch.float32
+    net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="none" if torch_hook else hook), dtype)
     if torch_hook:
         net.register_comm_hook(None, torch_hook)
     net(torch.tensor(rows[group.rank])).backward()
@@ -256,8 +256,7 @@ def test_bf16_neither_underflows_nor_overflows(in_group: Any) -> None:
 
 def count_steps_taken(group: ProcessGroup, scaler: torch.amp.GradScaler, rows: list[list[float]]) -> int:
     """Return how many steps the scaler does not skip when these are the gradients, step by step."""
-    process_group.compute_dtype = lambda device: torch.float16
-    net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="fp16"))
+    net = ddp.wrap_ddp(GradientFromInput(len(rows[0])), Comm(hook="fp16"), torch.float16)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     steps_taken = 0
     for row in rows:
@@ -475,18 +474,15 @@ def test_ddp_names_an_unused_parameter_in_one_line(hook: str, in_group: Any) -> 
 @pytest.mark.parametrize("hook", [hook for hook in COMM_HOOKS if hook != "none"])
 def test_select_hook_exact_refuses_other_hooks(hook: str) -> None:
     with pytest.raises(TrainingError, match=f"comm, hook: --exact does not work with {hook}.*comm='none'") as caught:
-        ddp.select_hook(Comm(hook=hook), True, CPU, 0)
+        ddp.select_hook(Comm(hook=hook), True, CPU, torch.float32, 0)
     assert "\n" not in str(caught.value)
-    assert ddp.select_hook(Comm(), True, CPU, 0) == (None, exact_sum_hook)
+    assert ddp.select_hook(Comm(), True, CPU, torch.float32, 0) == (None, exact_sum_hook)
 
 
-def test_select_hook_powersgd_refuses_float16(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(process_group, "compute_dtype", lambda _: torch.float16)
-    with pytest.raises(TrainingError, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
-        ddp.select_hook(Comm(hook="powersgd"), False, CPU, 0)
-    state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, 0)
+def test_select_hook_powersgd_refuses_float16() -> None:
+    with pytest.raises(TrainingError, match=r"powersgd does not work with float16.*'fp16'"):
+        ddp.select_hook(Comm(hook="powersgd"), False, CPU, torch.float16, 0)
+    state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, torch.float16, 0)
     assert isinstance(state, comm_hooks.HalfPrecision)
     assert state.gradient_scale == 1.0 and hook is comm_hooks.half_precision_hook
 

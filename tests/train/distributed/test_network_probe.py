@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +12,34 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from train.distributed import network, network_probe
+from train.distributed import gpu, network, network_probe
 from train.distributed.process_group import ProcessGroup
-from train.tools.process import free_port
+from train.tools.process import free_port, rank_environments
 
-REPO = Path(__file__).resolve().parents[3]
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Any]
+ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Returns a function that starts a rank of the probe; what is left after the test is killed."""
-    started, port = [], free_port()
-
-    def start_rank(rank: int, world: int, *arguments: object, address: str = "127.0.0.1") -> "subprocess.Popen[str]":
-        variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": address}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "train.distributed.network_probe", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **variables,
-                "MASTER_PORT": str(port),
-                "PYTHONPATH": str(REPO),
-                "OMP_WAIT_POLICY": "PASSIVE",
-            },
-        )
-        started.append(process)
-        return process
-
-    yield start_rank
-    for process in started:
-        process.kill()
-        process.communicate()
+def store_port() -> int:
+    return free_port()
 
 
-def wait_for_end(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=100)
-    return process.returncode, out, err
+@pytest.fixture
+def start(runs: Any, tmp_path: Path, store_port: int) -> Start:
+    """Returns a function that starts a rank of the probe."""
+
+    def start_rank(rank: int, world: int, *arguments: object, address: str = "127.0.0.1") -> Any:
+        (variables,) = rank_environments(1, rank, world, address, store_port)
+        module = "train.distributed.network_probe"
+        return runs.start_module(module, *arguments, environment=variables, out=tmp_path / f"rank-{rank}")
+
+    return start_rank
 
 
 def test_probe_measures_pairs_and_all_reduce_of_three_machines(start: Start) -> None:
     other_ranks = [start(rank, 3, "--bytes", 100_003) for rank in (1, 2)]
-    code, out, err = wait_for_end(start(0, 3, "--bytes", 100_003))
+    code, out, err = start(0, 3, "--bytes", 100_003).result()
     assert (code, err) == (0, "")
     result = json.loads(out)
     assert list(result["pairs"]) == ["0-1", "0-2", "1-2"] and all(
@@ -71,13 +51,13 @@ def test_probe_measures_pairs_and_all_reduce_of_three_machines(start: Start) -> 
     )
     assert (result["torch"], result["backend"], result["warning"]) == (torch.__version__, "gloo", None)
     assert result["transport"].startswith("gloo on ")
-    assert [wait_for_end(speed) for speed in other_ranks] == [(0, "", "")] * 2
+    assert [rank.result() for rank in other_ranks] == [(0, "", "")] * 2
 
 
 def test_probe_names_missing_ranks_before_the_timeout(start: Start) -> None:
     processes = [start(rank, 4, "--timeout", 5) for rank in (0, 2)]
     for rank, process in zip((0, 2), processes, strict=True):
-        code, out, err = wait_for_end(process)
+        code, out, err = process.result()
         assert (code, out) == (1, "") and err.startswith(
             f"rank {rank}: waiting for all ranks: rank 1, 3 did not connect; is its machine up"
         )
@@ -85,38 +65,44 @@ def test_probe_names_missing_ranks_before_the_timeout(start: Start) -> None:
 
 
 def test_probe_names_an_unreachable_rank_0(start: Start) -> None:
-    code, _, err = wait_for_end(start(1, 2, "--timeout", 2))
+    code, _, err = start(1, 2, "--timeout", 2).result()
     assert code == 1 and err.count("\n") == 1
     assert err.startswith("rank 1: connecting to rank 0 at 127.0.0.1:") and "is its machine up" in err
 
 
 def test_probe_unknown_host_name_is_one_line(start: Start) -> None:
-    code, _, err = wait_for_end(start(1, 2, "--timeout", 2, address="nowhere.invalid"))
+    code, _, err = start(1, 2, "--timeout", 2, address="nowhere.invalid").result()
     assert code == 1 and err.count("\n") == 1 and "nowhere.invalid" in err
 
 
 def test_probe_names_a_pair_that_does_not_finish(start: Start) -> None:
-    processes = [start(rank, 2, "--timeout", 5, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
-    results = [wait_for_end(process) for process in processes]
+    processes = [start(rank, 2, "--timeout", 3, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
+    results = [process.result() for process in processes]
     for rank, (code, out, err) in enumerate(results):
         assert (code, out, err.count("\n")) == (1, "", 1) and err.startswith(f"rank {rank}: pair 0-1: ")
-    assert any("not finished after 5 s" in err for _, _, err in results)
+    assert any("not finished after 3 s" in err for _, _, err in results)
 
 
-def count_sockets(pid: int) -> int:
-    """Return the number of sockets that a process has."""
-    count = 0
+def is_connected_to_a_peer(pid: int, store_port: int) -> bool:
+    """Whether a process has a TCP connection to another one than the store."""
+    sockets = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            count += str(entry.readlink()).startswith("socket:")
-    return count
+            sockets.add(str(entry.readlink()))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, remote, state, *_, inode = line.split()[:10]
+            ports = {int(address.rpartition(":")[2], 16) for address in (local, remote)}
+            if state == ESTABLISHED and f"socket:[{inode}]" in sockets and store_port not in ports:
+                return True
+    return False
 
 
-def test_probe_ends_when_another_rank_dies(start: Start, until: Any) -> None:
+def test_probe_ends_when_another_rank_dies(start: Start, until: Any, store_port: int) -> None:
     processes = [start(rank, 2, "--timeout", 90, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
-    until(lambda: count_sockets(processes[1].pid) >= 3)  # one to the store; those to the other rank come later
+    until(lambda: is_connected_to_a_peer(processes[1].pid, store_port))
     processes[1].send_signal(signal.SIGKILL)
-    code, _, err = wait_for_end(processes[0])
+    code, _, err = processes[0].result()
     assert code == 1 and err.count("\n") == 1 and err.startswith("rank 0: ")
 
 
@@ -192,21 +178,21 @@ COMPILED_ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
     ],
 )
 def test_explain_unsupported_gpu_by_compiled_archs(capability: tuple[int, int], built: list[str], fits: bool) -> None:
-    assert (network_probe.explain_unsupported_gpu("Card", capability, built) is None) is fits
+    assert (gpu.explain_unsupported_gpu("Card", capability, built) is None) is fits
 
 
 def test_explain_unsupported_gpu_says_what_to_install() -> None:
-    message = network_probe.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), COMPILED_ARCHS) or ""
+    message = gpu.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), COMPILED_ARCHS) or ""
     assert message.startswith("Tesla V100-SXM2-16GB is sm_70, and torch ") and "sm_75, sm_80" in message
     assert "install an older torch that has sm_70, or use other GPUs" in message and "\n" not in message
     assert "install another torch that has sm_110" in (
-        network_probe.explain_unsupported_gpu("Card", (11, 0), COMPILED_ARCHS) or ""
+        gpu.explain_unsupported_gpu("Card", (11, 0), COMPILED_ARCHS) or ""
     )
 
 
 def test_explain_invisible_gpu() -> None:
-    assert "is built without CUDA" in network_probe.explain_invisible_gpu(None)
-    assert "(CUDA 13.0) sees no GPU; its driver is too old" in network_probe.explain_invisible_gpu("13.0")
+    assert "is built without CUDA" in gpu.explain_invisible_gpu(None)
+    assert "(CUDA 13.0) sees no GPU; its driver is too old" in gpu.explain_invisible_gpu("13.0")
 
 
 # --- the transport ------------------------------------------------------------------------------------------------
@@ -237,6 +223,7 @@ def test_detect_transport_reads_and_removes_nccl_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(NCCL_LOGS["sockets"])
     assert network.detect_transport("nccl", log) == "sockets" and not log.exists()
+    assert network.detect_transport("nccl", log) == "unknown", "NCCL wrote no log"
     assert network.detect_transport("nccl") == "unknown"
 
 
@@ -269,6 +256,41 @@ def test_efa_variables_only_with_efa_and_never_over_the_users(monkeypatch: pytes
     monkeypatch.setattr(network, "has_efa", lambda: False)
     assert network.efa_variables() == {}
     monkeypatch.setattr(network, "has_efa", lambda: True)
-    assert network.efa_variables() == {"FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"}
+    variables = {
+        "FI_EFA_USE_HUGE_PAGE": "0",
+        "FI_EFA_USE_DEVICE_RDMA": "1",
+        "FI_PROVIDER": "efa",
+        "NCCL_SOCKET_FAMILY": "AF_INET",
+    }
+    assert network.efa_variables() == variables
     monkeypatch.setenv("NCCL_SOCKET_FAMILY", "AF_INET6")
-    assert network.efa_variables() == {"FI_EFA_USE_HUGE_PAGE": "0"}
+    del variables["NCCL_SOCKET_FAMILY"]
+    assert network.efa_variables() == variables
+
+
+def test_library_variables_only_with_efa_and_behind_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(network, "has_efa", lambda: True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    assert network.library_variables(tmp_path) == {}, "the folders do not exist"
+    for name in ("opt/amazon/efa/lib", "opt/amazon/ofi-nccl/lib"):
+        (tmp_path / name).mkdir(parents=True)
+    expected = f"/mine:{tmp_path}/opt/amazon/ofi-nccl/lib:{tmp_path}/opt/amazon/efa/lib"
+    assert network.library_variables(tmp_path) == {"LD_LIBRARY_PATH": expected}
+    monkeypatch.setattr(network, "has_efa", lambda: False)
+    assert network.library_variables(tmp_path) == {}
+
+
+def test_compile_cache_outlives_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    inductor = f"{tmp_path}/inductor"
+    variables = {"TORCHINDUCTOR_CACHE_DIR": inductor, "TRITON_CACHE_DIR": f"{tmp_path}/triton"}
+    assert network.compile_cache_variables(tmp_path) == variables
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    assert network.compile_cache_variables(tmp_path) == {"TORCHINDUCTOR_CACHE_DIR": inductor}
+
+
+def test_nccl_gets_the_whole_name_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert network.interface_variables("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}

@@ -91,7 +91,7 @@ def test_check_ranks_agree_names_what_differs(in_group: Any, monkeypatch: pytest
             messages.append(str(refusal(group, indexes)))
         copies: Any = {("train", 160): index(), ("val", 160): index()}
         messages.append(str(refusal(group, indexes | (copies if is_rank_1 else {}))))
-        monkeypatch.setattr(process_group, "compute_dtype", lambda _: torch.bfloat16 if is_rank_1 else torch.float16)
+        monkeypatch.setattr(process_group, "compute_dtype", lambda *_: torch.bfloat16 if is_rank_1 else torch.float16)
         return [*messages, str(refusal(group, indexes))]
 
     def refusal(group: ProcessGroup, indexes: Any) -> TrainingError | None:

@@ -50,7 +50,7 @@ def test_store_at_an_address_of_another_machine_listens_on_all_interfaces() -> N
         assert can_connect("127.0.0.1", port)
 
 
-def test_keys_are_hidden_from_a_client_without_the_token(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_apart_from_those_of_a_client_without_the_token(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first_rank = rendezvous.open_store(0, 2, TIMEOUT)
     second_rank = rendezvous.open_store(1, 2, TIMEOUT)
     assert first_rank and second_rank

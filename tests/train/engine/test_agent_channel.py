@@ -13,6 +13,7 @@ from support.known import known
 
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
+from train.tools.agent_protocol import module_folders_variable
 from train.tools.records import read_record
 from train.tools.trainer_reports import TrainerProgress, TrainerState
 
@@ -92,6 +93,16 @@ def test_stop_requested_by_file_or_sigterm(work_dir: Path) -> None:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
+def test_save_requested_by_file_only(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = AgentChannel()
+    channel.sigterm_received = True
+    assert not channel.save_requested()
+    (work_dir / "save").touch()
+    assert channel.save_requested()
+    monkeypatch.delenv("IMGNET_WORK")
+    assert not AgentChannel().save_requested()
+
+
 INSTALL_EXCEPTHOOK = """
 import atexit, sys
 from train.engine.agent_channel import AgentChannel
@@ -101,14 +112,43 @@ sys.excepthook = AgentChannel().excepthook
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "reason", "fault"),
     [
-        ("ValueError('first\\nwhat it was')", "ValueError: what it was"),
-        ("TrainingError('the rate is too high')", "the rate is too high"),
-        ("KeyError()", "KeyError: KeyError"),
+        ("ValueError('first\\nwhat it was')", "ValueError: what it was", "own"),
+        ("TrainingError('the rate is too high')", "the rate is too high", "input"),
+        ("KeyError()", "KeyError: KeyError", "own"),
+        (
+            "RuntimeError('CUDA error: an illegal memory access was encountered\\nSearch for `cudaErrorIllegalAddress'"
+            "'\\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\\n')",
+            "GPU 0: CUDA error: an illegal memory access was encountered",
+            "own",
+        ),
+        (
+            "type('DistBackendError', (RuntimeError,), {})('NCCL error in: x.cpp:94, unhandled cuda error\\n'"
+            "'ncclUnhandledCudaError: Call to CUDA failed.\\nLast error:\\nCuda failure 2 \\'out of memory\\'')",
+            "GPU 0: Cuda failure 2 'out of memory'",
+            "own",
+        ),
+        (
+            "type('DistBackendError', (RuntimeError,), {})('NCCL error in: x.cpp:94, invalid usage\\n'"
+            "'ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\nLast error:\\n'"
+            "'Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000')",
+            "GPU 0: NCCL: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+            "own",
+        ),
+        (
+            "RuntimeError('CUDA error: uncorrectable ECC error encountered\\nCompile with `TORCH_USE_CUDA_DSA`')",
+            "GPU 0 is broken: uncorrectable ECC error encountered",
+            "machine",
+        ),
+        (
+            "RuntimeError('NCCL WARN Cuda failure \\'uncorrectable NVLink error detected during the execution\\'')",
+            "GPU 0 is broken: uncorrectable NVLink error detected during the execution",
+            "machine",
+        ),
     ],
 )
-def test_excepthook_prints_reports_and_exits(error: str, reason: str, work_dir: Path) -> None:
+def test_excepthook_prints_reports_and_exits(error: str, reason: str, fault: str, work_dir: Path) -> None:
     program = f"{INSTALL_EXCEPTHOOK}atexit.register(print, 'exit handlers must not run'); raise {error}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     completed = subprocess.run(
@@ -116,7 +156,7 @@ def test_excepthook_prints_reports_and_exits(error: str, reason: str, work_dir: 
     )
     assert completed.returncode == 1 and completed.stdout == "" and "Traceback" in completed.stderr
     failure = json.loads((work_dir / "failed-4.json").read_text())
-    assert failure["reason"] == reason and failure["fault"] == ("final" if error.startswith("TrainingError") else "own")
+    assert failure["reason"] == reason and failure["fault"] == fault
 
 
 FAILING_OPTIMIZER = """
@@ -136,14 +176,19 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: An
     """torch's process group wraps sys.excepthook and replaces stderr by a buffer."""
     (tmp_path / "own.py").write_text(FAILING_OPTIMIZER)
     path = runs.recipe(tiny(name=f"failing-{procs}", optim=Optim(name="own:build")))
-    argv = runs.words(tmp_path / "out", ("--procs", str(procs), "--workers", "0", "--threads", "1"), path)
-    environment = {**runs.environment, "PYTHONPATH": f"{runs.environment['PYTHONPATH']}{os.pathsep}{tmp_path}"}
-    completed = subprocess.run(
-        [sys.executable, "-m", "train", *argv], capture_output=True, text=True, env=environment, timeout=120
+    argv = runs.words(tmp_path / "out", ("--workers", "0", "--threads", "1", "--gpus", "2"), path)
+    ranks = runs.start_module_ranks(
+        procs, "train", *argv, out=tmp_path / "rank", environment=module_folders_variable([str(tmp_path)])
     )
-    assert completed.returncode == 1
-    assert "Traceback (most recent call last)" in completed.stderr and 'own.py", line 6, in step' in completed.stderr
-    assert "RuntimeError: failed on purpose" in completed.stderr.splitlines()
+    results = [rank.result() for rank in ranks]
+    assert any(
+        code == 1
+        and "Traceback (most recent call last)" in err
+        and 'own.py", line 6, in step' in err
+        and "RuntimeError: failed on purpose" in err.splitlines()
+        for code, _, err in results
+    ), results
+    assert all(code for code, _, _ in results)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +196,8 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: An
     [
         "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
         "RuntimeError('NCCL communicator was aborted on rank 1')",
+        "RuntimeError('NCCL error, remote process exited\\nncclRemoteError: A call failed')",
+        "RuntimeError('NCCL error, ncclSystemError: System call failed.\\nLast error:\\nsocket: Connection closed')",
         "ConnectionResetError(104, 'Connection reset by peer')",
         "type('DistBackendError', (RuntimeError,), {})('what torch calls it')",
         "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
@@ -159,9 +206,14 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: An
 def test_excepthook_collective_error_is_the_peers_fault(error: str, work_dir: Path) -> None:
     program = f"{INSTALL_EXCEPTHOOK}raise {error}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=60)
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
+    )
     assert completed.returncode == 1
     assert json.loads((work_dir / "failed-4.json").read_text())["fault"] == "peer"
+    assert completed.stderr.startswith("another process is gone (") and completed.stderr.count("\n") == 1
+    stack = work_dir.parent / "logs" / work_dir.name / "stack-4.log"
+    assert "Traceback (most recent call last)" in stack.read_text() and "stack-4.log" in completed.stderr
 
 
 def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def trained(recipe: Any, data: Path, out: Path, group: ProcessGroup) -> trainer.
         recipe,
         group,
         sampler,
-        len(dataset.train.classes),
+        dataset.train.classes,
         AgentChannel(),
     )
     instance.train(BatchDecoder(dataset.indexes, 0), 0)

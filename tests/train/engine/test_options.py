@@ -1,10 +1,12 @@
 """The trainer's options from the command line and from a file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from train.engine.main import choose_recipe
 from train.engine.options import RunOptions, TrainOptions, parse_run_options
 from train.tools.records import encode
 
@@ -13,6 +15,22 @@ JOB_OPTIONS = TrainOptions(data="/images", workers=0, skip_bad=True, target="top
 
 def test_parse_run_options_without_options_has_the_defaults() -> None:
     assert parse_run_options(["x.py", "--out", "o"]) == RunOptions(recipe="x.py", out=Path("o"))
+
+
+def test_precision_of_the_recipe_and_of_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.py"
+    path.write_text(
+        "from train.recipe import *\n"
+        "recipe = Recipe(name='tiny', data=SAMPLE, model=Model(name='resnet10_tiny'), precision='fp16',\n"
+        "                phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)])\n"
+    )
+    for words, expected in (([], "fp16"), (["--precision", "bf16"], "bf16")):
+        recipe = choose_recipe(parse_run_options([str(path), "--out", str(tmp_path), *words]))
+        assert recipe.precision == expected
+    with pytest.raises(SystemExit):
+        parse_run_options([str(path), "--out", str(tmp_path), "--precision", "int8"])
+    with pytest.raises(ValueError, match="precision: 'int8' is unknown; known are auto, bf16, fp16, fp32"):
+        replace(recipe, precision="int8")
 
 
 def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> None:

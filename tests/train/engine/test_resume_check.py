@@ -21,12 +21,13 @@ def with_copies(recipe: Any, copy: int | None) -> Any:
     return replace(recipe, phases=[replace(phase, copy=copy) for phase in recipe.phases])
 
 
-def test_check_same_run_ignores_copies_and_target(tiny: Any) -> None:
+def test_check_same_run_ignores_copies_target_and_precision(tiny: Any) -> None:
     recipe = tiny()
     schedule = Schedule(recipe, 50, 2)
     saved = resume_check.run_fingerprint(with_copies(recipe, 160), schedule)
     assert saved["recipe"]["phases"][0]["copy"] == 160  # kept in the checkpoint, for evaluations
-    for other_recipe in (recipe, with_copies(recipe, 352), replace(recipe, target=90.0)):
+    changes: list[dict[str, Any]] = [{"target": 90.0}, {"precision": "fp16"}]
+    for other_recipe in (recipe, with_copies(recipe, 352), *(replace(recipe, **change) for change in changes)):
         resume_check.check_same_run(saved, resume_check.run_fingerprint(other_recipe, schedule))
 
 
@@ -49,7 +50,9 @@ def test_trainer_restore_with_and_without_loss_scale(tiny: Any, tmp_path: Path) 
     recipe, group = tiny(), ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
     sampler = DistributedBatchSampler(Schedule(recipe, 50, 2), {}, 0, 0, 1)
     options = parse_run_options(["x.py", "--out", str(tmp_path)])
-    bfloat16_trainer, float16_trainer = (Trainer(options, recipe, group, sampler, 10, AgentChannel()) for _ in range(2))
+    bfloat16_trainer, float16_trainer = (
+        Trainer(options, recipe, group, sampler, tuple("abcdefghij"), AgentChannel()) for _ in range(2)
+    )
     bfloat16_trainer.epoch_index = 2
     float16_trainer.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     float16_trainer.restore(bfloat16_trainer.state())

@@ -209,7 +209,7 @@ def test_run_ends_when_one_process_is_killed(runs: Any, tiny: Any, until: Any) -
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     rank_1_pids = [pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
     os.kill(int(rank_1_pids[0]), signal.SIGKILL)
-    assert process.wait(20) != 0
+    assert process.wait(120) != 0
     runs.gone(out)
     assert not (out / "result.json").exists()
 
@@ -302,7 +302,7 @@ def test_result_json_describes_the_run(alone: Path, tiny: Any) -> None:
 def assert_time_adds_up(summary: dict[str, Any]) -> None:
     """Check that the parts add up to the wall time from first to last step, over the run and by epoch."""
     breakdown, rows = summary["where"], [row["where"] for row in summary["epochs"]]
-    assert breakdown["wall"] == summary["seconds"]["first step to last"] > 0
+    assert breakdown["wall"] == summary["seconds"]["first step to last without losses"] > 0
     assert sum(part_times["seconds"] for part_times in breakdown["parts"].values()) == pytest.approx(
         breakdown["wall"], rel=0.01
     )
@@ -329,7 +329,8 @@ def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path) -> No
         < summary["seconds"]["attempt"] + summary["where"]["start"]["starting"]
     )
     output = runs.said(alone)
-    assert "where the time went" in output and f"goodput {summary['goodput']:.1%}" in output
+    assert "where the time went" in output and "without losses; of the job: imgnet-cluster status" in output
+    assert "goodput" not in output, "the trainers do not know the losses of the job, which lower it"
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -368,10 +369,10 @@ def test_tensorboard_events_use_images_seen_as_step(alone: Path) -> None:
 
     events = EventAccumulator(str(alone / "events"))
     events.Reload()
-    top1 = events.Scalars("val/top1")
+    top1 = events.Scalars("accuracy/val_top1")
     assert [event.step for event in top1] == [50, 100, 150, 200]
     assert [event.value for event in top1] == pytest.approx([row["top1"] for row in read_result(alone)["epochs"]])
-    assert events.Scalars("train/loss")[0].step == 16  # the first sync is after the first step
+    assert events.Scalars("loss/train")[0].step == 16  # the first sync is after the first step
     lr_by_image = {event.step: event.value for event in events.Scalars("sizes/lr")}
     assert lr_by_image[16] == pytest.approx(0.01) and lr_by_image[200] == pytest.approx(0.0)
     assert {"sizes/batch_total", "times/images_per_second", "times/step_ms"} <= set(events.Tags()["scalars"])
@@ -406,7 +407,7 @@ def test_run_reports_to_the_agent_and_stops_on_its_request(runs: Any, tmp_path: 
     work.mkdir()
     (work / "ask").touch()
     process = runs.start(out, "--gpus", "2", environment={"IMGNET_WORK": str(work)})
-    assert process.wait(60) == 3
+    assert process.wait(120) == 3
     progress = json.loads((work / "progress.json").read_text())
     assert progress["state"] == "saved" and progress["step"] == 1 and progress["steps"] == STEPS
     newest = checkpoint_io.newest_checkpoint(checkpoint_dir(out))

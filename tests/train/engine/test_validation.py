@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from train.data.loading.loader import Batch
 from train.data.order.work import BatchRequest
 from train.distributed.process_group import ProcessGroup
-from train.engine.validation import run_validation
+from train.engine.validation import fill_batch, run_validation
 from train.metrics.accuracy import Accuracy
 from train.metrics.time_breakdown import TimeBreakdown
 
@@ -37,6 +37,56 @@ class PixelScores(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.append((self.training, torch.is_grad_enabled()))
         return x.flatten(1)[:, :CLASSES]
+
+
+def test_fill_batch_takes_the_smallest_warmed_shape_and_keeps_the_scores() -> None:
+    """On a GPU kernels were searched for full batches only."""
+    images = torch.rand(3, 3, 8, 6).contiguous(memory_format=torch.channels_last)
+    shapes = {(8, 8, 6), (5, 8, 6), (5, 6, 8), (2, 8, 6)}
+    filled = fill_batch(images, shapes)
+    assert filled.shape == (5, 3, 8, 6) and torch.equal(filled[:3], images) and not filled[3:].any()
+    assert filled.is_contiguous(memory_format=torch.channels_last)
+    assert fill_batch(images, {(2, 8, 6), (5, 6, 8)}) is images and fill_batch(images, {(3, 8, 6), *shapes}) is images
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 6 * 4, 7)).eval()
+    torch.testing.assert_close(net(filled)[:3], net(images))
+
+
+class FilledPreprocessor:
+    """Prepares batches as the tests here do, and says that the warm-up has run full ones."""
+
+    prepare, autocast = staticmethod(lambda batch: prepare(batch)), contextlib.nullcontext
+    warmed_shapes = frozenset({(BATCH, 2, 2)})
+
+
+def test_run_validation_on_a_gpu_runs_full_batches_and_counts_each_image_once() -> None:
+    """The device is mocked: the sums stay on the CPU, and the code takes it for a GPU."""
+
+    class Gpu(ProcessGroup):
+        @property
+        def device(self) -> Any:
+            return SimpleNamespace(type="cuda")
+
+    expected = validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))))
+    seen: list[int] = []
+
+    class Scores(PixelScores):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            return super().forward(x)
+
+    cpu = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+    own_batches = batches(list(range(IMAGES)))
+    zeros = torch.zeros
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "zeros", lambda *shape, device=None, **kw: zeros(*shape, **kw))
+        group = object.__new__(Gpu)
+        for name in ("rank", "local_rank", "world_size", "local_world_size"):
+            object.__setattr__(group, name, getattr(cpu, name))
+        accuracy = run_validation(
+            group, Scores(), iter(own_batches), len(own_batches), IMAGES, FilledPreprocessor(),  # type: ignore[arg-type]
+            TimeBreakdown(cpu.device),
+        )  # fmt: skip
+    assert accuracy == expected and set(seen) == {BATCH} and IMAGES % BATCH
 
 
 def images_and_labels() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
@@ -123,3 +173,23 @@ def test_run_validation_eval_mode_without_gradients() -> None:
     validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))), model=model)
     assert set(model.calls) == {(False, False)} and len(model.calls) == 7
     assert model.training and model.norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_run_validation_counts_by_class_over_all_ranks(world: int, in_group: Any) -> None:
+    def work(group: ProcessGroup) -> list[list[int]]:
+        confusion = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
+        own = batches(list(range(IMAGES))[group.rank :: world])
+        times = TimeBreakdown(group.device)
+        run_validation(
+            group, PixelScores(), iter(own), len(own), IMAGES, PLAIN_PREPROCESSOR, times, confusion=confusion
+        )
+        return confusion.tolist()
+
+    images, labels = images_and_labels()
+    expected = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
+    for pixels, label in zip(images.permute(0, 3, 1, 2).flatten(1), labels, strict=True):
+        expected[int(label), int(pixels.argmax())] += 1
+    assert expected.sum() == IMAGES
+    for confusion in in_group(world, work):
+        assert confusion == expected.tolist()

@@ -17,13 +17,13 @@ from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
 from train.engine import warmup
 from train.engine.agent_channel import AgentChannel
-from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
+from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, allow_kernel_search, normalization_of
 from train.engine.options import parse_run_options
 from train.models import registry
 from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
-from train.tools.errors import TrainingError
+from train.tools.errors import MachineTrouble, TrainingError
 
 CPU = torch.device("cpu")
 
@@ -45,6 +45,43 @@ def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(warmup, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     return shapes
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+def test_normalize_in_one_pass_equals_three_operations(dtype: torch.dtype, tolerance: float) -> None:
+    """On a GPU; the tolerance is that of rounding to the type."""
+    preprocessor = BatchPreprocessor(CPU)
+    preprocessor.compute_dtype = dtype
+    pixels = torch.randint(256, (2, 5, 4, 3), dtype=torch.uint8)
+    labels = np.arange(2)
+    expected, _ = preprocessor.prepare(Batch(pixels, labels, BatchRequest("train", None, labels, (5, 4))))
+    normalized = preprocessor.normalize_in_one_pass(pixels.permute(0, 3, 1, 2))
+    assert normalized.dtype == dtype and normalized.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(normalized.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_batches_are_copied_by_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are mocked: the step waits for the copy, and both tensors are kept until the step is done."""
+    events: list[Any] = []
+
+    @contextlib.contextmanager
+    def stream(which: Any) -> Any:
+        events.append("copies begin")
+        yield
+        events.append("copies end")
+
+    compute = SimpleNamespace(wait_stream=lambda other: events.append(("waits for", other)))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: compute)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, which: events.append((self.dtype, which)))
+    preprocessor = BatchPreprocessor(CPU)
+    preprocessor.copy_stream = copy_stream = SimpleNamespace()  # type: ignore[assignment]
+    labels = np.arange(2)
+    batch = Batch(torch.zeros(2, 5, 4, 3, dtype=torch.uint8), labels, BatchRequest("train", None, labels, (5, 4)))
+    images, _ = preprocessor.prepare(batch)
+    kept = [(torch.uint8, compute), (torch.int64, compute)]
+    assert events == ["copies begin", "copies end", ("waits for", copy_stream), *kept]
+    assert images.shape == (2, 3, 5, 4)
 
 
 def test_warm_up_leaves_the_model_unchanged(model: Any) -> None:
@@ -122,7 +159,7 @@ def test_restore_between_compiled_and_plain_trainers(
             Schedule(recipe, len(dataset.train), 2, max_steps=2), dataset.indexes, 0, 0, 1
         )
         return engine_trainer.Trainer(
-            options, recipe, group, sampler, len(dataset.train.classes), AgentChannel()
+            options, recipe, group, sampler, dataset.train.classes, AgentChannel()
         ), BatchDecoder(dataset.indexes, 0)
 
     first_trainer, decoder = trainer(compile_first, "one", 1)
@@ -164,8 +201,10 @@ def test_batch_shapes_of_all_epochs_same_on_all_ranks(tiny: Any) -> None:
     for rank in (0, 1):
         train_shapes, val_shapes = warmup.batch_shapes(sampler(rank, 2), schedule.epochs)
         assert train_shapes == [(8, 32, 32), (2, 32, 32), (16, 64, 64), (9, 64, 64)]  # 50 = 3 x 16 + 2 = 32 + 2 x 9
-        # The last batches, and the rectangle with 10 images on each rank, are not full.
-        assert val_shapes == [(8, 32, 32), (16, 64, 64)]
+        # The rectangle with 10 images on each rank is filled up.
+        assert val_shapes == [(8, 32, 32), (16, 96, 64), (16, 64, 64)]
+        full_shapes, _ = warmup.batch_shapes(sampler(rank, 2), schedule.epochs, with_partial_steps=False)
+        assert full_shapes == [(8, 32, 32), (16, 64, 64)]
     _, val_shapes = warmup.batch_shapes(sampler(0, 1), schedule.epochs[2:])
     assert val_shapes == [(16, 96, 64), (16, 64, 64)]
     assert warmup.image_sizes(sampler(0, 2), schedule.epochs) == {(32, 32), (64, 64), (96, 64)}
@@ -193,6 +232,32 @@ def test_prepare_searches_kernels_for_warmed_shapes_only(monkeypatch: pytest.Mon
         batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
         preprocessor.prepare(batch)
         assert torch.backends.cudnn.benchmark is is_searched
+
+
+def test_exact_run_on_gpus_searches_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels are fastest differs from process to process, and their sums differ in the last bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    allow_kernel_search(True)
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_warm_up_says_what_to_change_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(nn.Linear):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB. GPU 0 has a total ...")
+
+    def warm_up() -> None:
+        warmup.warm_up(net, net, [(512, 128, 96)], [], CPU, contextlib.nullcontext)
+
+    net, free_bytes = Large(1, 1), 100_000_000
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, 16_000_000_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 15_000_000_000)
+    with pytest.raises(TrainingError, match=r"a batch of 2 images of 96 x 128 pixels needs .*: 16.0 GB; lower batch"):
+        warm_up()
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 6_000_000_000)
+    with pytest.raises(MachineTrouble, match=r"of which other processes use 9\.9 GB; end them"):
+        warm_up()
 
 
 def test_normalization_of_timm_config_else_imagenet() -> None:

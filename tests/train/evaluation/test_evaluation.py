@@ -1,10 +1,7 @@
 """Evaluation: the accuracies of the run itself, on one and two processes; ratio buckets; one-line errors."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,12 @@ from train.data.loading.dataset import open_val_indexes
 from train.distributed.process_group import ProcessGroup
 from train.evaluation import __main__, protocol, ratio_buckets, runner
 from train.evaluation.protocol import CROPS, parse_crops, parse_sizes
+from train.evaluation.trained_network import open_trained
+from train.metrics.confusion import Confusion
 from train.recipe import Model, Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
+from train.tools.records import decode
 
 PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
 
@@ -38,41 +38,31 @@ def newest_checkpoint(out: Path) -> Path:
     return path
 
 
-def evaluate_in_subprocess(*arguments: Any, code: int = 0) -> list[dict[str, Any]]:
-    """Run the evaluation as a user does; return its JSON events."""
-    environment = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    completed = subprocess.run(
-        [sys.executable, "-m", "train.evaluation", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**environment, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "OMP_WAIT_POLICY": "PASSIVE"},
-    )
-    assert completed.returncode == code, completed.stderr[-3000:] + completed.stdout[-500:]
-    assert "Traceback" not in completed.stderr
-    return [json.loads(line) for line in completed.stdout.splitlines()]
+def without_progress(output: str) -> list[dict[str, Any]]:
+    """Return the events without those that only come when the evaluation takes long."""
+    events = [json.loads(line) for line in output.splitlines()]
+    return [event for event in events if event["kind"] != "progress"]
 
 
 @pytest.fixture
 def evaluate(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that evaluates in this process, without importing torch again, and returns the events."""
     monkeypatch.setattr(runner, "disable_malloc_trim", lambda: None)
-    threads = torch.get_num_threads()
 
     def evaluate_in_process(*arguments: Any) -> list[dict[str, Any]]:
         runner.evaluate_checkpoint(
             __main__.parse_eval_options([str(argument) for argument in (*arguments, "--workers", "0")])
         )
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return without_progress(capsys.readouterr().out)
 
-    yield evaluate_in_process
-    torch.set_num_threads(threads)
+    return evaluate_in_process
 
 
 @pytest.fixture(scope="module")
-def events(finished_run: Path, tiny_data: Path) -> list[dict[str, Any]]:
-    """Events of an evaluation by all crops at two sizes, in two processes."""
-    return evaluate_in_subprocess(
+def events(finished_run: Path, tiny_data: Path, runs: Any) -> list[dict[str, Any]]:
+    """Events of an evaluation by all crops at two sizes, in two processes that its launcher starts."""
+    process = runs.start_module(
+        "train.evaluation",
         newest_checkpoint(finished_run),
         "--data",
         tiny_data,
@@ -86,7 +76,12 @@ def events(finished_run: Path, tiny_data: Path) -> list[dict[str, Any]]:
         "0",
         "--shown",
         "3",
+        environment={},
+        out=runs.folder / "evaluation",
     )
+    code, out, err = process.result()
+    assert code == 0 and "Traceback" not in err, err[-3000:] + out[-500:]
+    return without_progress(out)
 
 
 def row_of(events: list[dict[str, Any]], crop: str, size: int = 32) -> dict[str, Any]:
@@ -161,12 +156,27 @@ def test_ratio_buckets_one_ratio_is_one_bucket(images: int) -> None:
     ) == {0}
 
 
-def test_global_step_counts_from_the_start_of_the_run(finished_run: Path, tmp_path: Path) -> None:
-    state, recipe = runner.open_checkpoint(newest_checkpoint(finished_run))
-    steps = int(newest_checkpoint(finished_run).stem.removeprefix("step-"))
-    assert state["step"] == 0 and steps > 2 and runner.global_step(state, recipe) == steps
-    state, recipe = runner.open_checkpoint(save_changed(finished_run, tmp_path, epoch=1, step=2))
-    assert runner.global_step(state, recipe) == steps // 2 + 2
+def test_evaluation_by_class_adds_up_to_the_accuracy(events: list[dict[str, Any]], tiny_data: Path) -> None:
+    classes = load_index(tiny_data, "val").classes
+    for row in [event for event in events if event["kind"] == "row"]:
+        confusion = decode(Confusion, row["confusion"])
+        assert confusion.classes == classes and sum(confusion.images) == 20
+        assert 100 * sum(confusion.right) / 20 == pytest.approx(row["top1"])
+        assert sum(images for _, _, images in confusion.pairs) == 20 - sum(confusion.right)
+
+
+def test_evaluation_of_the_weights_that_a_run_leaves(
+    finished_run: Path, tiny_data: Path, evaluate: Any, events: list[dict[str, Any]]
+) -> None:
+    arguments = ("--data", tiny_data, "--crops", "rect", "--sizes", "32", "--shown", "0")
+    begin, row = evaluate(finished_run / "network" / "model.safetensors", *arguments)
+    assert (begin["epoch"], begin["step"]) == (events[0]["epoch"], events[0]["step"])
+    assert (row["top1"], row["confusion"]) == (row_of(events, "rect")["top1"], row_of(events, "rect")["confusion"])
+
+
+def test_evaluation_refuses_another_network_than_the_named_one(finished_run: Path, evaluate: Any) -> None:
+    with pytest.raises(TrainingError, match="is of the network resnet10_tiny, not resnet18"):
+        evaluate(newest_checkpoint(finished_run), "--model", "resnet18")
 
 
 def test_evaluation_same_on_one_and_two_processes(
@@ -206,14 +216,19 @@ def save_changed(finished_run: Path, tmp_path: Path, **changes: Any) -> Path:
     return tmp_path / "step-00000007.pt"
 
 
-def test_evaluation_other_number_of_classes_is_one_line(finished_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_evaluation_other_number_of_classes_is_one_line(
+    finished_run: Path, tiny_data: Path, tmp_path: Path, runs: Any
+) -> None:
     for split in ("train", "val"):
         for folder in sorted((tiny_data / split).iterdir())[:4]:
             if folder.is_dir():
                 shutil.copytree(folder, tmp_path / "few" / split / folder.name)
-    (error,) = evaluate_in_subprocess(
-        newest_checkpoint(finished_run), "--data", tmp_path / "few", "--procs", "2", code=1
-    )[:1]
+    ranks = runs.start_module_ranks(
+        2, "train.evaluation", newest_checkpoint(finished_run), "--data", tmp_path / "few", out=tmp_path / "rank"
+    )
+    (code, out, err), (_, _, other_err) = [rank.result() for rank in ranks]
+    assert code == 1 and "Traceback" not in err + other_err, err + other_err
+    error = without_progress(out)[0]
     assert error["kind"] == "error"
     assert "was trained on 10 classes" in error["error"] and "few has 4; name a data set" in error["error"]
 
@@ -238,7 +253,7 @@ def bad_checkpoints(finished_run: Path, tmp_path: Path) -> dict[str, Path]:
     return {
         "no such checkpoint": tmp_path / "nowhere.pt",
         "is a folder": tmp_path,
-        "its checksum does not match": tmp_path / "cut.pt",
+        "is damaged or cut short": tmp_path / "cut.pt",
         "is not a checkpoint of this program": tmp_path / "text.pt",
         "was written by another version of imgnet-cluster": save_changed(
             finished_run, tmp_path / "old", identity={"recipe": {"a": 1}}
@@ -249,13 +264,12 @@ def bad_checkpoints(finished_run: Path, tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_open_checkpoint_names_an_unusable_file(finished_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_open_trained_names_an_unusable_file(finished_run: Path, tmp_path: Path) -> None:
     for name in ("old", "other"):
         (tmp_path / name).mkdir()
     for reason, path in bad_checkpoints(finished_run, tmp_path).items():
         with pytest.raises(TrainingError, match=reason) as caught:
-            state, recipe = runner.open_checkpoint(path)
-            runner.load_network(path, state, recipe, 10, tiny_data)
+            open_trained(path).build()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -331,3 +345,17 @@ def test_reserve_stdout_redirects_other_output_to_stderr(capsys: Any) -> None:
     print("after")
     captured = capsys.readouterr()
     assert captured.out == '{"kind": "row", "top1": 1.0}\nafter\n' and captured.err == "hello"
+
+
+def test_progress_is_a_message_for_each_percent(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command shows it as a bar."""
+    monkeypatch.setattr(protocol, "PROGRESS_SECONDS", -1.0)
+    for is_first in (False, True):
+        report = protocol.progress_reporter(is_first)
+        for done in (100, 101, 200):
+            report("five at 96", done, 10_000)
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(message["what"], message["done"], message["total"]) for message in messages] == [
+        ("five at 96", 100, 10_000),
+        ("five at 96", 200, 10_000),
+    ]

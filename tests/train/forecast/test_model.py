@@ -268,6 +268,20 @@ def test_seconds_until_sums_the_start_and_the_epochs_before() -> None:
 # --- the rules ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("gpu", "share"), [("V100", 367 / 1200), ("A100", 938 / 2470), ("H100", 938 / 2470), ("P100", 1.0)]
+)
+def test_float32_is_slower_by_what_its_source_measured(gpu: str, share: float) -> None:
+    schedule = one_epoch_schedule(128, 64, gpus=8)
+    half, single = (
+        step_seconds(
+            forecast_of(replace(schedule, recipe=replace(schedule.recipe, precision=precision)), gpu=gpu), "compute"
+        )
+        for precision in ("fp16", "fp32")
+    )
+    assert half / single == pytest.approx(share, rel=2e-3)
+
+
 def test_forecast_of_unknown_cards_and_models_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = make_schedule(16)
     for gpu in ("B200", "", "v100", "RTX PRO 4500"):
@@ -338,6 +352,18 @@ def test_forecast_terms_and_phases_add_up() -> None:
     assert record.terms == result.term_seconds and record.source == "presets"
 
 
+def test_forecast_counts_each_size_of_a_growing_phase() -> None:
+    """160 for two epochs, then 192: the compute grows with the pixels, and each size has its row and its switch."""
+    phases = [Phase(epochs=(0, 4), size=(160, 192), batch=64, lr=0.1)]
+    schedule = Schedule(Recipe(name="x", data=IMAGENET, model=Model(name="resnet50"), phases=phases), IMAGES, 8)
+    result = forecast_of(schedule, constants=replace(BARE, switch_seconds=((0, 5.0),)))
+    small, large = result.phase_rows()
+    assert [(row.start, row.end, row.size) for row in (small, large)] == [(0, 2, 160), (2, 4, 192)]
+    assert large.terms["compute"] / small.terms["compute"] == pytest.approx((192 / 160) ** 2)
+    assert large.terms["validation"] / small.terms["validation"] == pytest.approx((192 / 160) ** 2)
+    assert (small.terms["fixed"], large.terms["fixed"]) == (5.0, 5.0)
+
+
 def test_scaling_efficiency_is_relative_to_the_first_row() -> None:
     one, two = (forecast_of(one_epoch_schedule(224, 64, gpus=8 * machines)) for machines in (1, 2))
     first, second = scaling_efficiency([(1, one), (2, two)])
@@ -349,7 +375,7 @@ def test_forecast_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, train.forecast; "
     code += "print(sorted({'torch', 'numpy', 'boto3', 'PIL', 'cluster'} & sys.modules.keys()))"
     root = Path(__file__).resolve().parents[3]
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=120)
     assert completed.stdout == "[]\n", completed.stderr
 
 

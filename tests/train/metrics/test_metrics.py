@@ -91,11 +91,11 @@ def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) ->
     log = MetricsLog(tmp_path, 3, 0, 100)
     for images in (100, 200):
         log.write_scalars(images, {"x": images / 100, "sizes/lr": 0.5})
-        log.write_interval(images, images, 1, {**SCALARS, "train/loss": math.nan, "train/top1": math.inf})
+        log.write_interval(images, images, 1, {**SCALARS, "loss/train": math.nan, "accuracy/train_top1": math.inf})
     log.flush()
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
-    expected = {**SCALARS, "train/loss": None, "train/top1": None}
+    expected = {**SCALARS, "loss/train": None, "accuracy/train_top1": None}
     assert [(line["kind"], line["attempt"], line["step"], line["scalars"]) for line in lines] == [
         ("train", 3, 100, expected), ("train", 3, 200, expected)
     ]  # fmt: skip
@@ -132,8 +132,8 @@ def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, mon
     for attempt, start, points in ((1, 0, (50, 100, 150)), (2, 100, (120,))):
         log = MetricsLog(tmp_path, attempt, start, 10)
         for images in points:
-            log.write_scalars(images, {"val/top1": attempt})
+            log.write_scalars(images, {"accuracy/val_top1": attempt})
         log.tensorboard.close()
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("val/top1")] == [(50, 1), (100, 1), (120, 2)]
+    assert [(point.step, point.value) for point in events.Scalars("accuracy/val_top1")] == [(50, 1), (100, 1), (120, 2)]

@@ -28,7 +28,7 @@ def test_step_totals_add_up() -> None:
 def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
     values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
     assert values == {
-        "train/loss": 2.0, "train/top1": 25.0, "train/top5": 50.0,
+        "loss/train": 2.0, "accuracy/train_top1": 25.0, "accuracy/train_top5": 50.0,
         "sizes/lr": 0.3, "sizes/momentum": 0.9, "sizes/image": 64, "sizes/batch": 16, "sizes/batch_total": 32,
         "sizes/world": 3, "times/images_per_second": 64.0,
     }  # fmt: skip

@@ -19,7 +19,7 @@ def write_metrics(path: Path, steps: int, seed: int = 0) -> None:
     rng = random.Random(seed)
     lines = [json.dumps({"kind": "start"})]
     for step in range(1, steps, rng.randrange(1, 12)):
-        line = step_line(step, 100.0 + step + rng.random() / 2, train__loss=2.5)
+        line = step_line(step, 100.0 + step + rng.random() / 2, loss__train=2.5)
         lines.append(json.dumps({**line, "padding": "x" * rng.randrange(1, 300)}))
         if rng.random() < 0.1:
             lines.append(json.dumps(epoch_line(step, 100.5 + step)))

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from support.train_records import make_epoch
 
-from train.metrics.text import describe_training
+from train.metrics.text import EPOCH_COLUMNS, describe_training, epoch_header, epoch_line
 from train.recipe import SAMPLE, Comm, Model, Optim, Phase, Recipe
 
 PHASES = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
@@ -14,15 +15,16 @@ RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=F
 @pytest.mark.parametrize(
     "optim, description",
     [
-        (Optim(), "sgd, momentum 0.9, decay 0.0001 (not on norms), cross_entropy"),
-        (Optim(nesterov=True, norm_decay=True), "sgd, momentum 0.9, nesterov, decay 0.0001, cross_entropy"),
+        (Optim(), "sgd, momentum 0.9, weight decay 0.0001 (not on norms), cross_entropy"),
+        (Optim(nesterov=True, norm_decay=True), "sgd, momentum 0.9, nesterov, weight decay 0.0001, cross_entropy"),
         (
             Optim(name="lars", bias_decay=False, scaling="sqrt"),
-            "lars, momentum 0.9, trust 0.001, decay 0.0001 (not on norms and biases), cross_entropy, sqrt scaling",
+            "lars, momentum 0.9, trust 0.001, weight decay 0.0001 (not on norms and biases), cross_entropy, "
+            "sqrt scaling",
         ),
         (
             Optim(name="adamw", loss="bce", label_smoothing=0.1),
-            "adamw, betas 0.9 0.999, eps 1e-06, decay 0.0001 (not on norms), bce, smoothing 0.1",
+            "adamw, betas 0.9 0.999, eps 1e-06, weight decay 0.0001 (not on norms), bce, label smoothing 0.1",
         ),
     ],
 )
@@ -35,7 +37,24 @@ def test_describe_training_names_unusual_settings() -> None:
     phases = [*frozen, PHASES[2], replace(PHASES[3], augment=False)]
     model = Model(name="resnet18", weights="own.pt", compile=True)
     description = describe_training(replace(RECIPE, model=model, comm=Comm(hook="fp16"), phases=phases))
-    settings = "zero gamma, weights own.pt, compiled, comm fp16, frozen in epochs 0-2, not augmented in epochs 3-4"
-    assert description == f"sgd, momentum 0.9, decay 0.0001 (not on norms), cross_entropy, {settings}"
+    settings = "zero gamma, weights own.pt, compiled, comm hook fp16, frozen in epochs 0-2, not augmented in epochs 3-4"
+    assert description == f"sgd, momentum 0.9, weight decay 0.0001 (not on norms), cross_entropy, {settings}"
+    own = describe_training(replace(RECIPE, model=Model(name="nets:small")))
+    assert own.endswith("cross_entropy, zero gamma where a block's last norm is known")
+    held_out = describe_training(replace(RECIPE, data=replace(RECIPE.data, val_fraction=0.1)))
+    assert held_out.endswith("0.1 of each class held out for validation")
     rectangular = [replace(phase, rect_train=phase.epochs[0] != 1) for phase in PHASES]
     assert describe_training(replace(RECIPE, phases=rectangular)).endswith("rectangles in epochs 0-1, 2-4")
+
+
+def test_epoch_columns_have_different_names_and_never_touch() -> None:
+    header = epoch_header()
+    assert len(header) <= 79 and len({title for title, *_ in EPOCH_COLUMNS}) == len(EPOCH_COLUMNS)
+    values = {
+        "epoch": 128, "size": 1024, "global_batch": 65536, "lr": 0.0001234, "train_loss": 123.4567, "train_top1": 100.0,
+        "val_loss": 12345.678, "top1": 100.0, "top5": 100.0, "seconds": 12345.67, "images_per_second": 401234.5,
+    }  # fmt: skip
+    line = epoch_line(make_epoch(**values))
+    assert len(line) == len(header) and len(line.split()) == len(EPOCH_COLUMNS)
+    assert line.split()[-2:] == ["12346", "401234"]
+    assert epoch_line(make_epoch(seconds=3.456)).split()[-2] == "3.5"

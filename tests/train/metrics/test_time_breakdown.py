@@ -100,6 +100,14 @@ def test_goodput_counts_steps_at_the_median_of_their_shape(clock: Any) -> None:
     assert times.goodput() == pytest.approx((3 * 1 + 2 * 2 + 1) / 16)
 
 
+def test_slower_seconds_are_those_above_the_median_of_the_shape(clock: Any) -> None:
+    times = TimeBreakdown(CPU)
+    for wait, work in ((0.5, 1.5), (0.5, 0.0), (0.5, 4.5), (0.5, 1.5), (0.5, 1.0)):  # the median is 2 s
+        run_step(times, clock, "train", (8, 32), wait, work)
+    run_step(times, clock, "val", (8, 32), 0.0, 3.0)
+    assert times.summary().slower == pytest.approx(3.0), "fast steps do not make up for a slow one"
+
+
 def test_time_before_the_first_step_does_not_count(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     assert times.goodput() == 0 and times.wall_seconds == 0
@@ -184,9 +192,11 @@ def test_time_breakdown_lines_name_the_worst_epochs_in_79_columns(clock: Any) ->
     lines = text.time_table_lines(replace(times.table(), pauses=12.5), times.goodput())
     assert all(len(line) <= 79 for line in lines)
     shown = "\n".join(lines)
-    assert "epoch 2: 10000.50 s" in shown and "before epoch 2" in shown and "pauses of losses" in shown
+    assert "epoch 2: 10000.50 s" in shown and "before epoch 2" in shown and "losses, redone steps" in shown
     assert [line.split()[-1] for line in lines[-5:]] == ["15.00", "3.25", "10.00", "0.50", "1.25"]
-    assert f"goodput {times.goodput():.1%}" in shown
+    assert f"goodput {100 * times.goodput():.1f} %" in shown
+    gap = times.table().gap
+    assert gap and f"   {gap.steps:.2f} steps, before epoch 2" in shown, "steps do not stand in the column of seconds"
     empty = text.time_table_lines(TimeBreakdown(CPU).table())
     assert "first step to last" in empty[-1] and not any("epoch" in line for line in empty[1:])
 

@@ -394,7 +394,7 @@ def test_build_from_function_that_exits_is_one_line(mine: Any, builder: Any, mes
         ("import sys\nsys.exit(0)", r"ends the program when it is imported \(SystemExit: 0, leaving.py line 2\); move"),
         (
             "\nimport json\njson.loads('no')",
-            r"cannot be imported here \(JSONDecodeError: .*, leaving.py line 3\); start",
+            r"cannot be imported here \(JSONDecodeError: .*, leaving.py line 3\); put it beside the recipe file",
         ),
     ],
 )

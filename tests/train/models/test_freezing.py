@@ -28,9 +28,10 @@ from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")
 STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
+LAST_NORM = "stages.3.norm2"  # of resnet10_tiny
 
 
-def make_phases(*frozen: bool) -> list[Phase]:
+def make_phases(*frozen: bool | str) -> list[Phase]:
     return [
         Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.05, min_scale=0.35, frozen=is_frozen)
         for n, is_frozen in enumerate(frozen)
@@ -44,9 +45,9 @@ def make_trainer(
     dataset = open_dataset(recipe, data, data)
     sampler = DistributedBatchSampler(Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, rank, world)
     group = ProcessGroup(rank, rank, world, world, CPU)
-    return engine_trainer.Trainer(
-        options, recipe, group, sampler, len(dataset.train.classes), AgentChannel()
-    ), BatchDecoder(dataset.indexes, 0)
+    return engine_trainer.Trainer(options, recipe, group, sampler, dataset.train.classes, AgentChannel()), BatchDecoder(
+        dataset.indexes, 0
+    )
 
 
 def snapshot(trainer: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
@@ -68,11 +69,11 @@ def optimizer_imported() -> None:
     factory.build_optimizer(nn.Linear(1, 1), Optim())
 
 
-@pytest.mark.parametrize(("order", "optimizer"), [((True, False), "sgd"), ((False, True, False), "lamb")])
+@pytest.mark.parametrize(("order", "optimizer"), [((True, False), "sgd"), ((False, True, "fixres"), "lamb")])
 @pytest.mark.parametrize("world", [1, 2])
-def test_frozen_phase_moves_only_the_classifier(
+def test_frozen_phase_moves_only_the_last_layers(
     world: int,
-    order: tuple[bool, ...],
+    order: tuple[bool | str, ...],
     optimizer: str,
     tiny: Any,
     tiny_data: Path,
@@ -109,13 +110,13 @@ def test_frozen_phase_moves_only_the_classifier(
 
     answers = in_group(world, work)
     for changes, tensor_count, all_require_grad, head in answers:
-        assert len(changes) == len(order) and all_require_grad is not order[-1]
+        assert len(changes) == len(order) and all_require_grad is (not order[-1])
         for frozen, names in zip(order, changes, strict=True):
             if frozen:
-                assert names and all(
-                    name.removesuffix(".weight").removesuffix(".bias").endswith("fc") for name in names
-                )
+                layers = {name.split()[-1].rpartition(".")[0] for name in names}
+                assert layers == ({"fc", LAST_NORM} if frozen == "fixres" else {"fc"})
                 assert {"fc.weight", "fc.bias"} <= set(names)
+                assert (f"{LAST_NORM}.running_var" in names) is (frozen == "fixres")
             else:
                 assert len(names) > 0.9 * tensor_count
         assert head == answers[0][3]  # equal on all processes

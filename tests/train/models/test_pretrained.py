@@ -1,8 +1,6 @@
 """Pretrained weights from files of all formats: loaded, or refused with the reason; nothing in a file is executed."""
 
 import pickle
-import sys
-import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from train.models import external, pretrained
+from train.models import external, pretrained, resnet
 from train.models.registry import MODEL_BUILDERS, build_model
 from train.recipe import Model
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
+from train.weights.safetensors_file import write_safetensors
 
 State = dict[str, torch.Tensor]
 
@@ -75,9 +74,14 @@ def test_load_pretrained_from_our_checkpoint_unless_damaged(other_state: State, 
     checkpoint_io.write_checkpoint(tmp_path, 7, {"format": 3, "model": other_state, "optimizer": {}, "epoch": 1})
     (path,) = tmp_path.iterdir()
     assert states_equal(load_file(str(path))[0], other_state)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TrainingError, match=r"step-00000007\.pt.* is damaged"):
-        load_file(str(path))
+    whole = path.read_bytes()
+    for damaged, reason in (
+        (whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:], "is damaged"),
+        (whole[:-1000], "cannot be read"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(TrainingError, match=rf"step-00000007\.pt.* {reason}"):
+            load_file(str(path))
 
 
 def test_load_pretrained_skips_classifier_of_other_classes(other_state: State, tmp_path: Path) -> None:
@@ -199,10 +203,10 @@ def test_read_state_dict_of_dict_that_contains_itself(other_state: State, tmp_pa
         (quantized, "holds a quantized tensor: fc.weight; save the network's"),
         (
             lambda tensor: tensor.to(torch.complex64),
-            "holds complex64 where this network has real numbers: fc.weight; save the",
+            "holds complex64 instead of floating-point weights: fc.weight; save the",
         ),
-        (lambda tensor: tensor.long(), "holds int64 where this network has real numbers: fc.weight; save the"),
-        (lambda tensor: tensor.bool(), "holds bool where this network has real numbers: fc.weight; save the"),
+        (lambda tensor: tensor.long(), "holds int64 instead of floating-point weights: fc.weight; save the"),
+        (lambda tensor: tensor.bool(), "holds bool instead of floating-point weights: fc.weight; save the"),
         (lambda tensor: torch.tensor(1.0), "does not fit this network; of another shape: fc.weight$"),
     ],
     ids=["sparse", "meta", "quantized", "complex", "integers", "bits", "one number"],
@@ -248,22 +252,12 @@ def test_load_pretrained_missing_file_is_named(tmp_path: Path) -> None:
         load_file(str(tmp_path / "none.pt"))
 
 
-def test_load_pretrained_safetensors_if_installed(
-    other_state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = b"\2" + 7 * b"\0" + b"{}"  # the length of the JSON header, and the header
-    (tmp_path / "w.safetensors").write_bytes(content)
-    (tmp_path / "w.pt").write_bytes(content)
-    package, module = types.ModuleType("safetensors"), types.ModuleType("safetensors.torch")
-    module.load_file = lambda path: other_state  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "safetensors", package)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", module)
+def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None:
     for name in ("w.safetensors", "w.pt"):  # recognized by its bytes or by its name
+        write_safetensors(tmp_path / name, other_state, {})
         assert states_equal(load_file(str(tmp_path / name))[0], other_state)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(
-        TrainingError, match=r"needs safetensors, .* not installed here; install it: pip install safetensors$"
-    ):
+    (tmp_path / "w.safetensors").write_bytes((tmp_path / "w.pt").read_bytes()[:-1])
+    with pytest.raises(TrainingError, match=r"w\.safetensors cannot be read \(DamagedRecord: .*is it complete\?"):
         load_file(str(tmp_path / "w.safetensors"))
 
 
@@ -314,6 +308,28 @@ def test_load_pretrained_converts_torchvision_names(
     net = MODEL_BUILDERS[name](6)
     pretrained.load_pretrained(net, save_file(tmp_path, file))
     assert [tensor.max().item() for tensor in net.state_dict().values()] == list(range(len(names)))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "convolutions"),
+    [
+        ("resnet18", (2, 2, 2, 2), 2),
+        ("resnet34", (3, 4, 6, 3), 2),
+        ("resnet50", (3, 4, 6, 3), 3),
+        ("resnet101", (3, 4, 23, 3), 3),
+        ("resnet152", (3, 8, 36, 3), 3),
+    ],
+)
+def test_to_torchvision_keys_gives_its_names_in_its_order(
+    name: str, blocks: tuple[int, ...], convolutions: int
+) -> None:
+    assert name in resnet.PUBLISHED_RESNETS
+    with torch.device("meta"):
+        net = MODEL_BUILDERS[name](6)
+    assert isinstance(net, resnet.ResNet)
+    converted = resnet.to_torchvision_keys(net.state_dict(), net.block_counts)
+    assert list(converted) == torchvision_names(blocks, convolutions)
+    assert list(resnet.convert_torchvision_keys(converted)) == list(net.state_dict())
 
 
 def test_classifier_keys() -> None:

@@ -145,6 +145,62 @@ def test_custom_optimizer_missing_is_a_one_line_error(mine: Any, name: str, mess
     assert "\n" not in str(caught.value)
 
 
+def steps_with_loss_scale(optim: Optim, faults: list[float], monkeypatch: pytest.MonkeyPatch, fused: bool) -> Any:
+    """Return a network after steps with a loss scale; gradients of a step are infinite where `faults` says so."""
+    monkeypatch.setattr(factory, "can_fuse", lambda _: fused)  # torch has the same fused kernels for CPUs
+    net = nn.Linear(64, 8)
+    nn.init.constant_(net.weight, 0.5)
+    nn.init.constant_(net.bias, 0.5)
+    junk = [torch.full((8, 64), 1e9) for _ in range(50)]
+    del junk  # memory that is used again has numbers in it
+    optimizer = factory.build_optimizer(net, optim)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step, fault in enumerate(faults):
+        factory.set_lr(optimizer, 0.1)
+        scaler.scale(torch.ones(()))
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, fault or (step + 1) * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 2:
+            loaded = factory.build_optimizer(net, optim)
+            loaded.load_state_dict(optimizer.state_dict())
+            optimizer = loaded
+    return net, optimizer
+
+
+@pytest.mark.parametrize("optim", [Optim(), Optim(nesterov=True), Optim(name="adamw", weight_decay=0.1)])
+def test_fused_step_left_out_for_the_loss_scale_leaves_no_trace(optim: Optim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused SGD takes uninitialized memory for its momentum after a first step that is left out."""
+    faults = [torch.inf, 0.0, 0.0, torch.inf, 0.0]
+    net, optimizer = steps_with_loss_scale(optim, faults, monkeypatch, fused=True)
+    expected, plain = steps_with_loss_scale(optim, faults, monkeypatch, fused=False)
+    assert all(group["fused"] for group in optimizer.param_groups) and plain.param_groups[0]["fused"] is None
+    for actual, reference in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(actual, reference, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("was_fused", [True, False])
+def test_optimizer_stays_fused_or_not_on_another_device(
+    name: str, was_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of a GPU is loaded on a CPU, and one of a CPU on a GPU."""
+    optim = Optim(name=name)
+    _, saved = steps_with_loss_scale(optim, [0.0], monkeypatch, fused=was_fused)
+    state = saved.state_dict()
+    if name == "sgd" and not was_fused:
+        state["state"][1] = {"momentum_buffer": None}  # of a parameter that was frozen
+    monkeypatch.setattr(factory, "can_fuse", lambda _: not was_fused)
+    loaded = factory.build_optimizer(nn.Linear(64, 8), optim)
+    loaded.load_state_dict(state)
+    assert {group["fused"] for group in loaded.param_groups} == {None if was_fused else True}
+    assert all(value is not None for values in loaded.state.values() for value in values.values())
+    for parameter in chain.from_iterable(group["params"] for group in loaded.param_groups):
+        parameter.grad = torch.ones_like(parameter)
+    loaded.step()
+
+
 def test_set_lr_sets_all_groups_from_zero() -> None:
     optimizer = factory.build_optimizer(MixedNet(), Optim())
     assert {group["lr"] for group in optimizer.param_groups} == {0.0}

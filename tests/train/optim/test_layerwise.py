@@ -172,7 +172,39 @@ def test_grad_scaler_unscales_and_skips_steps_with_infinities(name: str, overflo
     start = make_net(torch.float32)
     for expected, actual, initial in zip(*(model.parameters() for model in (*models, start)), strict=True):
         torch.testing.assert_close(actual, initial if overflow else expected)
-    assert scaler.get_scale() == (512.0 if overflow else 1024.0) and bool(scaled.state) is not overflow
+    assert scaler.get_scale() == (512.0 if overflow else 1024.0)
+    assert all(state["skipped"] == overflow for state in scaled.state.values()) and len(scaled.state) == 7
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_steps_left_out_for_the_loss_scale_leave_no_trace(name: str) -> None:
+    """Infinite gradients at the first step, in the middle and after a resume: the others are steps as without them."""
+    optim = Optim(**SETTINGS[name])
+    plain_model, model = make_net(torch.float32), make_net(torch.float32)
+    plain, scaled = factory.build_optimizer(plain_model, optim), factory.build_optimizer(model, optim)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    factory.set_lr(plain, 0.1)
+    factory.set_lr(scaled, 0.1)
+    for step, fault in enumerate((torch.inf, 0, 0, torch.nan, 0, -torch.inf, 0)):
+        scaler.scale(torch.ones(()))
+        set_gradients(model, step)
+        for parameter in model.parameters():
+            known(parameter.grad).mul_(scaler.get_scale())
+        if fault:
+            known(model.norm.bias.grad)[0] = fault
+        else:
+            set_gradients(plain_model, step)
+            plain.step()
+        scaler.step(scaled)
+        scaler.update()
+        if step == 4:
+            loaded = factory.build_optimizer(model, optim)
+            loaded.load_state_dict(copy.deepcopy(scaled.state_dict()))
+            scaled = loaded
+            factory.set_lr(scaled, 0.1)
+    for expected, actual in zip(plain_model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+    assert all(state["skipped"] == 3 for state in scaled.state.values())
 
 
 @pytest.mark.parametrize("kind", [Lars, Lamb])
@@ -183,10 +215,12 @@ def test_step_never_waits_for_the_device(kind: Any) -> None:
         optim = Optim(name=kind.__name__.lower(), weight_decay=0.1)
         optimizer = factory.build_optimizer(model, optim)
         assert isinstance(optimizer, kind)
-        for _ in range(3):
+        for step in range(4):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             factory.set_lr(optimizer, 0.1)
+            if step == 2:  # from now on with a loss scale, as `GradScaler.step` sets it
+                optimizer.found_inf, optimizer.grad_scale = torch.zeros(()), torch.ones(())
             optimizer.step()
         with pytest.raises(Exception, match=r"item|data-dependent|local_scalar"):
             bool(model.zero.sum() > 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train.recipe import Recipe
-from train.recipe.files import RecipeError, read_recipes, select_recipes
+from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
 
 MAKE_RECIPE = """
 from train.recipe import Data, Model, Phase, Recipe
@@ -117,7 +117,7 @@ def test_read_recipes_missing_file_is_named(name: str) -> None:
 @pytest.mark.parametrize(("name", "expected"), [
     ("own/frist.py", "did you mean own/first.py?"),
     ("recipes/quickstrat.py", "did you mean {recipes}/quickstart.py?"),
-    ("quickstart", "did you mean {recipes}/quickstart.py?"),
+    ("quickstrat", "did you mean {recipes}/quickstart.py?"),
     ("nothing.py", "those of this project are in {recipes}"),
 ])  # fmt: skip
 def test_read_recipes_missing_file_suggests_one_that_exists(name: str, expected: str) -> None:
@@ -140,7 +140,9 @@ def test_read_recipes_refuses_a_file_that_is_not_python() -> None:
     ("recipe = make('x'", "SyntaxError"),
     ("1 / 0; recipe = 1", "ZeroDivisionError"),
     ("recipe = make('a/b')", "ValueError: recipe 'a/b', name"),
-    ("recipe = make('x', nodes=3)", "TypeError"),
+    ("recipe = make('x', nodes=3)", "Recipe has no field nodes; fields: name, data, "),
+    ("from train.recipe import Optim; recipe = Optim(rate=1)", "Optim has no field rate; fields: name, "),
+    ("recipe = len(1)", "TypeError: "),
     ("raise SystemExit('enough'); recipe = 1", "SystemExit: enough"),
     ("import sys; sys.exit(); recipe = 1", "SystemExit"),
     ("raise ValueError('first line\\nsecond line'); recipe = 1", "first line"),
@@ -150,6 +152,22 @@ def test_read_recipes_refuses_a_file_that_is_not_python() -> None:
 def test_read_recipes_import_error_names_file_and_line(text: str, expected: str) -> None:
     message = error_of(write("bad.py", text))
     assert re.match(r"bad\.py, line [59]: ", message) and expected in message  # line 9 is in the text, line 5 in make()
+
+
+@pytest.mark.parametrize(
+    ("phases", "line"),
+    [
+        ("[\n    Phase(epochs=(0, 2), **rest),\n    Phase(epochs=(3, 4), **rest)]", 5),
+        ("[Phase(epochs=(start, start + 2), **rest) for start in (0, 3)]", 2),
+    ],
+)
+def test_gap_between_phases_names_the_line_of_the_second_one(phases: str, line: int, working_dir: Path) -> None:
+    (working_dir / "gap.py").write_text(
+        "from train.recipe import IMAGENET, Model, Phase, Recipe; rest = dict(size=32, batch=8, lr=1.0)\n"
+        "recipe = Recipe(name='gap', data=IMAGENET, model=Model(name='resnet18'), gpus=1,\n"
+        f"    phases={phases})\n"
+    )
+    assert error_of("gap.py").startswith(f"gap.py, line {line}: ValueError: recipe 'gap', row 2, epochs: starts at 3")
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"recipe = 'caf\xe9'", b"a\0b"])
@@ -165,7 +183,7 @@ def test_read_recipes_refuses_a_binary_file(data: bytes, working_dir: Path) -> N
     ("def recipes():\n    return []", "at least one"),
     ("def recipes():\n    return [make('x'), 3]", "must be a Recipe"),
     ("def recipes():\n    return None", "recipes() failed: TypeError"),
-    ("recipes = [make('x')]", "recipes() failed: TypeError"),
+    ("recipes = [make('x')]", "`recipes` must be a function"),
     ("def recipes():\n    yield make('x')\n    1 / 0", "recipes() failed: ZeroDivisionError"),
     ("def recipes():\n    yield make('x')\n    raise SystemExit(3)", "recipes() failed: SystemExit"),
     ("def recipes():\n    raise ValueError('first\\nsecond')", "recipes() failed: ValueError: first"),
@@ -236,3 +254,18 @@ def test_read_recipes_isolates_output_and_working_directory(
 def test_read_recipes_empty_name_is_refused() -> None:
     with pytest.raises(RecipeError, match="no recipe is named"):
         read_recipes("")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.py", "recipes/quickstart.py", "recipes.quickstart"])
+def test_read_recipes_finds_those_of_this_project_from_any_folder(name: str) -> None:
+    assert recipe_names(name) == ["quickstart"]
+    write("recipes/quickstart.py", "recipe = make('own')")
+    write("quickstart.py", "recipe = make('own')")
+    assert recipe_names(name) == ["own"]
+
+
+def test_import_folder_is_the_one_that_the_recipes_modules_are_imported_from(working_dir: Path) -> None:
+    assert import_folder(write("plain/one.py", "")) == working_dir / "plain"
+    write("mine_c/sub/__init__.py", "")
+    write("mine_c/__init__.py", "")
+    assert import_folder(write("mine_c/sub/one.py", "")) == working_dir

@@ -10,6 +10,7 @@ import pytest
 from train.recipe import IMAGENET, Data, Model, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule, split_step
 from train.recipe.schema import LR_SHAPES, SINGLE_RATE_SHAPES
+from train.recipe.validation_policy import should_validate
 
 
 def make_recipe(*phases: Phase, **changes: Any) -> Recipe:
@@ -85,6 +86,16 @@ def test_schedule_on_other_gpus_follows_the_linear_rule_with_a_note(gpus: int) -
         assert f"stated for 4 GPUs; on {gpus} " in schedule.scaling_note and f"{gpus / 4:g}" in schedule.scaling_note
 
 
+@pytest.mark.parametrize(
+    ("gpus", "images", "has_note"), [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)]
+)
+def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: int, has_note: bool) -> None:
+    note = Schedule(make_recipe(make_phase(0, 2, lr=0.4), machines=2, gpus=2), images, gpus).small_set_note
+    assert bool(note) == has_note
+    if has_note:
+        assert "--keep-batch" in note and f"on 4 of the {gpus} processes" in note and "\n" not in note
+
+
 def test_gradual_warmup_starts_at_the_same_rate_on_any_gpus() -> None:
     recipe = make_recipe(make_phase(0, 1, batch=256, lr=0.8, shape="gradual_warmup"), gpus=8)
     for gpus in (8, 16, 64):
@@ -139,7 +150,7 @@ def test_max_steps_beyond_the_schedule_change_nothing() -> None:
 
 def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
     recipe = make_recipe(make_phase(0, 2), make_phase(2, 3))
-    with pytest.raises(ValueError, match="max_steps: 1 is too few; the recipe has 2 phases"):
+    with pytest.raises(ValueError, match="--max-steps 1 is too few; the recipe has 2 phases"):
         Schedule(recipe, 100, 1, 1)
     for images, gpus in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least one image and one GPU"):
@@ -182,3 +193,28 @@ def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
 
 def test_imagenet_has_the_image_counts_of_its_papers() -> None:
     assert (IMAGENET.train, IMAGENET.val) == (1_281_167, 50_000)
+
+
+GROWING = Phase(epochs=(0, 4), size=(32, 64), batch=4, lr=0.1)
+
+
+@pytest.mark.parametrize(("max_steps", "steps"), [(2, [1, 1]), (5, [3, 2])])
+def test_shortened_run_meets_every_size(max_steps: int, steps: list[int]) -> None:
+    schedule = Schedule(make_recipe(GROWING), 12, 1, max_steps)
+    assert [(row.size, row.steps) for row in schedule.table()] == [(32, steps[0]), (64, steps[1])]
+
+
+def test_growing_phase_is_validated_last_after_its_largest_size() -> None:
+    schedule = Schedule(make_recipe(replace(GROWING, validate="last"), make_phase(4, 5)), 12, 8)
+    assert [should_validate(schedule, index, ()) for index in range(5)] == [False, False, False, True, True]
+
+
+def test_cut_run_too_short_for_its_sizes_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the recipe has 2 phases \(each size of a phase counts\)"):
+        Schedule(make_recipe(GROWING), 12, 1, max_steps=1)
+
+
+def test_one_cycle_peaks_in_the_size_that_holds_its_peak() -> None:
+    rows = Schedule(make_recipe(replace(GROWING, shape="one_cycle", lr=1.0)), 1000, 8).table()
+    assert rows[0].peak == 1.0
+    assert rows[1].peak == rows[1].lr[0] < 1.0

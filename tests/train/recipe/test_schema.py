@@ -89,6 +89,28 @@ def test_phase_accepts_values_at_the_limits() -> None:
         assert make_phase(shape=shape).shape == shape
 
 
+WRONG_PAIRS: list[Any] = [(160,), (160, 192, 224), (192, 160), (160, 160), (150, 192), (160, 200), (0, 32), (-32, 32)]
+WRONG_PAIRS += [(160.0, 192), ("160", 192), (True, 32), (160, None), ()]
+
+
+@pytest.mark.parametrize("wrong", WRONG_PAIRS)
+def test_phase_refuses_sizes_between_which_it_cannot_grow(wrong: Any) -> None:
+    assert error_of(make_phase, size=wrong).startswith("phase 2-5, size: a pair must be two multiples of 32")
+
+
+def test_phase_of_one_epoch_has_one_size() -> None:
+    message = error_of(make_phase, epochs=(2, 3), size=(160, 192))
+    assert message == "phase 2-3, size: 160 cannot grow to 192 in one epoch; give one number"
+
+
+def test_growing_size_survives_json_and_a_cut() -> None:
+    phase = make_phase(epochs=(0, 5), size=[160, 224])
+    assert phase.size == (160, 224) and phase.final_size == 224
+    recipe = Recipe(name="x", data=make_data(), model=make_model(), phases=[phase])
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    assert [phase.first_epochs(count).size for count in (1, 2, 4, 9)] == [*(160, (160, 192), (160, 192), (160, 224))]
+
+
 def test_phase_turns_lists_into_tuples() -> None:
     assert make_phase(epochs=[2, 5], lr=[0.1, 0.2]) == make_phase(lr=(0.1, 0.2))
 
@@ -251,6 +273,35 @@ def test_phase_validate_policies_and_near_needs_a_target() -> None:
     assert 'target: missing, but a phase has validate="near"' in error_of(make_recipe, phases=phases)
     assert make_recipe(phases=phases, target=93.0).target == 93.0
     assert "model, compile: must be True or False" in error_of(make_model, compile=1)
+
+
+def test_blurpool_is_for_the_own_resnets() -> None:
+    assert make_model(name="resnet50", blurpool=True).blurpool
+    assert "model, blurpool: must be True or False" in error_of(make_model, blurpool=1)
+    for name in ("alexnet_bn", "timm:resnet50", "nets:small"):
+        assert error_of(make_model, name=name, blurpool=True).startswith(f"model, blurpool: {name!r} is none of ")
+
+
+def test_fixres_is_for_the_own_resnets() -> None:
+    phases = [make_phase(epochs=(0, 4), frozen="fixres")]
+    assert make_recipe(phases=phases, model=make_model(name="resnet50")).phases[0].frozen == "fixres"
+    assert "frozen: must be True or False" in error_of(make_phase, frozen="classifier")
+    message = error_of(make_recipe, phases=phases, model=make_model(name="alexnet_bn"))
+    assert "frozen: the last norm of 'alexnet_bn' is not known; set frozen=True" in message
+
+
+@pytest.mark.parametrize("decay", [0, 1, -0.5, 2, "0.9", True])
+def test_decay_of_averaged_weights_lies_between_0_and_1(decay: object) -> None:
+    assert "optim, ema: must be" in error_of(Optim, ema=decay)
+
+
+def test_json_has_an_option_only_where_it_is_on() -> None:
+    """A recipe that does not use a new option keeps its digest, so its old checkpoints still match."""
+    assert set(make_recipe().to_json()["model"]) == {"name", "zero_gamma", "fc_std", "weights", "compile"}
+    assert "ema" not in make_recipe().to_json()["optim"]
+    recipe = make_recipe(model=make_model(blurpool=True), optim=Optim(ema=0.999))
+    assert recipe.to_json()["model"]["blurpool"] is True and recipe.to_json()["optim"]["ema"] == 0.999
+    assert Recipe.from_json(recipe.to_json()) == recipe
 
 
 def test_from_json_restores_an_equal_recipe() -> None:

@@ -103,7 +103,7 @@ def test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks(
         trainer = make_trainer(tmp_path, recipe, dataset, net := net_with_norm(), group)
         validated: list[Array] = []
         silent_progress = SimpleNamespace(report_interval=lambda *_: None, report_epoch=lambda *_: None)
-        trainer.progress, trainer.save = silent_progress, lambda wait=False: None  # type: ignore[assignment, method-assign]
+        trainer.progress, trainer.save = silent_progress, lambda wait=False, is_best=False: None  # type: ignore[assignment, method-assign]
 
         def validate(epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
             validated.extend(net.get_buffer(f"0.running_{name}").numpy().copy() for name in ("mean", "var"))

@@ -33,11 +33,11 @@ from cluster.planning.launch_options import make_launch_options
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
-from train.engine.launcher import launch_ranks
 from train.metrics import accuracy
 from train.recipe import Model
 from train.recipe.files import RecipeError, read_recipes
-from train.tools import checkpoint_io
+from train.tools import checkpoint_io, errors
+from train.tools.process import launch_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [path for name in ("cluster", "infra", "recipes", "train") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -48,7 +48,7 @@ TINY = Model(name="resnet10_tiny", zero_gamma=False)  # with zero gammas, the fi
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """The precision that the trainer takes this computer to compute in: a CPU's, and that of a GPU of 2018."""
     dtype: torch.dtype = getattr(torch, request.param)
-    monkeypatch.setattr(process_group, "compute_dtype", lambda _: dtype)
+    monkeypatch.setattr(process_group, "compute_dtype", lambda *_: dtype)
     return dtype
 
 
@@ -327,13 +327,33 @@ def test_bug_8_run_with_nan_loss_stops(tmp_path: Path) -> None:
     for step in range(3):
         trainer.run_step(epoch, step, batches)
         trainer.step = step + 1
-    with pytest.raises(engine_trainer.Diverged, match=r"the loss is nan at step [23] "):
+    with pytest.raises(errors.Diverged, match=r"the loss is nan at step [23] "):
+        trainer.sync_metrics(epoch)
+
+
+def test_bug_8_collapsing_loss_scale_stops(tmp_path: Path) -> None:
+    """Each step is left out, the loss stays finite, and nothing is learned."""
+    dataset = RandomImages(32)
+    trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 9), 8, 0.05)), dataset, linear_classifier())
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-9, growth_interval=3)
+    (epoch, *_), loss = trainer.schedule.epochs, trainer.loss
+    batches = map(dataset.decode_batch, trainer.sampler.train_requests(epoch))
+
+    def finite_loss_of_infinite_gradient(*arguments: torch.Tensor) -> torch.Tensor:
+        losses = loss(*arguments)
+        losses.register_hook(lambda gradient: gradient * float("inf"))
+        return losses
+
+    for step, trainer.loss in enumerate((loss, finite_loss_of_infinite_gradient, finite_loss_of_infinite_gradient)):
+        trainer.run_step(epoch, step, batches)
+        trainer.step = step + 1
+    with pytest.raises(errors.Diverged, match=r"the loss scale of float16 has fallen to 0.00049 at step 3 "):
         trainer.sync_metrics(epoch)
 
 
 def test_bug_8_float16_has_a_dynamic_loss_scale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for dtype, has_scale in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        monkeypatch.setattr(process_group, "compute_dtype", lambda _, dtype=dtype: dtype)
+        monkeypatch.setattr(process_group, "compute_dtype", lambda *_, dtype=dtype: dtype)
         trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 1), 8, 0.1)), RandomImages(8), plain=False)
         assert trainer.scaler.is_enabled() == has_scale
         assert not has_scale or trainer.scaler.get_backoff_factor() < 1

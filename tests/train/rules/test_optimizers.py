@@ -225,3 +225,41 @@ def test_layerwise_ratios_are_computed_in_float32(name: str) -> None:
         optimizer.step()
     np.testing.assert_allclose(single.weight.detach().numpy(), 0.75 * 0.25, rtol=1e-4)
     np.testing.assert_allclose(half.weight.detach().float().numpy(), single.weight.detach().numpy(), rtol=2e-3)
+
+
+def final_parameters_with_steps_left_out(**options: Any) -> list[Array]:
+    """Return the parameters after `optimizer_path`'s steps, before each of which one with infinities is left out."""
+    net = network()
+    optimizer = factory.build_optimizer(net, Optim(**{"weight_decay": DECAY, **options}))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for lr, gradients in fixed_gradients(net):
+        factory.set_lr(optimizer, lr)
+        for is_left_out in (True, False):
+            scaler.scale(torch.ones(()))
+            for name, parameter in net.named_parameters():
+                scaled = torch.from_numpy(gradients[name]).to(parameter.dtype) * scaler.get_scale()
+                parameter.grad = scaled.fill_(torch.inf) if is_left_out else scaled
+            scaler.step(optimizer)
+            scaler.update()
+    return [parameter.detach().numpy() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_layerwise_step_left_out_for_the_loss_scale_leaves_no_trace(name: str) -> None:
+    """Neither in weights nor in momentum, nor in the count of steps for LAMB's bias correction."""
+    expected = optimizer_path(network(), name=name, trust=TRUST)[-1]
+    for actual, value in zip(
+        final_parameters_with_steps_left_out(name=name, trust=TRUST), expected.values(), strict=True
+    ):
+        np.testing.assert_allclose(actual, value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_step_left_out_for_the_loss_scale_leaves_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused SGD keeps uninitialized memory as momentum when its first step is left out; NaN stands for it."""
+    expected = optimizer_path(network(), name=name)[-1]
+    monkeypatch.setattr(factory, "can_fuse", lambda _: True)
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda like, **kw: empty_like(like, **kw).fill_(torch.nan))
+    for actual, value in zip(final_parameters_with_steps_left_out(name=name), expected.values(), strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-9)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trainer_in_process import learning_rates, make_phase, make_recipe
+from support.trainer_in_process import RandomImages, learning_rates, make_phase, make_recipe, make_sampler
 
 from recipes.resnet50_18min import recipe as resnet50
 from train.recipe import IMAGENET, Phase, Recipe
@@ -50,7 +50,7 @@ def test_sqrt_scaling_multiplies_lr_by_root_of_k(k: int) -> None:
     schedule = Schedule(goyal_recipe("sqrt"), IMAGENET_IMAGES, 8 * k)
     assert schedule.scheduled_phases[0].global_batch == 256 * k
     np.testing.assert_allclose(learning_rates(schedule), 0.1 * k**0.5, rtol=1e-14)
-    assert ("square-root rule" in schedule.scaling_note) == (k > 1)
+    assert ("square-root scaling rule" in schedule.scaling_note) == (k > 1)
 
 
 @pytest.mark.parametrize("k", [1, 32])
@@ -165,8 +165,8 @@ RESTARTS = {  # machines: lr x 256 / batch before and after the change from 128 
 def test_larger_images_restart_lr_as_in_2018_tables(machines: int) -> None:
     """Back to 0.06 per 256 images and more in the tables of 2018 (seeds.md 1.1), by each phase's own batch."""
     schedule = Schedule(resnet50.for_machines(machines), IMAGENET_IMAGES, 8 * machines)
-    epochs = [epoch for epoch in schedule.epochs if epoch.scheduled_phase.phase.size in (128, 224)]
-    index = next(n for n, epoch in enumerate(epochs) if epoch.scheduled_phase.phase.size == 224)
+    epochs = [epoch for epoch in schedule.epochs if epoch.scheduled_phase.size in (128, 224)]
+    index = next(n for n, epoch in enumerate(epochs) if epoch.scheduled_phase.size == 224)
     before, after = epochs[index - 1], epochs[index]
     last_lr, first_lr = before.lr_at(before.steps - 1), after.lr_at(0)
     assert (
@@ -174,6 +174,47 @@ def test_larger_images_restart_lr_as_in_2018_tables(machines: int) -> None:
         first_lr * 256 / after.scheduled_phase.global_batch,
     ) == pytest.approx(RESTARTS[machines], rel=1e-12)
     assert after.first_step == before.first_step + -(-IMAGENET_IMAGES // before.scheduled_phase.global_batch)
+
+
+FFCV_RAMPS = {  # first and last epoch of the ramp from 160 to 192 in ffcv-imagenet: sizes by `get_resolution`
+    (11, 13): [160, 192, 192],  # rn50, 16 epochs; half-way, 176 is 5.5 x 32, which numpy rounds to 6 x 32
+    (65, 76): [160] * 6 + [192] * 6,  # rn50, 88 epochs
+}
+
+
+@pytest.mark.parametrize("ramp", FFCV_RAMPS)
+def test_size_grows_as_in_ffcv(ramp: tuple[int, int]) -> None:
+    """The published recipes of FFCV: a straight line, rounded to the nearest multiple of 32."""
+    start, end = ramp
+    phase = make_phase((start, end + 1), 8, 0.1, size=(160, 192))
+    assert [phase.size_in_epoch(epoch) for epoch in range(start, end + 1)] == FFCV_RAMPS[ramp]
+
+
+def test_size_grows_in_equal_stages_and_leaves_the_rates_alone() -> None:
+    """The image size in stage i of M is S_i = S_0 + (S_e - S_0) i / (M - 1): Tan and Le 2021, algorithm 1.
+
+    Every image that the network is given has its epoch's size, and the rates are those of a phase of one size.
+    """
+    grown, fixed = (
+        Schedule(make_recipe(make_phase((0, 4), 4, (0.4, 0.0), size=size, shape="cosine")), 12, 1)
+        for size in ((128, 224), 224)
+    )
+    sampler = make_sampler(grown, RandomImages(train=12, val=4))
+    shapes = {request.epoch: set[Any]() for request in sampler.all_requests(0, 0)}
+    for request in sampler.all_requests(0, 0):
+        shapes[request.epoch].add((request.split, request.shape))
+    expected_sizes = [128 + (224 - 128) * i // 3 for i in range(4)]
+    assert [shapes[i] for i in range(4)] == [
+        {("train", (size, size)), ("val", (size, size))} for size in expected_sizes
+    ]
+    np.testing.assert_array_equal(learning_rates(grown), learning_rates(fixed))
+    rows = grown.table()
+    assert [(row.start, row.end, row.size, row.steps) for row in rows] == [
+        (i, i + 1, size, 3) for i, size in enumerate(expected_sizes)
+    ]
+    assert (rows[0].lr[0], rows[-1].lr[1]) == fixed.table()[0].lr
+    lr_by_step = learning_rates(fixed)
+    assert [row.lr for row in rows] == [(lr_by_step[3 * i], lr_by_step[3 * i + 2]) for i in range(4)]
 
 
 def test_phase_counts_its_own_steps() -> None:

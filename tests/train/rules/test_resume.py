@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_sampler
+from support.trainer_in_process import RandomImages, class_names, make_phase, make_recipe, make_sampler
 from torch import nn
 
 from train.distributed.process_group import ProcessGroup
@@ -47,7 +47,7 @@ DETERMINISTIC_COLUMNS = (
     "top5_square",
 )
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "nesterov": {"nesterov": True, "label_smoothing": 0.1},
+    "nesterov": {"nesterov": True, "label_smoothing": 0.1, "ema": 0.5},
     "lars": {"name": "lars", "trust": 0.02},
     "lamb": {"name": "lamb", "loss": "bce"},
 }
@@ -60,11 +60,11 @@ class RecordedRun:
         recipe, self.dataset = make_recipe(*PHASES, gpus=2, **options_of_optim), RandomImages(IMAGES, VAL, classes=6)
         options = parse_run_options(["rule", "--out", str(folder), "--save-seconds", "0"])
         sampler = make_sampler(Schedule(recipe, IMAGES, 2), self.dataset, group.rank, group.world_size)
-        self.trainer = trainer.Trainer(options, recipe, group, sampler, 6, AgentChannel())
+        self.trainer = trainer.Trainer(options, recipe, group, sampler, class_names(6), AgentChannel())
         self.trainer.save = self.keep_checkpoint  # type: ignore[method-assign]
         self.checkpoints: dict[int, bytes] = {}
 
-    def keep_checkpoint(self, wait: bool = False) -> None:
+    def keep_checkpoint(self, wait: bool = False, is_best: bool = False) -> None:
         stream = io.BytesIO()
         torch.save(checkpoint_io.copy_to_cpu(self.trainer.state()), stream)
         self.checkpoints[self.trainer.steps_done] = stream.getvalue()
@@ -80,7 +80,8 @@ class RecordedRun:
             self.keep_checkpoint()  # the checkpoint was the last one
         final_state = torch.load(io.BytesIO(self.checkpoints[STEPS]), weights_only=True)
         final_state["history"] = [{name: row[name] for name in DETERMINISTIC_COLUMNS} for row in final_state["history"]]
-        return {name: final_state[name] for name in ("epoch", "step", "model", "optimizer", "history", "scaler")}
+        names = ("epoch", "step", "model", "average", "optimizer", "history", "scaler")
+        return {name: final_state[name] for name in names}
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,18 @@ def test_load_checkpoint_returns_the_saved_state(tmp_path: Path) -> None:
     assert torch.equal(loaded["model"]["weight"], saved["model"]["weight"])
     assert loaded["model"]["count"] == 7 and loaded["history"] == saved["history"]
     assert loaded["pair"][0] == 1 and torch.equal(loaded["pair"][1][0], torch.arange(3))
+
+
+def test_checkpoint_is_a_file_of_plain_torch(tmp_path: Path) -> None:
+    """The checksum at its end is no part of the zip archive, which other programs find all the same."""
+    save_steps(tmp_path, 7)
+    (path,) = tmp_path.iterdir()
+    for mmap in (False, True):
+        loaded = torch.load(path, weights_only=True, mmap=mmap)
+        assert torch.equal(loaded["model"]["weight"], make_state(7)["model"]["weight"]) and loaded["step"] == 7
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    assert filesystem.is_sealed(path)
 
 
 def test_save_copies_the_state_at_the_call(tmp_path: Path) -> None:
@@ -146,6 +159,22 @@ def test_wait_returns_after_the_write_and_leaves_no_thread(tmp_path: Path) -> No
     writer.wait()
 
 
+def test_save_writes_first_what_the_checkpoint_refers_to(tmp_path: Path) -> None:
+    seen: list[tuple[int, list[str]]] = []
+    writer = checkpoint_io.CheckpointWriter(tmp_path)
+    writer.save(1, make_state(1), write_first=lambda state: seen.append((state["step"], file_names(tmp_path))))
+    writer.wait()
+    assert seen == [(1, [])] and file_names(tmp_path) == ["step-00000001.pt"]
+
+    def fail(state: dict[str, Any]) -> None:
+        raise OSError("no space")
+
+    writer.save(2, make_state(2), write_first=fail)
+    with pytest.raises(OSError, match="no space"):
+        writer.wait()
+    assert file_names(tmp_path) == ["step-00000001.pt"], "a checkpoint whose best weights are missing"
+
+
 def test_save_waits_for_the_checkpoint_before(tmp_path: Path) -> None:
     writer = checkpoint_io.CheckpointWriter(tmp_path)
     for step in range(1, 8):
@@ -162,7 +191,7 @@ def test_trainer_skips_a_save_while_one_is_being_written(tmp_path: Path, monkeyp
     written: list[int] = []
 
     def write_slowly(folder: Path, step: int, state: dict[str, Any]) -> None:
-        assert gate.wait(30)
+        assert gate.wait(120)
         written.append(step)
 
     monkeypatch.setattr(checkpoint_io, "write_checkpoint", write_slowly)
@@ -192,26 +221,29 @@ def test_trainer_skips_a_save_while_one_is_being_written(tmp_path: Path, monkeyp
     assert written == [8, 32, 40]
 
 
+@pytest.mark.parametrize("keeps_best", [True, False])
+@pytest.mark.parametrize(("top1", "is_best"), [(60.0, True), (50.0, True), (40.0, False), (None, False)])
 @pytest.mark.parametrize("epoch_index", range(3))
-def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
-    epoch_index: int, monkeypatch: pytest.MonkeyPatch
+def test_run_epoch_waits_for_the_disk_after_the_last_epoch_and_keeps_the_best(
+    epoch_index: int, top1: float | None, is_best: bool, keeps_best: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from train.engine import trainer as engine_trainer
 
-    monkeypatch.setattr(engine_trainer, "epoch_result", lambda *_: make_epoch())
+    monkeypatch.setattr(engine_trainer, "epoch_result", lambda *_: make_epoch(top1=top1))
     monkeypatch.setattr(engine_trainer, "should_validate", lambda *_: True)
-    waits: list[bool] = []
+    saves: list[tuple[bool, bool]] = []
     trainer = SimpleNamespace(
         epoch_index=epoch_index,
         step=0,
         epoch_totals=None,
-        history=[],
+        history=[make_epoch(top1=50.0)],
         group=SimpleNamespace(is_first=True),
         running_statistics=RunningStatistics(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), torch.nn.Linear(2, 2)),
         schedule=SimpleNamespace(epochs=range(3)),
         validate=lambda *_: {},
         progress=SimpleNamespace(report_epoch=lambda *_: None),
-        save=lambda wait: waits.append(wait),
+        save=lambda wait, is_best: saves.append((wait, is_best)),
+        options=SimpleNamespace(keeps_best=keeps_best),
         time_breakdown=TimeBreakdown(torch.device("cpu")),
         steps_done=0,
         images_seen=0,
@@ -222,7 +254,8 @@ def test_run_epoch_waits_for_the_disk_after_the_last_epoch_only(
     scheduled_phase = SimpleNamespace(phase=SimpleNamespace(frozen=False))
     epoch = SimpleNamespace(number=0, steps=0, scheduled_phase=scheduled_phase)
     engine_trainer.Trainer.run_epoch(trainer, epoch, iter([]))  # type: ignore[arg-type]
-    assert waits == [epoch_index == 2]
+    is_last = epoch_index == 2
+    assert saves == [(is_last, keeps_best and is_best and not is_last)]
     assert (trainer.epoch_index, trainer.step) == (epoch_index + 1, 0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from train.tools import filesystem
+from train.tools.agent_protocol import newest_intact_checkpoint
 
 PAYLOAD = b"weights and such\n" + bytes(range(256))
 
@@ -103,7 +104,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tm
     for name in ("old", "new"):
         child = context.Process(target=write_with_size_limit, args=(write, tmp_path / name, writer))
         child.start()
-        child.join(30)
+        child.join(120)
         assert isinstance(reader.recv(), OSError)
     assert file_names(tmp_path) == ["old"] and (tmp_path / "old").read_bytes() == b"old"
 
@@ -159,22 +160,24 @@ def test_read_with_checksum_detects_cut_and_added_bytes(tmp_path: Path) -> None:
             filesystem.read_with_checksum(path)
 
 
-def test_newest_intact_file_is_the_last_intact_one_by_name(tmp_path: Path) -> None:
-    assert filesystem.newest_intact_file(tmp_path, "step-*.pt") is None
-    assert filesystem.newest_intact_file(tmp_path / "none", "step-*.pt") is None
+def test_newest_intact_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> None:
+    assert newest_intact_checkpoint(tmp_path) is None
+    assert newest_intact_checkpoint(tmp_path / "none") is None
     for number in (3, 20, 100):
         (tmp_path / f"step-{number:08d}.pt").write_bytes(filesystem.with_checksum(b"%d" % number))
     (tmp_path / "step-99999999.other").write_bytes(filesystem.with_checksum(b""))
     (tmp_path / ".step-00000200.pt.1a2b").write_bytes(filesystem.with_checksum(b"")[:20])  # the rest of a killed writer
+    for copy in ("step-old.pt", "step-00000200-old.pt", "step-00000200.old.pt"):  # that somebody has made
+        (tmp_path / copy).write_bytes(filesystem.with_checksum(b""))
     newest = tmp_path / "step-00000100.pt"
-    assert filesystem.newest_intact_file(tmp_path, "step-*.pt") == newest
+    assert newest_intact_checkpoint(tmp_path) == newest
     newest.write_bytes(newest.read_bytes()[:-1])
-    assert filesystem.newest_intact_file(tmp_path, "step-*.pt") == tmp_path / "step-00000020.pt"
+    assert newest_intact_checkpoint(tmp_path) == tmp_path / "step-00000020.pt"
     (tmp_path / "step-00000020.pt").write_bytes(b"")
     (tmp_path / "step-00000150.pt").mkdir()
-    assert filesystem.newest_intact_file(tmp_path, "step-*.pt") == tmp_path / "step-00000003.pt"
+    assert newest_intact_checkpoint(tmp_path) == tmp_path / "step-00000003.pt"
     (tmp_path / "step-00000003.pt").unlink()
-    assert filesystem.newest_intact_file(tmp_path, "step-*.pt") is None
+    assert newest_intact_checkpoint(tmp_path) is None
 
 
 def test_to_json_bytes_turns_nan_and_infinity_into_null(tmp_path: Path) -> None:

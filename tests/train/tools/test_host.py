@@ -1,5 +1,6 @@
 """Tests of the readers of this machine's memory, network counters and GPUs, with made-up /proc folders."""
 
+import subprocess
 from pathlib import Path
 
 from train.tools import host
@@ -16,6 +17,26 @@ docker0:3000       2    0    0    0     0          0         0     4000       3 
 def write(root: Path, path: str, text: str) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
+
+
+def test_git_commit_says_whether_files_are_missing_in_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=me", "-c", "user.email=me@localhost"]
+        subprocess.run(["git", *identity, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    assert host.git_commit(tmp_path) is None
+    git("init")
+    write(tmp_path, "recipe.py", "1")
+    git("add", "recipe.py")
+    git("commit", "--message", "one")
+    commit = host.git_commit(tmp_path)
+    assert commit and len(commit) == 40
+    write(tmp_path, "nets.py", "1")
+    assert host.git_commit(tmp_path) == f"{commit}+changes", "a new file"
+    write(tmp_path, ".git/info/exclude", "nets.py")
+    assert host.git_commit(tmp_path) == commit, "an ignored file"
+    write(tmp_path, "recipe.py", "2")
+    assert host.git_commit(tmp_path) == f"{commit}+changes", "a changed file"
 
 
 def test_read_memory_counts_kib(tmp_path: Path) -> None:
@@ -45,3 +66,56 @@ def test_gpu_query_command_and_cells() -> None:
     command = host.gpu_query_command(["index", "name"], "-l", "1", program="/bin/nvidia-smi")
     assert command == ["/bin/nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader,nounits", "-l", "1"]
     assert host.gpu_query_cells("0, Tesla V100, [N/A]") == ["0", "Tesla V100", "[N/A]"]
+
+
+# As Linux 6.1 prints it for a mount of EFS's helper, shortened where nothing is read.
+MOUNTSTATS = """\
+device proc mounted on /proc with fstype proc
+device 127.0.0.1:/ mounted on /mnt/efs with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.1,rsize=1048576,wsize=524288,namlen=255,acregmin=3,hard,noresvport,proto=tcp,port=20049
+\tage:\t1234
+\timpl_id:\tname='',domain='',date='0,0'
+\tcaps:\tcaps=0x3ffbffff,wtmult=512,dtsize=1048576,bsize=0,namlen=255
+\tevents:\t10 20 0 0 5 3 17 0 0 2 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0
+\tbytes:\t7000 9000 0 0 5000 8000 2 3
+\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
+\txprt:\ttcp 0 0 1 0 0 95 95 0 95 0 2 0 0
+\tper-op statistics
+\t        NULL: 1 1 0 44 24 0 0 0 0
+\t        READ: 5 5 0 1100 5600 1 9 11 0
+\t       WRITE: 8 9 0 9900 1100 1 22 25 0
+\t      COMMIT: 3 3 0 600 400 0 5 6 0
+\t        OPEN: 20 20 0 6000 7000 0 30 33 2
+\t     GETATTR: 30 30 0 6000 7200 0 30 33 0
+\t      RENAME: 4 4 0 1200 600 0 8 9 0
+\t    SEQUENCE: 99 99 0 1200 600 0 8 9 0
+device 127.0.0.1:/data mounted on /mnt/efs/data with fstype nfs4 statvers=1.1
+\tbytes:\t0 0 0 0 1 2 0 0
+"""
+
+
+def test_read_nfs_counters_of_the_mount_that_holds_a_folder(tmp_path: Path) -> None:
+    assert host.read_nfs_counters(Path("/mnt/efs"), tmp_path) is None
+    write(tmp_path, "proc/self/mountstats", MOUNTSTATS)
+    counters = host.read_nfs_counters(Path("/mnt/efs/jobs/job-1"), tmp_path)
+    assert counters == host.NfsCounters(
+        read_bytes=5000,
+        reads=5,
+        written_bytes=8000,
+        writes=8,
+        metadata_reads=50,
+        metadata_writes=4,
+        max_read_bytes=1 << 20,
+        max_write_bytes=1 << 19,
+    )
+    inner = host.read_nfs_counters(Path("/mnt/efs/data/x"), tmp_path)
+    assert inner and (inner.read_bytes, inner.written_bytes, inner.reads) == (1, 2, 0)
+    assert inner.max_read_bytes == host.NFS_DEFAULT_REQUEST_BYTES, "the mount does not say it"
+    for folder in ("/mnt", "/proc/self", "/mnt/efs-other"):
+        assert host.read_nfs_counters(Path(folder), tmp_path) is None
+
+
+def test_read_nfs_counters_is_none_where_the_kernel_says_something_else(tmp_path: Path) -> None:
+    for text in ("", "device ", "device x mounted on /m with fstype nfs\n\tbytes:\t1 2\n", "bytes: 1 2 3 4 5 6 7 8"):
+        write(tmp_path, "proc/self/mountstats", text)
+        assert host.read_nfs_counters(Path("/m"), tmp_path) is None

@@ -83,3 +83,14 @@ def test_append_message_adds_to_another_log(tmp_path: Path) -> None:
 )
 def test_format_line_shows_json_as_text_and_other_lines_unchanged(line: str, text: str) -> None:
     assert process_log.format_line(line.encode()).decode().endswith(text)
+
+
+def test_log_end_reads_only_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("one\ntwo\n")
+    assert process_log.log_end(log, 100) == "one\ntwo\n"
+    assert process_log.log_end(log, 5) == "\ntwo\n"
+    with log.open("r+b") as file:
+        file.seek(1 << 36)  # a sparse file of 64 GiB
+        file.write(b"the end")
+    assert process_log.log_end(log, 7) == "the end"

@@ -88,7 +88,7 @@ class PartialSplit:
     def prepare_folder(self) -> None:
         """Create the folder, and remove what will not be used. Raises `FetchError`, `OSError`.
 
-        That are files of another version of the source, and files that were not received to their end.
+        Removed are files of another version of the source, and files that were received in part.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         subfolder = next((entry.name for entry in os.scandir(self.folder) if entry.is_dir()), None)

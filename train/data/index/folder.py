@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Self
 
 import numpy as np
@@ -153,11 +154,15 @@ def files_digest(paths: Sequence[str], sizes_and_mtimes: NDArray[np.int64]) -> s
 
 
 def read_image_file(path: Path) -> bytes:
-    """Return the bytes of an image file. Raises `BadImage` for a folder and for a broken link, else `OSError`."""
+    """Return the bytes of an image file. Raises `BadImage` for what is no file, and for a broken link, else `OSError`.
+
+    A pipe, for example, would be read for ever.
+    """
     try:
+        mode = path.stat().st_mode
+        if not S_ISREG(mode):
+            raise BadImage("a folder inside a class folder" if S_ISDIR(mode) else "a pipe, socket or device")
         return path.read_bytes()
-    except IsADirectoryError:
-        raise BadImage("a folder inside a class folder") from None
     except FileNotFoundError:
         if path.is_symlink():
             raise BadImage("a broken symbolic link") from None

@@ -1,11 +1,17 @@
 """Opens a split by its folder, whether it holds image files or packed shards, and checks the layout of a data set.
 
 A data set is a root folder with `train` and `val`. Each has a folder per class, or is packed and has a manifest.json.
+Where a folder of files has no `val`, a fraction of `train` can be held out (`train.data.validation_split`): then both
+splits are indexes of the same folder.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from train.data.validation_split import held_out_names
 from train.tools.process_log import Progress, no_progress
 
 from . import folder as index_folder
@@ -15,32 +21,56 @@ from .base import SPLITS, DataError, Index, stem
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 
 
-def check_layout(root: Path) -> None:
+def check_layout(root: Path, val_fraction: float = 0.0) -> None:
     """Raise `DataError` unless the root has train/ and val/ with classes, and every class of val/ is in train/ too.
 
-    Reads only folder names and manifests, so it is quick; `load_index` reads the files.
+    With `val_fraction`, val/ may be missing. Reads only folder names and manifests, so it is quick; `load_index` reads
+    the files.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: there is no such data folder; pass --data DIR, or --data sample for the built-in set")
+        raise DataError(f"{root}: there is no such data folder")
+    if has_held_out_val(root, val_fraction):
+        class_names(root, "train")
+        return
     train_classes, val_classes = (class_names(root, split) for split in SPLITS)
     _check_val_classes(root, val_classes, train_classes)
 
 
-def layout_problems(root: Path) -> list[tuple[str, str]]:
+def has_held_out_val(root: Path, val_fraction: float) -> bool:
+    """Return whether the validation images of a data set are a fraction of those in train/.
+
+    Raises `DataError` for a set that has a val/ of its own, unless it was packed with the same fraction.
+    """
+    if not val_fraction:
+        return False
+    val = root / "val"
+    if not val.is_dir():
+        return not packed.is_packed(root / "train")
+    if packed.is_packed(val) and packed.read_manifest(val).packing_info.val_fraction == val_fraction:
+        return False
+    raise DataError(
+        f"{val}: the data set has validation images of its own; to use them, leave out val_fraction in the recipe, or "
+        "pass --val-fraction 0"
+    )
+
+
+def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, str]]:
     """Return (place, problem) for each image beside the class folders, and each class of val/ that train/ lacks.
 
     Raises `DataError` as `class_names` does when a split has no classes at all.
     """
-    train_classes, val_classes = (_split_classes(root, split) for split in SPLITS)
+    splits = ("train",) if has_held_out_val(root, val_fraction) else SPLITS
+    classes = {split: _split_classes(root, split) for split in splits}
     stray_images = [
         str(root / split / name)
-        for split in SPLITS
+        for split in splits
         if not packed.is_packed(root / split)
         for name in index_folder.loose_images(root / split)
     ]
+    unknown_classes = sorted({*classes.get("val", ())} - {*classes["train"]})
     return [
         *((place, "an image beside the class folders; move it into the folder of its class") for place in stray_images),
-        *((str(root / "val" / name), UNKNOWN_CLASS) for name in sorted(set(val_classes) - set(train_classes))),
+        *((str(root / "val" / name), UNKNOWN_CLASS) for name in unknown_classes),
     ]
 
 
@@ -59,8 +89,8 @@ def class_names(root: Path, split: str) -> list[str]:
     folder = root / split
     if not packed.is_packed(folder) and (stray_images := index_folder.loose_images(folder)):
         raise DataError(
-            f"{folder}: {len(stray_images)} images lie beside the class folders, the first: {stray_images[0]}; move "
-            "each into the folder of its class"
+            f"{folder}: images lie beside the class folders: {len(stray_images)} in all, the first is "
+            f"{stray_images[0]}; move each into the folder of its class"
         )
     return classes
 
@@ -68,7 +98,8 @@ def class_names(root: Path, split: str) -> list[str]:
 def _split_classes(root: Path, split: str) -> list[str]:
     folder = root / split
     if not folder.is_dir():
-        raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG")
+        hint = "; to hold out a part of train/: --val-fraction 0.1" if split == "val" else ""
+        raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG{hint}")
     if packed.is_packed(folder):
         return list(packed.read_manifest(folder).classes)
     if packed.is_unfinished(folder):
@@ -87,29 +118,68 @@ def load_index(
     split: str,
     classes: Sequence[str] | None = None,
     *,
+    val_fraction: float = 0.0,
     skip_bad: bool = False,
     skip_layout_problems: bool = False,
     progress: Progress = no_progress,
 ) -> Index:
     """Return the index of root/split. For a folder of files it is built first, where it is missing or stale.
 
-    `classes` are the class names by label; val/ gets those of train/. Raises `DataError` for an empty folder, a class
-    that is not in `classes`, a packed set that is damaged or incomplete, and, unless `skip_bad`, for files that are not
-    images: the error counts them and names the first. With `skip_layout_problems`, what `layout_problems` names is left
-    out of a folder of files.
+    `classes` are the class names by label; val/ gets those of train/. `val_fraction` of train/ is held out where the
+    root has no val/. Raises `DataError` for an empty folder, a class that is not in `classes`, a packed set that is
+    damaged or incomplete, and, unless `skip_bad`, for files that are not images: the error counts them and names the
+    first. With `skip_layout_problems`, what `layout_problems` names is left out of a folder of files.
     """
-    if skip_layout_problems and not packed.is_packed(root / split):
-        names = [name for name in _split_classes(root, split) if classes is None or name in classes]
+    is_held_out = has_held_out_val(root, val_fraction)
+    folder_name = "train" if is_held_out else split
+    if skip_layout_problems and not packed.is_packed(root / folder_name):
+        names = [name for name in _split_classes(root, folder_name) if classes is None or name in classes]
     else:
-        names = class_names(root, split)
+        names = class_names(root, folder_name)
     if classes is not None:
         _check_val_classes(root, names, classes)
-    if packed.is_packed(root / split):
-        return packed.load_packed_index(root / split, classes)
-    return index_folder.load_folder_index(root, split, names, classes or names, skip_bad, progress)
+    if packed.is_packed(root / folder_name):
+        return packed.load_packed_index(root / folder_name, classes)
+    index = index_folder.load_folder_index(root, folder_name, names, classes or names, skip_bad, progress)
+    return _take_split(index, split, val_fraction) if is_held_out else index
 
 
-def check_same_images(full_size: Index, copy: Index) -> None:
+def _take_split(index: index_folder.FolderIndex, split: str, val_fraction: float) -> index_folder.FolderIndex:
+    """Return the part of train/ that is trained on, or the part that is held out.
+
+    Files that are no images take part in the choice, as in packing, which does not know yet which files these are. So
+    both choose the same images.
+    """
+    names = index.names()
+    held_out = held_out_names([*names, *(path for path, _ in index.skipped_files)], val_fraction)
+    is_val = split == "val"
+    ids = np.array([number for number, name in enumerate(names) if (name in held_out) == is_val], np.int64)
+    if not len(ids):
+        raise too_few_images(index.folder, val_fraction)
+    skipped_files = tuple(row for row in index.skipped_files if (row[0] in held_out) == is_val)
+    return replace(index.take(ids), skipped_files=skipped_files)
+
+
+def too_few_images(folder: Path, val_fraction: float) -> DataError:
+    """Return the error for a folder that has too few images to hold some out."""
+    return DataError(
+        f"{folder}: has too few images for validation: --val-fraction {val_fraction:g} takes them from classes of at "
+        "least two images"
+    )
+
+
+def images_by_class(index: Index) -> dict[str, int]:
+    """Return how many images each class has in an index, by class name."""
+    counts = np.bincount(np.asarray(index.labels), minlength=len(index.classes))
+    return dict(zip(index.classes, counts.tolist(), strict=True))
+
+
+def unvalidated_classes(val: Index) -> list[str]:
+    """Return the classes that have no image in the index of a validation split."""
+    return [name for name, count in images_by_class(val).items() if not count]
+
+
+def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) -> None:
     """Raise `DataError` unless a prepared copy has the same images in the same order as the full-size set."""
     if full_size.stems_digest == copy.stems_digest:
         return
@@ -117,10 +187,11 @@ def check_same_images(full_size: Index, copy: Index) -> None:
     missing = len(full_size_stems - copy_stems)
     extra = len(copy_stems - full_size_stems)
     reason = f"{missing} are missing, {extra} too many" if missing or extra else "they are in another order"
+    fraction = f" --val-fraction {val_fraction:g}" if val_fraction else ""
     raise DataError(
         f"{copy.folder}: does not have the same images as {full_size.folder} ({reason}); "
         f"create it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
-        f"--sizes {copy.folder.parent.name} --anew"
+        f"--sizes {copy.folder.parent.name}{fraction} --overwrite"
     )
 
 
@@ -131,6 +202,10 @@ __all__ = [
     "check_layout",
     "check_same_images",
     "class_names",
+    "has_held_out_val",
+    "images_by_class",
     "layout_problems",
     "load_index",
+    "too_few_images",
+    "unvalidated_classes",
 ]

@@ -6,9 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
+from train.data.index.open import (
+    DataError,
+    Index,
+    check_layout,
+    check_same_images,
+    class_names,
+    has_held_out_val,
+    load_index,
+    unvalidated_classes,
+)
 from train.data.order.rng import subset
 from train.data.order.work import IndexKey
+from train.data.validation_split import note_on_missing_copies, note_on_unvalidated
 from train.recipe.components import Data
 from train.recipe.schema import Phase, Recipe
 from train.tools.host import unix_time
@@ -57,13 +67,23 @@ def open_dataset(
 ) -> Dataset:
     """Index the images that the recipe needs, or a share `scale` of them.
 
-    A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so. Raises
-    `DataError` for a folder that cannot be used, or a copy whose images are not those of the full-size set.
+    A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so; likewise about
+    classes without validation images. Raises `DataError` for a folder that cannot be used, or a copy whose images are
+    not those of the full-size set.
     """
     load_start_time = unix_time()
-    check_layout(root)
-    train = load_index(root, "train", skip_bad=skip_bad, progress=_indexing_progress(root / "train"))
-    val = load_index(root, "val", train.classes, skip_bad=skip_bad, progress=_indexing_progress(root / "val"))
+    fraction = recipe.data.val_fraction if has_held_out_val(root, recipe.data.val_fraction) else 0.0
+    check_layout(root, fraction)
+    train = load_index(
+        root, "train", val_fraction=fraction, skip_bad=skip_bad, progress=_indexing_progress(root / "train")
+    )
+    val = load_index(
+        root, "val", train.classes, val_fraction=fraction, skip_bad=skip_bad, progress=_indexing_progress(root / "val")
+    )
+    if fraction:
+        log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
+    if note := note_on_unvalidated(unvalidated_classes(val), len(val.classes)):
+        log(f"warning: {note}")
     indexes: dict[IndexKey, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):
         if index.skipped_files:
@@ -76,14 +96,10 @@ def open_dataset(
             indexes[split, copy] = load_index(
                 folder, split, train.classes, skip_bad=skip_bad, progress=_indexing_progress(folder / split)
             )
-            check_same_images(index, indexes[split, copy])
+            check_same_images(index, indexes[split, copy], fraction)
     missing_copies = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
-    if missing_copies:
-        sizes = ",".join(map(str, missing_copies))
-        log(
-            f"no copies of {sizes} pixels in {copies}: reading the full-size images, which is slower; to make the "
-            f"copies: imgnet-cluster data resize {root} {copies} --sizes {sizes}"
-        )
+    if note := note_on_missing_copies(missing_copies, root, copies, fraction, skip_bad):
+        log(note)
     phases = tuple(_without_missing_copy(phase, missing_copies) for phase in recipe.phases)
     if any(phase.copy is None for phase in phases):
         _check_images_present(train, val)
@@ -97,17 +113,26 @@ def open_val_indexes(
 ) -> dict[IndexKey, Index]:
     """Index the validation images of the recipe's last phase: full-size, and their copy where it exists.
 
-    Raises `DataError` as `open_dataset` does.
+    When the images are not those of the run and have a val/, that val/ is used. Raises `DataError` as
+    `open_dataset` does.
     """
-    check_layout(root)
+    fraction = 0.0 if (root / "val").is_dir() else recipe.data.val_fraction
+    check_layout(root, fraction)
     classes = class_names(root, "train")
     last_copy = recipe.phases[-1].copy
     folders = {None: root, last_copy: root if last_copy is None else copies / str(last_copy)}
     indexes: dict[IndexKey, Index] = {}
     for copy, folder in folders.items():
         if folder.is_dir():
-            index = load_index(folder, "val", classes, skip_bad=skip_bad, progress=_indexing_progress(folder / "val"))
-            check_same_images(indexes.setdefault(("val", None), index), index)
+            index = load_index(
+                folder,
+                "val",
+                classes,
+                val_fraction=fraction if copy is None else 0.0,
+                skip_bad=skip_bad,
+                progress=_indexing_progress(folder / "val"),
+            )
+            check_same_images(indexes.setdefault(("val", None), index), index, fraction)
             indexes["val", copy] = index
     return _take_subsets(indexes, seed, scale) if scale < 1 else indexes
 

@@ -33,6 +33,7 @@ from .crop import center_crop, crop_and_resize, image_views
 
 PREFETCH_BYTES_PER_WORKER = 128e6  # of batches that each worker may have ready; at least MIN_PREFETCH_BATCHES
 MIN_PREFETCH_BATCHES, MAX_PREFETCH_BATCHES = 2, 16  # per worker
+NICENESS_BESIDE_GPU = 5  # of the workers: there are as many as processors, and the trainer must launch kernels in time
 MAX_RECTANGLE_TO_SQUARE = 1.9  # bytes of a rectangular validation batch / those of a square one (see order/rect_val.py)
 
 
@@ -46,7 +47,8 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
-        return Batch(self.images.pin_memory(), self.labels, self.request)
+        labels = torch.from_numpy(self.labels).pin_memory().numpy()
+        return Batch(self.images.pin_memory(), labels, self.request)
 
 
 class BatchDecoder:
@@ -87,7 +89,7 @@ class BatchDecoder:
 
 
 def _decode_into(out: torch.Tensor, index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None) -> None:
-    """Fill `out` with a crop (box, mirror) of an image, or its center crop for None."""
+    """Decode an image into `out`: the given crop (box, mirror), or the center crop if `crop` is None."""
     with image_errors_as_data_errors(index, number):
         data = index.read(number)
         if crop is None:
@@ -148,10 +150,11 @@ class _BatchDataset(Dataset[WorkerBatch | DataError]):
         return WorkerBatch(self.buffers.buffers_id, pixels if slot is None else slot, batch.labels, request)
 
 
-def _init_worker(parent_pid: int, _worker_id: int) -> None:
+def _init_worker(parent_pid: int, niceness: int, _worker_id: int) -> None:
     die_with_parent()
     if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(1)
+    os.nice(niceness)
     torch.set_num_threads(1)
     disable_malloc_trim()
 
@@ -181,7 +184,7 @@ def stream_batches(
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        worker_init_fn=partial(_init_worker, os.getpid()),
+        worker_init_fn=partial(_init_worker, os.getpid(), NICENESS_BESIDE_GPU if device.type == "cuda" else 0),
         multiprocessing_context="fork",
         prefetch_factor=prefetch,
     )

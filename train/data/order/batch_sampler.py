@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from train.data.index.open import Index
 from train.recipe.history import EpochResult
-from train.recipe.schedule import Epoch, Schedule, split_step
-from train.recipe.schema import Phase
+from train.recipe.schedule import Epoch, Schedule, ScheduledPhase, split_step
 from train.recipe.validation_policy import should_validate
 
 from . import rect_train
@@ -70,21 +69,21 @@ class DistributedBatchSampler:
 
     def epoch_order(self, epoch: Epoch) -> tuple[NDArray[np.int64], Sequence[CropShape]]:
         """Return all image IDs in the epoch's order, and the shape of each step. Both are the same on all ranks."""
-        phase = epoch.scheduled_phase.phase
-        if phase.rect_train:
+        size = epoch.scheduled_phase.size
+        if epoch.scheduled_phase.phase.rect_train:
             return rect_train.rect_epoch_order(
-                self.seed, epoch.number, self._aspect_codes, epoch.scheduled_phase.global_batch, phase.size
+                self.seed, epoch.number, self._aspect_codes, epoch.scheduled_phase.global_batch, size
             )
-        return permutation(self.seed, epoch.number, self.schedule.images), [(phase.size, phase.size)] * epoch.steps
+        return permutation(self.seed, epoch.number, self.schedule.images), [(size, size)] * epoch.steps
 
     def step_shapes(self, epoch: Epoch, step: int) -> Sequence[CropShape]:
-        """Return the shapes that this step may have in epochs of the same phase."""
-        phase = epoch.scheduled_phase.phase
-        if phase.rect_train:
+        """Return all image shapes that step number `step` can have in the epochs of the same scheduled phase."""
+        size = epoch.scheduled_phase.size
+        if epoch.scheduled_phase.phase.rect_train:
             return rect_train.possible_step_shapes(
-                self._aspect_codes, phase.size, epoch.images_in_step(step) == epoch.scheduled_phase.global_batch
+                self._aspect_codes, size, epoch.images_in_step(step) == epoch.scheduled_phase.global_batch
             )
-        return [(phase.size, phase.size)]
+        return [(size, size)]
 
     @cached_property
     def _aspect_codes(self) -> rect_train.AspectCodes:
@@ -96,22 +95,23 @@ class DistributedBatchSampler:
         phase = epoch.scheduled_phase.phase
         return {
             view: [BatchRequest("val", phase.copy, ids, shape, epoch.number) for shape, ids in plan]
-            for view, plan in self.val_plans(phase).items()
+            for view, plan in self.val_plans(epoch.scheduled_phase).items()
         }
 
     @cached_property
     def _val_plan_cache(self) -> dict[tuple[int, int, bool], dict[str, BatchPlan]]:
         return {}
 
-    def val_plans(self, phase: Phase) -> dict[str, BatchPlan]:
+    def val_plans(self, scheduled_phase: ScheduledPhase) -> dict[str, BatchPlan]:
         """Return this rank's validation plan by view.
 
         The plans are cached by size, batch and view: 50,000 rectangles take 60 ms.
         """
-        key = (phase.size, phase.batch, phase.rect_val)
+        size, phase = scheduled_phase.size, scheduled_phase.phase
+        key = (size, phase.batch, phase.rect_val)
         if key not in self._val_plan_cache:
             index = self.indexes["val", None]
-            arguments = (phase.size, phase.batch, self.rank, self.world_size)
+            arguments = (size, phase.batch, self.rank, self.world_size)
             plans = {"rect": plan_rect_validation(index.widths, index.heights, *arguments)} if phase.rect_val else {}
             self._val_plan_cache[key] = {**plans, "square": plan_square_validation(len(index), *arguments)}
         return self._val_plan_cache[key]

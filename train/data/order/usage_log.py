@@ -6,15 +6,29 @@ A rank writes its line before it takes part in the step's all-reduce. So a step 
 logs of all ranks. Imports no torch.
 """
 
+import contextlib
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from train.tools.agent_protocol import USAGE_FOLDER, attempt_name
-from train.tools.filesystem import read_json_lines
+from train.tools.filesystem import read_lines
+from train.tools.records import DamagedRecord, decode_line
 
 _NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
+_FILE_NAME = re.compile(r"([0-9]{6,9})-rank-[0-9]+\.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageRow:
+    """A line of the log: the IDs of the images of a step. Steps and epochs count from 0."""
+
+    step: int
+    epoch: int
+    ids: tuple[int, ...]
 
 
 class UsageLog:
@@ -39,7 +53,8 @@ def find_usage_errors(
 
     `first_steps` is the first step of each attempt: steps that an earlier attempt did beyond it were repeated, and do
     not count. `images_per_epoch` is one number, or the number of each epoch from 0, since a shortened run uses only a
-    part of the images. `steps_per_epoch` is the number of steps of each epoch from 0.
+    part of the images. `steps_per_epoch` is the number of steps of each epoch from 0. Machines write the logs: other
+    files, and damaged lines, are left out.
     """
     ids_by_step: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by epoch, then step
     attempts = sorted(first_steps)
@@ -48,10 +63,15 @@ def find_usage_errors(
         for attempt in attempts
     }
     for path in sorted(folder.glob("*.jsonl")):
-        attempt = int(path.name.partition("-")[0])
-        for row in read_json_lines(path, "step", "epoch", "ids"):
-            if attempt in end_steps and row["step"] < end_steps[attempt]:
-                ids_by_step[row["epoch"]][row["step"]] += row["ids"]
+        name = _FILE_NAME.fullmatch(path.name)
+        end_step = end_steps.get(int(name[1])) if name else None
+        if end_step is None:
+            continue
+        for line in read_lines(path):
+            with contextlib.suppress(DamagedRecord):
+                row = decode_line(UsageRow, line)
+                if row.step < end_step:
+                    ids_by_step[row.epoch][row.step] += row.ids
     errors = []
     for epoch, steps in steps_per_epoch.items():
         logged_steps = ids_by_step[epoch]

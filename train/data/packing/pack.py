@@ -20,6 +20,7 @@ from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError
 from train.data.threads import map_in_threads
+from train.data.validation_split import note_on_unvalidated
 from train.tools.filesystem import locked
 from train.tools.process_log import Progress, no_progress
 
@@ -36,7 +37,8 @@ MIN_COPY_SIZE = 32  # pixels
 class PackResult:
     """The result of packing: images written, images kept from an earlier call, sources left out, and messages.
 
-    `skipped_files` are (where, reason). `messages` tell the user what was packed again, and why.
+    `skipped_files` are (where, reason). `messages` tell the user which sets were packed again and why, and which
+    classes have no validation images.
     """
 
     written: int = 0
@@ -67,6 +69,7 @@ def pack_set(
     source: Path,
     targets: Mapping[int | None, Path],
     *,
+    val_fraction: float = 0.0,
     skip_bad: bool = False,
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
@@ -75,16 +78,17 @@ def pack_set(
 ) -> PackResult:
     """Pack the images of `source` into each of `targets`, by short side in pixels (None: full size).
 
-    Images are never enlarged. A finished set of other images, or of sources that have changed since, is replaced only
-    with `overwrite`. Without `skip_bad`, the first file that is not an image ends the call; the shards finished so far
-    stay, and the next call resumes after them.
+    `val_fraction` of train/ is held out for validation where the source has no val/. Images are never enlarged. A
+    finished set of other images, or of sources that have changed since, is replaced only with `overwrite`. Without
+    `skip_bad`, the first file that is not an image ends the call; the shards finished so far stay, and the next call
+    resumes after them.
 
     Raises `DataError`, and `OSError` when the disk is full.
     """
-    source_splits = open_source_splits(source)
+    source_splits = open_source_splits(source, val_fraction)
     for root in targets.values():
         _check_target(source, source_splits, root)
-    result = PackResult()
+    result = PackResult(messages=_warnings(source_splits))
     total = sum(len(split_source.names) for split_source in source_splits)
     with ExitStack() as locks:
         for root in sorted({*targets.values()}):
@@ -104,6 +108,15 @@ def pack_set(
             _pack_split(split_source, writers, skip_bad, workers, result, report_progress)
             done_before += len(split_source.names)
     return result
+
+
+def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
+    """Return a warning if classes have no validation images."""
+    train, val = source_splits
+    validated_labels = set(val.labels.tolist())
+    unvalidated = [name for label, name in enumerate(train.classes) if label not in validated_labels]
+    note = note_on_unvalidated(unvalidated, len(train.classes))
+    return [f"warning: {note}"] if note else []
 
 
 def _make_writers(source: SourceImages, targets: Mapping[int | None, Path], shard_bytes: int) -> list[SplitWriter]:

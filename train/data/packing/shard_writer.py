@@ -1,7 +1,7 @@
 """Writes one packed split: shard after shard, each complete or absent, and the manifest last.
 
 Until the manifest is written, a .rows file beside each finished shard keeps what the index needs of it. So a call after
-kill -9 resumes behind the last finished shard, provided that the images before it are still the same.
+kill -9 resumes after the last finished shard, provided that the images before it are still the same.
 """
 
 import errno
@@ -84,11 +84,11 @@ def check_existing_set(
     try:
         signature = read_manifest(folder).packing_info.signature
     except DataError as error:
-        raise DataError(f"{error}; to replace it: --anew") from error
+        raise DataError(f"{error}; to replace it: --overwrite") from error
     if signature != packing_signature(source, short_side, quality):
         raise DataError(
             f"{folder}: a packed set of other images, or of sources that have changed since; give another folder, or "
-            "replace it: --anew"
+            "replace it: --overwrite"
         )
 
 
@@ -291,6 +291,7 @@ class SplitWriter:
                 signature=self._signature,
                 left_out=tuple((self.source.names[number], reason) for number, reason in self.skipped_images),
                 versions={name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},
+                val_fraction=self.source.val_fraction,
             ),
             fetched=None,
         )

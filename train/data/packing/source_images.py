@@ -5,15 +5,17 @@ written.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train.data.index import folder as index_folder
 from train.data.index import packed
-from train.data.index.open import SPLITS, DataError, check_layout, class_names
+from train.data.index.open import SPLITS, DataError, check_layout, class_names, has_held_out_val, too_few_images
+from train.data.validation_split import held_out_names
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class SourceImages:
 
     `classes` are the class names of train/. `names` are `class/file name`. `change_marks` [n, 2] are two integers per
     image that change when the image does: size and modification time of a file, length and crc32 in a packed set.
-    `read` returns the bytes of an image by ID, `location` where it is stored.
+    `read` returns the bytes of an image by ID, `location` where it is stored. `val_fraction` is the fraction of train/
+    that is held out for validation, 0 where the source has a val/ of its own.
     """
 
     root: Path
@@ -33,17 +36,42 @@ class SourceImages:
     change_marks: NDArray[np.int64]
     read: Callable[[int], bytes]
     location: Callable[[int], str]
+    val_fraction: float = 0.0
 
     def digest(self, first: int = 0, end: int | None = None) -> str:
         """Return a digest that changes when one of the images from `first` to `end` does."""
         return index_folder.files_digest(self.names[first:end], self.change_marks[first:end])
 
+    def take(self, numbers: list[int], split: str) -> Self:
+        """Return only these images, as the images of a split."""
+        return replace(
+            self,
+            split=split,
+            names=[self.names[number] for number in numbers],
+            labels=self.labels[numbers],
+            change_marks=self.change_marks[numbers],
+            read=lambda number: self.read(numbers[number]),
+            location=lambda number: self.location(numbers[number]),
+        )
 
-def open_source_splits(root: Path) -> list[SourceImages]:
-    """Return the images of train and val. Raises `DataError` for a wrong layout, or a split without images."""
-    check_layout(root)
+
+def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImages]:
+    """Return the images of train and val. Raises `DataError` for a wrong layout, or a split without images.
+
+    `val_fraction` of train/ is held out for validation where the source has no val/.
+    """
+    check_layout(root, val_fraction)
     classes = class_names(root, "train")
-    return [_open_split(root, split, classes) for split in SPLITS]
+    if not has_held_out_val(root, val_fraction):
+        return [_open_split(root, split, classes) for split in SPLITS]
+    all_images = replace(_open_folder(root, "train", classes), val_fraction=val_fraction)
+    held_out = held_out_names(all_images.names, val_fraction)
+    numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for number, name in enumerate(all_images.names):
+        numbers["val" if name in held_out else "train"].append(number)
+    if not held_out:
+        raise too_few_images(all_images.root / "train", val_fraction)
+    return [all_images.take(numbers[split], split) for split in SPLITS]
 
 
 def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
@@ -65,6 +93,7 @@ def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
         change_marks=np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1),
         read=index.read,
         location=index.location,
+        val_fraction=index.manifest.packing_info.val_fraction,
     )
 
 

@@ -10,7 +10,6 @@ Files are baseline JPEG of quality 90, RGB 4:2:0, and 1.5 % of them grayscale. S
 with width:height from 0.5 to 2 and the long side from 250 to 1000 (both log-uniform).
 """
 
-import ctypes
 import json
 import math
 import multiprocessing
@@ -27,6 +26,7 @@ import simplejpeg
 from PIL import Image, ImageDraw
 
 from train.tools.filesystem import locked, write_atomic
+from train.tools.process import die_with_parent
 from train.tools.process_log import Progress, no_progress
 
 FloatArray = npt.NDArray[np.floating]
@@ -126,8 +126,13 @@ def _is_complete(root: Path, parameters: dict[str, int]) -> bool:
         except (FileNotFoundError, ValueError):  # absent, or cut short by a kill
             continue
         if existing != parameters:
+            differences = ", ".join(
+                f"{key} {existing.get(key)} instead of {value}"
+                for key, value in parameters.items()
+                if existing.get(key) != value
+            )
             raise ValueError(
-                f"{root} holds a sample drawn with {existing}, not {parameters}; remove it, or give another folder"
+                f"{root} holds a sample drawn with {differences}; give another folder, or remove it: rm -r {root}"
             )
         if name == "sample.json":
             return True
@@ -175,7 +180,7 @@ def _run_in_pool(tasks: list[DrawTask], workers: int | None, report: Callable[[i
 def _init_draw_worker(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # 1 is PR_SET_PDEATHSIG
+    die_with_parent()
     if os.getppid() != parent_pid:  # the parent died before the call above
         os._exit(1)
 

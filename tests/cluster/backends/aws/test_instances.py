@@ -3,19 +3,37 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
-from cluster.backends.aws.instances import JobInstances
-from cluster.backends.aws.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
-from cluster.backends.rented.controller import EndedExternally, RentedJobController
+from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
+from cluster.backends.rented.controller import RentedJobController
+from cluster.backends.rented.errors import EndedExternally
+from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
+from infra.aws.errors import ErrorKind
 from infra.aws.instances import internet
-from infra.aws.journal_events import InstanceEnded, JournalEvent, PublicAddressRefused
+from infra.aws.instances.gang import LaunchRefused
+from infra.aws.journal_events import (
+    InstanceEnded,
+    InstancesReleased,
+    JobAdopted,
+    JournalEvent,
+    LaunchMoved,
+    LaunchStarted,
+    PublicAddressRefused,
+)
 from infra.aws.launch_request import Internet, Place
-from infra.errors import CloudError, NoMachines
+from infra.aws.stack import claims
+from infra.aws.stack.claims import Claim
+from infra.costs import Traffic, TrafficForecast
+from infra.errors import AdoptedElsewhere, CloudError, NoMachines
+from train.tools.filesystem import to_json_bytes
+from train.tools.records import encode
 
 Fixture = Any
 NOW = time.time()
@@ -42,6 +60,7 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     fake_gang = SimpleNamespace(list_instances=list, open_requests=list)
     monkeypatch.setattr(MODULE, "Account", lambda region: FakeAccount(region=region, identity=("", "")))
     monkeypatch.setattr(MODULE, "Gang", lambda *_: fake_gang)
+    monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim())
 
     def make(machine_count: int, *events: JournalEvent, **spec_fields: Any) -> Any:
         rental_fields = {"places": (place(),), "ssh_address": "192.0.2.1/32", "owner": "ann"}
@@ -115,7 +134,7 @@ def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instan
     job_instances = make_instances(1, *lines, max_hours=1.0)
     assert job_instances.is_overdue
     calls: list[str] = []
-    with pytest.raises(EndedExternally, match="its time is over; to continue: imgnet-cluster resume job-1"):
+    with pytest.raises(EndedExternally, match="its time limit passed; to continue: imgnet-cluster resume job-1"):
         find_or_rent(job_instances, calls)
     assert calls == []
     spec_path = job_instances.run_folder.spec_path
@@ -135,7 +154,7 @@ def test_compute_limits_after_a_move_counts_the_earlier_actual_cost(make_instanc
     assert hours + grace_seconds / HOUR == pytest.approx(40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02)
 
 
-def testrent_all_with_an_open_request_does_not_try_the_next_region(
+def test_rent_all_with_an_open_request_does_not_try_the_next_region(
     make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_instances = make_instances(1, rental={"places": (place(), place(region="us-west-2"))})
@@ -224,3 +243,234 @@ def test_missing_right_to_give_addresses_is_no_refusal(make_instances: Any, monk
     with pytest.raises(NoMachines, match="not permitted"):
         job_instances.ensure_reachable({"0": machine})
     assert job_instances.internet is Internet.PUBLIC
+
+
+def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:
+    ending = InstanceEnded(
+        time=NOW - HOUR, id="i-10", name="0", ended=NOW - HOUR, reason="Client.InstanceInitiatedShutdown: limit"
+    )
+    earlier = [LaunchStarted(time=NOW - 9 * HOUR, launch_id="first"), *granted(2, NOW - 8 * HOUR, place(), "0")]
+    start = LaunchStarted(time=NOW, launch_id="second")
+    job_instances = make_instances(1, *earlier, start, *granted(1, NOW - 2 * HOUR, place(), "0"), ending)
+    assert job_instances.first_machine_time == NOW - 2 * HOUR
+    assert job_instances.external_termination_reason()
+
+
+def test_compute_limits_keep_expected_traffic_back_and_shorten_with_more(make_instances: Any) -> None:
+    forecast = TrafficForecast(dollars_once=2.0, dollars_per_hour=1.0)
+    rental = {"max_dollars": 40.0, "traffic": forecast}
+    job_instances = make_instances(1, *granted(1, NOW - HOUR, place(10.0), "0"), max_hours=100.0, rental=rental)
+    rate = 10 + OVERHEAD_DOLLARS_PER_HOUR + 1
+    assert job_instances.dollars_per_hour == pytest.approx(rate)
+
+    def affordable_dollars(written_gb: float) -> float:
+        """Return the dollars of the hours until power-off, when the machines have written so much in an hour."""
+        moved = Traffic(shared_written_bytes=round(written_gb * 1e9))
+        count = TrafficCount(first=NOW - HOUR, last=NOW - 1, traffic=moved)
+        content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
+        (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
+        hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
+        return (hours + grace_seconds / HOUR) * rate
+
+    usual = affordable_dollars(0)
+    assert usual == affordable_dollars(49) == pytest.approx(40 - 2, abs=0.2)  # the first minute is billed at once
+    expected_until_now = 2 + (time.time() - (NOW - HOUR)) / HOUR
+    assert affordable_dollars(100) == pytest.approx(usual - (6 - expected_until_now), abs=0.01)
+    before = job_instances.total_dollars(NOW)
+    assert before - job_instances.job_cost(job_instances.run_folder.path, NOW).machine_dollars == pytest.approx(6.0)
+
+
+def test_traffic_of_an_earlier_launch_is_no_excess_of_this_one(make_instances: Any) -> None:
+    earlier_lines = [*granted(1, NOW - 9 * HOUR, place(10.0), "0"), gone("i-10", NOW - 8 * HOUR, SPOT)]
+    launch = LaunchStarted(launch_id="later", time=NOW - HOUR)
+    lines = [*earlier_lines, launch, *granted(2, NOW - HOUR, place(10.0), "0")]
+    job_instances = make_instances(1, *lines, max_hours=100.0, rental={"max_dollars": 100.0})
+    count = TrafficCount(first=NOW - 9 * HOUR, last=NOW - 8 * HOUR, traffic=Traffic(shared_written_bytes=500 * 10**9))
+    content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
+    (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
+    assert job_instances.earlier_cost == pytest.approx(10 + 30, abs=0.2)
+    hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
+    affordable = (hours + grace_seconds / HOUR) * (10 + OVERHEAD_DOLLARS_PER_HOUR)
+    assert affordable == pytest.approx(60, abs=0.2), "counted once, as the cost of the earlier launch"
+
+
+@pytest.mark.parametrize(
+    ("hours", "written_gb", "max_hours", "is_reached"),
+    [
+        (1.0, 0, 100.0, False),
+        (3.9, 0, 100.0, True),  # ten dollars an hour, and a quarter of an hour for the end
+        (3.5, 0, 3.0, False),  # the agents end at that limit by themselves, whatever the price
+        (1.0, 400, 100.0, False),
+        (1.0, 470, 100.0, True),
+        (1.0, 470, None, True),
+        (1.0, 470, 1.5, True),
+    ],
+)
+def test_price_limit_is_reached_while_the_rest_pays_for_the_end(
+    make_instances: Any, hours: float, written_gb: int, max_hours: float | None, is_reached: bool
+) -> None:
+    start = time.time() - hours * HOUR
+    job_instances = make_instances(
+        1, *granted(1, start, place(10.0), "0"), max_hours=max_hours, rental={"max_dollars": 40.0}
+    )
+    count = TrafficCount(first=start, last=start + 60, traffic=Traffic(shared_written_bytes=written_gb * 10**9))
+    content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
+    (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
+    assert job_instances.is_price_limit_reached is is_reached
+    spent = job_instances.total_dollars(time.time())
+    assert spent < 40.0, "it is reached before all is spent"
+
+
+# --- spares ----------------------------------------------------------------------------------------------------------
+
+ON_DEMAND = replace(place(25.0), market="on-demand")
+
+
+@pytest.fixture
+def with_spare(make_instances: Any) -> Any:
+    """The instances of a job on two spot machines with a spare on demand; `.requests` are those to EC2."""
+    rental = {"on_demand_spares": 1, "spare_places": (ON_DEMAND,)}
+    job_instances = make_instances(2, *granted(1, NOW, place(), "0", "1"), rental=rental, spares=1)
+    job_instances.requests = []
+
+    def request_instances(where: Place, names: list[str], request: Any, instance_type: Any, group: str) -> list[Any]:
+        job_instances.requests.append((where, tuple(names), group))
+        return [SimpleNamespace(name=name) for name in names]
+
+    job_instances.fake_gang.request_instances = request_instances
+    job_instances._ensure_stack = lambda account: None
+    job_instances._instance_request = lambda *places: places
+    job_instances.instance_types = {place().type: None}
+    return job_instances
+
+
+def test_spare_is_rented_on_demand_beside_the_spot_machines(with_spare: Any) -> None:
+    group = with_spare.last_full_request().placement_group
+    assert group and with_spare.first_names == ("0", "1")
+    assert [spare.name for spare in with_spare._rent_first_spares()] == ["2"]
+    with_spare.rent_replacement("1")
+    with_spare.rent_replacement("2")
+    assert with_spare.requests == [(ON_DEMAND, ("2",), group), (place(), ("1",), group), (ON_DEMAND, ("2",), group)]
+    assert with_spare.dollars_per_hour == pytest.approx(2 * 10 + 25 + 3 * OVERHEAD_DOLLARS_PER_HOUR)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LaunchRefused("no machine", "InsufficientInstanceCapacity", ErrorKind.NO_CAPACITY),
+        CloudError("no machine: throttled"),
+    ],
+)
+def test_spare_that_cannot_be_rented_does_not_end_the_launch(
+    with_spare: Any, error: CloudError, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    with_spare.fake_gang.request_instances = fail
+    assert with_spare._rent_first_spares() == []
+    assert "the job starts without its spares: no machine" in caplog.text
+
+
+def test_late_spare_is_rented_by_nobody_but_the_controller(make_instances: Any) -> None:
+    job_instances = make_instances(2, *granted(1, NOW, place(), "0", "1"), rental={"late_spares": 1}, spares=1)
+    assert job_instances.rents_spares_late and job_instances.first_names == ("0", "1")
+    assert job_instances._rent_first_spares() == []
+    plain = make_instances(2, spares=1, name="job-2")
+    assert not plain.rents_spares_late and plain.first_names == ("0", "1", "2")
+
+
+def test_one_machine_and_its_spare_are_no_move(make_instances: Any) -> None:
+    """Both requests are for one machine each."""
+    rental = {"on_demand_spares": 1, "spare_places": (ON_DEMAND,)}
+    requests = [*granted(1, NOW, place(), "0"), *granted(2, NOW, ON_DEMAND, "1")]
+    job_instances = make_instances(1, *requests, rental=rental, spares=1)
+    assert not job_instances.has_moved and job_instances.current_place == place()
+    moved = make_instances(1, *requests, *granted(3, NOW, place(), "0"), rental=rental, spares=1, name="job-2")
+    assert moved.has_moved
+
+
+# --- exchanged machines ----------------------------------------------------------------------------------------------
+
+
+def test_exchanged_instances_are_those_of_this_launch(make_instances: Any) -> None:
+    """A resume is a decision of the user, who has seen why the job ended."""
+    lines: list[JournalEvent] = [
+        LaunchStarted(launch_id="first"),
+        InstancesReleased(ids=("i-1",), reason="7 of 8 GPUs answer", is_exchange=True),
+        InstancesReleased(ids=("i-2",), reason="a spot notice"),
+    ]
+    job_instances = make_instances(2, *lines)
+    assert job_instances.exchanged_ids == {"i-1"}
+    moved = make_instances(2, *lines, LaunchMoved(launch_id="second"), name="job-2")
+    assert moved.exchanged_ids == {"i-1"}
+    resumed = make_instances(2, *lines, LaunchStarted(launch_id="third"), name="job-3")
+    assert resumed.exchanged_ids == set()
+
+
+# --- limits that `extend` has changed --------------------------------------------------------------------------------
+
+
+def test_limits_are_read_from_the_run_folder(make_instances: Any) -> None:
+    job_instances = make_instances(
+        1, *granted(1, NOW - HOUR, place(10.0), "0"), max_hours=100.0, rental={"max_dollars": 20.0}
+    )
+    rate = job_instances.dollars_per_hour
+    before = job_instances.with_machine_limits(job_instances.spec)
+    assert job_instances.max_dollars == 20.0 and before.max_hours < 20 / rate
+    assert before.limit_name == "the limit of 20 dollars (--max-price-total)"
+    spec_path = job_instances.run_folder.spec_path
+    content = json.loads(spec_path.read_text())
+    spec_path.write_text(json.dumps({**content, "cloud": {**content["cloud"], "max_dollars": 40.0}}))
+    after = job_instances.with_machine_limits(job_instances.spec)
+    assert job_instances.max_dollars == 40.0
+    # The tolerance covers the first minute, which is billed at once.
+    assert after.max_hours + after.poweroff_grace / HOUR == pytest.approx(40 / rate, abs=0.02)
+    assert after.limit_name == "the limit of 40 dollars (--max-price-total)"
+    time_limited = job_instances.with_machine_limits(job_instances.spec, hours=2.0)
+    assert (time_limited.max_hours, time_limited.limit_name) == (2.0, "")
+    default = job_instances.with_machine_limits(job_instances.spec, hours=None, dollars=1e6)
+    assert (default.max_hours, default.limit_name) == (100.0, "")
+
+
+# --- adoption --------------------------------------------------------------------------------------------------------
+
+
+def test_job_without_its_claim_rents_and_terminates_nothing(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="b" * 32, since=NOW, holder="ann on desk"))
+    launched = make_instances(1, *granted(1, NOW, place(), "0"))
+    adopted = make_instances(1, *granted(1, NOW, place(), "0"), JobAdopted(claim="a" * 32, dollars=2.0), name="job-2")
+    for lost in (launched, adopted):
+        actions = (
+            lost.list_machines,
+            lost.rent_all,
+            lost.finish_open_requests,
+            lambda lost=lost: lost.rent_replacement("0"),
+            lambda lost=lost: lost.terminate(["i-10"], "left"),
+        )
+        for action in actions:
+            with pytest.raises(
+                AdoptedElsewhere, match=r"another computer \(ann on desk\), which .* since 20.*imgnet-cluster down job-"
+            ):
+                action()
+    assert make_instances(1, name="job-3").list_machines() == {}, "nothing was rented, so nothing can be adopted"
+    monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="a" * 32))
+    assert adopted.list_machines() == {} and adopted.total_dollars(NOW) >= 2.0
+
+
+def test_machine_that_the_former_computer_rented_meanwhile_is_terminated(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="a" * 32))
+    adopted = make_instances(1, *granted(1, NOW, place(), "0"), JobAdopted(claim="a" * 32, dollars=0.0))
+    (request,) = adopted.granted_requests()
+    own, stray = (
+        SimpleNamespace(id=f"i-{token}", name="0", launch_token=token, is_billed=True)
+        for token in (request.token, "another")
+    )
+    terminated: list[str] = []
+    monkeypatch.setattr(MODULE.instances, "terminate", lambda account, ids: terminated.extend(ids))
+    adopted.fake_gang.list_instances = lambda: [own, stray]
+    assert adopted.list_machines() == {"0": own} and terminated == ["i-another"]

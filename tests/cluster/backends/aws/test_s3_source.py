@@ -1,15 +1,13 @@
 """Packed sets in S3: upload, fetch, and the messages when S3 fails."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from support.packed_sets import content, make_set
-from support.simcloud.cloud import SimulatedAws
-from support.simcloud.http_server import AwsFrontend, serve
+from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems
 from cluster.errors import ClusterError, NoCloudAccess
@@ -24,30 +22,11 @@ Fixture = Any
 SET_URL = "s3://imgnet-sets/data/set"
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[AwsFrontend, str]]:
-    """A simulated cloud, and its URL."""
-    server, url = serve(sim=SimulatedAws())
-    yield server.front, url
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def front(served: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
-    """A simulated cloud with an empty bucket, which boto3 in this process takes for AWS."""
-    front, url = served
-    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "/dev/null")
-    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+@pytest.fixture(autouse=True)
+def bucket(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty bucket, from which a failed download is repeated at once."""
     monkeypatch.setattr(download, "FIRST_RETRY_SECONDS", 0.01)
-    front.reset()
     boto3.client("s3").create_bucket(Bucket="imgnet-sets")
-    return front
 
 
 def ignore_progress(done_bytes: int, total_bytes: int) -> None:

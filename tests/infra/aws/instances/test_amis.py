@@ -46,7 +46,7 @@ def tag_image(account: Account, ami: str, **values: str) -> None:
 def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
     image = amis.resolve_image(Account(), "sm_80")
     assert image == amis.Image(
-        image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python"
+        image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python", "2.13"
     )
     assert amis.resolve_image(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
@@ -170,12 +170,23 @@ def test_resolve_image_for_v100_needs_an_own_image(front: AwsFrontend) -> None:
     message = refusal(Account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
     assert (
         "sm_70" in message
-        and "proprietary driver" in message
+        and "proprietary driver, R580 or older" in message
         and "--ami ami-" in message
-        and "cu126, < 2.15" in message
+        and amis.LEGACY_BASE_PARAMETER in message
     )
     assert not front.calls
     assert amis.get_torch_index_url("sm_70") == "https://download.pytorch.org/whl/cu126"
+
+
+def test_torch_for_v100_is_one_that_the_project_accepts_and_is_tested_with() -> None:
+    """If the project needs a newer one some day, this fails: then V100 can no longer be used."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (accepted,) = [Requirement(text).specifier for text in dependencies if Requirement(text).name == "torch"]
+    (tested,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    fitting = Requirement(amis.LEGACY_TORCH).specifier
+    assert fitting.contains(tested) and accepted.contains("2.14.1") and fitting.contains("2.14.1+cu126")
+    assert not fitting.contains("2.15.0"), "its builds for CUDA 12.6 have no sm_70"
+    assert amis.get_torch_requirement("sm_70") == amis.LEGACY_TORCH and amis.get_torch_requirement("sm_75") is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from support.aws_gang import ZONES, Crash, GangTestbed, bed
 from support.aws_journal import write_journal
 from support.simcloud.spot_market import offered
+from support.simcloud.volta import list_p3
 
 from infra.aws import tags
 from infra.aws.errors import ErrorKind
@@ -21,7 +22,8 @@ from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
 from infra.aws.journal_events import InstanceEnded, JournalEvent, LaunchRequest, RequestRefused
 from infra.aws.launch_request import Place
-from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES
+from infra.aws.market.reservations import find_reservation
 from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
 
 __all__ = ["bed"]
@@ -126,7 +128,8 @@ def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
     message = refusal(bed, seconds=0)
     assert f"g5.xlarge spot in {A}: InsufficientInstanceCapacity" in message and f"in {B}: Insuff" in message
-    assert message.startswith("EC2 has no 3 machines for this job") and message.endswith("see: imgnet-cluster offers")
+    assert message.startswith("EC2 cannot provide 3 machines for this job")
+    assert message.endswith("see: imgnet-cluster offers")
     assert bed.live_instances() == [] and bed.placement_group_names() == []
 
 
@@ -381,6 +384,14 @@ def test_type_without_an_image_is_skipped(bed: GangTestbed) -> None:
         bed.gang().acquire(places[:1], ["0"], build_request, dict(BUILTIN_TYPES), 1200.0)
 
 
+def test_p3_is_launched_where_its_region_still_lists_it(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_p3(monkeypatch)
+    place = bed.place(A, type="p3.16xlarge")
+    machines = bed.gang().acquire([place], ["0", "1"], bed.instance_request, dict(HISTORIC_TYPES), 0.0)
+    assert [machine.type for machine in machines] == 2 * ["p3.16xlarge"]
+    assert len({machine.placement_group for machine in machines}) == 1
+
+
 @pytest.mark.parametrize("reason", ["Client.InternalError", "Client.VolumeLimitExceeded"])
 def test_machines_that_end_by_a_fault_of_the_account_stop_the_search(bed: GangTestbed, reason: str) -> None:
     bed.sim.boot_seconds = 20.0
@@ -458,6 +469,22 @@ def test_interrupted_acquire_is_cleaned_up_by_terminate_job(bed: GangTestbed) ->
         bed.acquire()
     assert len(bed.live_instances()) == 3
     assert bed.gang().terminate_job() == [] and bed.live_instances() == [] and bed.gang().open_requests() == []
+
+
+def test_stop_between_two_requests_leaves_no_open_request_to_wait_for(
+    bed: GangTestbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a job waits a minute for machines of a request without an answer, so an unsent one is not recorded."""
+
+    def stop(_: float) -> None:
+        raise Interrupted("stopped by the user")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.clock, "sleep", stop)
+        with pytest.raises(Interrupted):
+            bed.acquire()
+    assert bed.front.count("RunInstances") == 0 and bed.gang().open_requests() == []
+    assert bed.gang().terminate_job() == [] and bed.clock.pauses == []
 
 
 def test_two_gangs_on_one_journal_do_not_rent_twice(bed: GangTestbed) -> None:
@@ -657,3 +684,51 @@ def test_acquire_returns_described_instances(bed: GangTestbed) -> None:
         and machine.launch_token == machine.tags[tags.LAUNCH]
         and machine.public_ip == machine.private_ip
     )
+
+
+# --- reserved machines -----------------------------------------------------------------------------------------------
+
+
+def reserve(bed: GangTestbed, count: int, **details: Any) -> Place:
+    """Make a reservation, and return the place of its machines."""
+    id = bed.sim.reserve("g5.xlarge", A, count, **details)
+    return find_reservation(bed.account, ["us-east-1"], id, bed.sim.now()).place(0.0)
+
+
+def test_acquire_launches_into_a_capacity_block(bed: GangTestbed) -> None:
+    bed.sim.capacity[A, "g5.xlarge"] = 0  # beside the block
+    place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 24 * 3600)
+    machines = bed.acquire(place, use_placement_group=False)
+    assert {machine.market for machine in machines} == {"capacity-block"} and len(machines) == 3
+    assert bed.placement_group_names() == [] and bed.journal_kinds() == ["request", "granted"]
+    (request,) = bed.journal.events(LaunchRequest)
+    assert request.place == place and request.place.closing_time == bed.sim.now() + 23.5 * 3600
+    assert bed.sim.bill()["instances"] == {machine.id: 0.0 for machine in machines}
+
+
+def test_acquire_joins_the_placement_group_of_a_reservation_and_leaves_it(bed: GangTestbed) -> None:
+    bed.account.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
+    bed.foreign_ids.append("theirs")
+    machines = bed.acquire(reserve(bed, 3, placement_group="theirs"), use_placement_group=False)
+    assert {machine.placement_group for machine in machines} == {"theirs"}
+    bed.gang().terminate_job()
+    assert bed.placement_group_names() == ["theirs"]
+    bed.account.ec2.delete_placement_group(GroupName="theirs")
+
+
+def test_replacement_waits_until_ec2_has_cleaned_up_the_lost_machine(bed: GangTestbed) -> None:
+    bed.sim.stop_seconds = 300
+    place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 24 * 3600)
+    first_machines = bed.acquire(place, use_placement_group=False)
+    instances.terminate(bed.account, [machine.id for machine in first_machines])
+    second_machines = bed.acquire(place, use_placement_group=False)
+    assert len(second_machines) == 3 and not set(ids(first_machines)) & set(ids(second_machines))
+    assert sum(bed.clock.pauses) >= 300 and "ReservationCapacityExceeded" in " ".join(bed.log_lines)
+    bed.sim.stop_seconds = 0
+
+
+def test_acquire_ends_at_once_when_the_block_has_ended(bed: GangTestbed) -> None:
+    place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 3600)
+    bed.sim.advance(3600)
+    text = refusal(bed, place, error=NoMachines, use_placement_group=False)
+    assert "is expired" in text and bed.clock.pauses == [] and bed.front.count("RunInstances") == 1

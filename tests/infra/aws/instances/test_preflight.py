@@ -13,6 +13,7 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
+from infra.aws.market.quotas import INCREASE_REPORTS
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
 from infra.errors import CloudError
@@ -248,13 +249,19 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
         Finding(WARNING, "p3.16xlarge is gone (AWS stopped listing it in 2026): p4d.24xlarge is used instead"),
         Finding(
             ERROR,
-            "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 96",
+            "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 96; a new account has 0",
             f"{command} L-7212CCBC --desired-value 1536",
         ),
         Finding(
             ERROR,
-            "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855 allows 0",
+            "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855 allows 0; a new account has 0",
             f"{command} L-C4BD4855 --desired-value 3072",
+        ),
+        Finding(
+            WARNING,
+            INCREASE_REPORTS,
+            "aws service-quotas list-requested-service-quota-change-history-by-quota --region us-east-1 "
+            "--service-code ec2 --quota-code L-7212CCBC",
         ),
         Finding(ERROR, "us-east-1a: 11 of 16 addresses are free", "imgnet-cluster gc"),
         Finding(ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
@@ -275,7 +282,10 @@ def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[tuple[str,
 
 def test_small_quota_is_a_warning_while_another_suffices(front: AwsFrontend, tools: Path) -> None:
     assert quotas(front, "spot", **{"7212CCBC": 1535, "C4BD4855": 3072}) == [
-        (WARNING, "p4d.24xlarge, p3dn.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 1535"),
+        (
+            WARNING,
+            "p4d.24xlarge, p3dn.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 1535; a new account has 0",
+        ),
         (OK, "p5.48xlarge, spot: 3072 vCPU of 3072 that quota L-C4BD4855 allows"),
     ]
 

@@ -19,7 +19,7 @@ from infra.aws.instances.amis import Image
 from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal_events import LaunchRequest
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Place, ReservationTarget
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -56,23 +56,41 @@ INSTANCE_REQUEST = InstanceRequest(
         python=IMAGE.python,
     ),
     host_key="ssh-ed25519 AAAA",
+    terms='{"machines":2}',
 )
 
 
-def build(type: str = "g5.xlarge", market: str = "spot", n: int = 2, number: int = 1, **changes: Any) -> dict[str, Any]:
-    place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0)
+def build(
+    type: str = "g5.xlarge",
+    market: str = "spot",
+    n: int = 2,
+    reservation: ReservationTarget | None = None,
+    number: int = 1,
+    **changes: Any,
+) -> dict[str, Any]:
+    place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0, reservation=reservation)
     names = [str(index) for index in range(n)]
     request = build_run_instances(replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number)
     return dict(request)
 
 
-CASES = {"g5": ("g5.xlarge", "spot", 2), "p4d": ("p4d.24xlarge", "on-demand", 16), "p5": ("p5.48xlarge", "spot", 16)}
+BLOCK = ReservationTarget(id="cr-0123456789abcdef0", closing_time=1_795_400_000.0)
+GROUP = ReservationTarget(id="arn:aws:resource-groups:us-east-1:123456789012:group/mine", placement_group="theirs")
+UNPLACED = {"use_placement_group": False}  # as the plan of a job in reserved machines has it
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "g5": (("g5.xlarge", "spot", 2), {}),
+    "p4d": (("p4d.24xlarge", "on-demand", 16), {}),
+    "p5": (("p5.48xlarge", "spot", 16), {}),
+    "capacity_block": (("p5.48xlarge", "capacity-block", 4, BLOCK), UNPLACED),
+    "reservation_group": (("g5.xlarge", "on-demand", 2, GROUP), UNPLACED),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_build_run_instances_equals_the_golden_file(case: str) -> None:
     path = GOLDEN / f"run_instances_{case}.json"
-    text = json.dumps(build(*CASES[case]), indent=1) + "\n"
+    arguments, changes = CASES[case]
+    text = json.dumps(build(*arguments, **changes), indent=1) + "\n"
     if os.environ.get("GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
@@ -106,18 +124,23 @@ def test_card_without_efa_gets_a_plain_interface() -> None:
     assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
 
 
-@pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_requests_of_every_type_are_valid_by_botocores_model(market: str) -> None:
+@pytest.mark.parametrize(
+    ("market", "reservation"),
+    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
+)
+def test_requests_of_every_type_are_valid_by_botocores_model(
+    market: str, reservation: ReservationTarget | None
+) -> None:
     shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for type in BUILTIN_TYPES:
-        report = ParamValidator().validate(build(type, market, 16), shape)
+        report = ParamValidator().validate(build(type, market, 16, reservation), shape)
         assert not report.has_errors(), f"{type}: {report.generate_report()}"
 
 
 def test_build_run_instances_is_all_or_none_and_terminates_on_shutdown() -> None:
-    for case in CASES.values():
-        run_request = build(*case)
-        assert run_request["MinCount"] == run_request["MaxCount"] == case[2]
+    for arguments, changes in CASES.values():
+        run_request = build(*arguments, **changes)
+        assert run_request["MinCount"] == run_request["MaxCount"] == arguments[2]
         assert run_request["InstanceInitiatedShutdownBehavior"] == "terminate"
         assert run_request["MetadataOptions"]["HttpTokens"] == "required"
         assert run_request["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
@@ -125,6 +148,24 @@ def test_build_run_instances_is_all_or_none_and_terminates_on_shutdown() -> None
         assert "SubnetId" not in run_request and "SecurityGroupIds" not in run_request, (
             "the network interfaces have them"
         )
+
+
+def test_request_of_a_capacity_block_targets_it_and_names_its_market() -> None:
+    run_request = build("p5.48xlarge", "capacity-block", 4, BLOCK, **UNPLACED)
+    assert run_request["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+    assert run_request["CapacityReservationSpecification"] == {
+        "CapacityReservationTarget": {"CapacityReservationId": BLOCK.id}
+    }
+    assert "Placement" not in run_request, "EC2 places the machines of a block close together"
+
+
+def test_request_of_a_group_of_reservations_joins_their_placement_group() -> None:
+    run_request = build("g5.xlarge", "on-demand", 2, GROUP, **UNPLACED)
+    assert "InstanceMarketOptions" not in run_request
+    assert run_request["CapacityReservationSpecification"] == {
+        "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP.id}
+    }
+    assert run_request["Placement"] == {"GroupName": "theirs"}
 
 
 def test_build_run_instances_tags_all_resources_alike() -> None:
@@ -147,6 +188,8 @@ def test_build_run_instances_tags_all_resources_alike() -> None:
             tags.OWNER: "ann",
             tags.LAUNCH: run_request["ClientToken"],
             tags.EXPIRES: "2026-11-21T22:00:00Z",
+            tags.BOOT_KEY: INSTANCE_REQUEST.host_key,
+            tags.TERMS: INSTANCE_REQUEST.terms,
             tags.NAME: "imgnet job-3",
         }
         assert ("InstanceMarketOptions" in run_request) is (market == "spot")
@@ -165,6 +208,8 @@ def test_client_token_differs_for_every_other_request() -> None:
         build(user_data="#cloud-config\n{}"),
         build(use_placement_group=False),
         build(use_placement_group=False, number=2),
+        build(market="on-demand", reservation=BLOCK),
+        build(market="on-demand", reservation=GROUP),
     ]
     tokens = [own_token, *[other_request["ClientToken"] for other_request in other_requests]]
     assert build()["ClientToken"] == own_token and len(set(tokens)) == len(tokens)
@@ -192,9 +237,14 @@ def test_format_machine_range(names: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
-@pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_request_is_unchanged_by_the_journal(bed: GangTestbed, type: str, market: str) -> None:
-    place = Place(region="us-east-1", zone=ZONES[0], type=type, market=market, price=1.0)
+@pytest.mark.parametrize(
+    ("market", "reservation"),
+    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
+)
+def test_request_is_unchanged_by_the_journal(
+    bed: GangTestbed, type: str, market: str, reservation: ReservationTarget | None
+) -> None:
+    place = Place(region="us-east-1", zone=ZONES[0], type=type, market=market, price=1.0, reservation=reservation)
     run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
     bed.journal.write(replace(launch_request(1, place, ["0", "1"]), parameters=run_request))
     (recorded,) = bed.journal.events(LaunchRequest)

@@ -124,7 +124,7 @@ class Machine:
         for folder in ("/etc/ssh", "/etc/apt", "/var/lib/", "/opt/", "/proc/uptime"):
             script = script.replace(folder, f"{self.path}{folder}")
         env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.path)}
-        return subprocess.run(["sh", "-c", script, "sh", *args], env=env, text=True, capture_output=True, timeout=30)
+        return subprocess.run(["sh", "-c", script, "sh", *args], env=env, text=True, capture_output=True, timeout=120)
 
     @property
     def calls(self) -> list[str]:

@@ -9,10 +9,18 @@ import pytest
 from support.aws_gang import START, ZONES, GangTestbed, bed
 from support.aws_journal import write_journal
 
+from infra.aws import prices
 from infra.aws.journal import Journal
-from infra.aws.journal_events import AddressRequested, RequestGranted, SpotCostKnown, TerminationFinished
+from infra.aws.journal_events import (
+    AddressRequested,
+    NatGatewayRequested,
+    RequestGranted,
+    SpotCostKnown,
+    TerminationFinished,
+)
 from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.costs import Traffic
 
 __all__ = ["bed"]
 
@@ -172,7 +180,30 @@ def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:
         *(TerminationFinished(time=time) for time in (2000, 9000)),
     )
     billed_seconds = {
-        now: billing.jump_host_address_dollars(Journal(path), now) / billing.ADDRESS_DOLLARS_PER_HOUR * 3600
+        now: billing.jump_host_address_dollars(Journal(path), now) / prices.ADDRESS_PER_HOUR * 3600
         for now in (50, 150, 500, 1500, 99_999)
     }
     assert billed_seconds == pytest.approx({50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 1100})
+
+
+def test_nat_gateway_dollars_are_by_the_begun_hour(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.jsonl"
+    write_journal(path, NatGatewayRequested(time=1000, region="us-east-1"), TerminationFinished(time=1000 + 3700))
+    dollars = {now: billing.nat_gateway_dollars(Journal(path), now) for now in (900, 1060, 99_999)}
+    address = prices.ADDRESS_PER_HOUR / 3600
+    assert dollars == pytest.approx({900: 0, 1060: 0.045 + 60 * address, 99_999: 2 * 0.045 + 3700 * address})
+
+
+def test_traffic_of_a_job_equals_the_meter(bed: GangTestbed) -> None:
+    first, second, _ = bed.acquire()
+    bed.sim.transfer(first.id, efs_read=3 * 10**9, efs_written=10**9)
+    bed.sim.transfer(second.id, efs_written=5 * 10**9, internet=10**9)
+    bed.sim.advance(1800)
+    traffic = Traffic(shared_read_bytes=3 * 10**9, shared_written_bytes=6 * 10**9, internet_bytes=10**9)
+    cost = billing.job_cost(bed.journal, bed.sim.now(), traffic)
+    meter = bed.sim.bill()
+    assert cost.traffic_dollars == pytest.approx(meter["efs"]) == 0.45
+    assert cost.dollars == pytest.approx(meter["total"], rel=0.01)
+    assert [row.name for row in cost.traffic] == ["shared folder, read", "shared folder, written"]
+    bed.journal.write(NatGatewayRequested(region="us-east-1"))
+    assert "NAT gateway" in {row.name for row in billing.job_cost(bed.journal, bed.sim.now(), traffic).traffic}

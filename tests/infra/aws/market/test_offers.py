@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.volta import P3_TYPES, list_p3
 
 from infra.aws.client import Account
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
+    HISTORIC_TYPES,
     ON_DEMAND_PRICES,
     RETIREMENT_REASONS,
     find_builtin_type,
@@ -289,19 +291,44 @@ def test_choose_types_trusts_ec2_over_the_retired_list(front: AwsFrontend, monke
     assert offers.choose_types(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
 
 
+def test_choose_types_takes_p3_where_a_region_still_lists_it(
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_p3(monkeypatch)
+    names = tuple(P3_TYPES)
+    assert offers.choose_types(Account(), names) == (list(names), [])
+    small, middle, large = offers.list_instance_types(Account(), names).values()
+    assert (small.gpus, small.vcpus, small.network_gbps) == (1, 8, 2.5) and (middle.gpus, middle.vcpus) == (4, 32)
+    assert large == HISTORIC_TYPES["p3.16xlarge"], "8 V100 of 16 GB, 25 Gbit/s, no EFA"
+    message = refusal(Account("eu-west-1"), names)
+    assert message.count("AWS stopped listing") == 3
+
+
 def test_choose_types_without_preference_uses_the_defaults(front: AwsFrontend) -> None:
     assert offers.choose_types(Account(), ()) == (list(DEFAULT_TYPES), [])
     assert offers.choose_types(None, (), offline=True) == (list(DEFAULT_TYPES), [])
 
 
 def test_choose_types_uses_a_requested_type_alone_or_refuses(front: AwsFrontend) -> None:
-    assert offers.choose_types(Account(), PREFERRED, "g5.xlarge") == (["g5.xlarge"], [])
-    assert offers.choose_types(Account(), PREFERRED, "p5.48xlarge") == (["p5.48xlarge"], [])
-    assert refusal(Account(), PREFERRED, "p3.16xlarge") == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
-    message = refusal(Account("eu-north-1"), ("p3.8xlarge",), "p3dn.24xlarge")
+    assert offers.choose_types(Account(), PREFERRED, ("g5.xlarge",)) == (["g5.xlarge"], [])
+    assert offers.choose_types(Account(), PREFERRED, ("p5.48xlarge",)) == (["p5.48xlarge"], [])
+    assert refusal(Account(), PREFERRED, ("p3.16xlarge",)) == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
+    message = refusal(Account("eu-north-1"), ("p3.8xlarge",), ("p3dn.24xlarge",))
     assert message == (
         "EC2 offers no p3dn.24xlarge with x86_64 in eu-north-1; list the types on offer: imgnet-cluster offers"
     )
+
+
+def test_choose_types_takes_several_requested_types_in_their_order(front: AwsFrontend) -> None:
+    requested = ("q9.large", "p5.48xlarge", "p3.16xlarge", "p4d.24xlarge", "p5.48xlarge")
+    types, lines = offers.choose_types(Account(), PREFERRED, requested)
+    assert types == ["p5.48xlarge", "p4d.24xlarge"], "p3dn.24xlarge of the recipe was not requested"
+    assert lines == [
+        "EC2 offers no q9.large with x86_64 in us-east-1: p5.48xlarge is used instead",
+        f"{P3_IS_GONE}: not requested",
+    ]
+    message = refusal(Account(), PREFERRED, ("q9.large", "p3.16xlarge"))
+    assert message.endswith(f"in us-east-1, {P3_IS_GONE}; take another: --type p4d.24xlarge")
 
 
 def test_choose_types_with_nothing_offered_names_all_types(front: AwsFrontend) -> None:
@@ -318,8 +345,8 @@ def test_choose_types_offline_uses_the_builtin_table() -> None:
     for offline in (False, True):
         types, lines = offers.choose_types(None, PREFERRED, offline=offline)
         assert (types, lines) == (list(PREFERRED[1:]), [f"{P3_IS_GONE}: p4d.24xlarge is used instead"])
-    assert refusal(None, PREFERRED, "p3.16xlarge") == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
-    assert "q9.large is not in the built-in table" in refusal(None, ("p5.48xlarge",), "q9.large")
+    assert refusal(None, PREFERRED, ("p3.16xlarge",)) == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
+    assert "q9.large is not in the built-in table" in refusal(None, ("p5.48xlarge",), ("q9.large",))
     (offer,) = offers.list_offers(None, names=["p4d.24xlarge", "p3.16xlarge"])
     assert offer == offers.Offer("p4d.24xlarge", "", BUILTIN_TYPES["p4d.24xlarge"], None, 21.957642, True)
     (offer,) = offers.list_offers(None, names=["p5e.48xlarge"])

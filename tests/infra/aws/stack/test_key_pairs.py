@@ -33,14 +33,14 @@ def test_ensure_own_key_in_parallel_agrees_on_one(home: Path) -> None:
     start = threading.Barrier(4)
 
     def read_key() -> None:
-        start.wait(20)
+        start.wait(120)
         keys.append(key_pairs.ensure_own_key().read_bytes())
 
     threads = [threading.Thread(target=read_key) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert len(keys) == 4 and len(set(keys)) == 1
 
 

@@ -1,6 +1,7 @@
 """Idempotent create and delete helpers."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ def ensure_single_id(
     work: StackContext, existing: list[dict[str, Any]], later: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """Return the ID that `ensure_single` takes when `later` appear during its wait."""
-    monkeypatch.setattr(time, "sleep", lambda _: existing.extend(later))
+    clock = SimpleNamespace(sleep=lambda _: existing.extend(later), monotonic=time.monotonic)
+    monkeypatch.setattr(resources, "time", clock)  # not time.sleep: other threads of the process sleep, too
     taken_resource = work.ensure_single(
         "thing",
         lambda: list(existing),

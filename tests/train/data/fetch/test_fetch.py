@@ -442,14 +442,14 @@ def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: Faulty
     class BlockedSource(FaultySource):
         def read_range(self, *args: Any) -> Iterator[bytes]:
             started.set()
-            may_continue.wait(30)
+            may_continue.wait(120)
             yield from super().read_range(*args)
 
     target = tmp_path / "t"
     results: list[FetchResult] = []
     first = threading.Thread(target=lambda: results.append(fetch_one(BlockedSource(source.root), target)))
     first.start()
-    assert started.wait(10)
+    assert started.wait(120)
     argv = [sys.executable, "-c", SECOND_FETCH, str(source.root), str(target)]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as second:
@@ -457,7 +457,7 @@ def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: Faulty
         assert second.stdout.readline() == f"another process is fetching {target}: waiting for it\n"
         may_continue.set()
         lines = second.stdout.read().splitlines()
-    first.join(30)
+    first.join(120)
     assert lines[0].startswith(f"{target}: is there already") and lines[1:] == ["0"]
     assert results[0].fetched_bytes > 0
     assert content(target) == content(source.root)

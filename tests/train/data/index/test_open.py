@@ -290,22 +290,24 @@ def test_check_same_images_compares_names_without_suffix(root: Path, tmp_path: P
     write(copy / "train/dog/e.JPEG", jpeg(1))
     message = data_error_of(check_same_images, load_index(root, "train"), load_index(copy, "train"))
     assert "1 are missing, 2 too many" in message
-    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in message
+    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --overwrite" in message
 
 
 def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> None:
     (root / "train/cat/sub").mkdir()
     write(root / "train/cat/sub/a.JPEG", jpeg(1))
     (root / "train/dog/z.JPEG").symlink_to(tmp_path / "nothing")
-    assert "2 of 5 files" in data_error_of(load_index, root, "train")
+    os.mkfifo(root / "train/dog/pipe.JPEG")
+    assert "3 of 6 files" in data_error_of(load_index, root, "train")
     index = load_folder_index(root, "train", skip_bad=True)
     assert len(index) == 3
     assert index.skipped_files == (
         ("cat/sub", "a folder inside a class folder"),
+        ("dog/pipe.JPEG", "a pipe, socket or device"),
         ("dog/z.JPEG", "a broken symbolic link"),
     )
     write(root / "val/loose.JPEG", jpeg(2))
     assert data_error_of(check_layout, root) == (
-        f"{root}/val: 1 images lie beside the class folders, the first: loose.JPEG; move each into the folder of its "
-        "class"
+        f"{root}/val: images lie beside the class folders: 1 in all, the first is loose.JPEG; move each into the "
+        "folder of its class"
     )

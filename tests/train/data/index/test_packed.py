@@ -325,9 +325,9 @@ def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.Monke
     with ThreadPoolExecutor(4) as pool:
         images = list(pool.map(index.read, [*range(COUNT)] * 20))
     assert [zlib.crc32(image) for image in images] == expected * 20
-    assert [results.get(timeout=30) for _ in children] == [(20 * COUNT, True)] * 3
+    assert [results.get(timeout=120) for _ in children] == [(20 * COUNT, True)] * 3
     for child in children:
-        child.join(30)
+        child.join(120)
 
 
 # --- a million images ------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest
     assert slot is not None
     decoded = decoder.decode_batch(request, torch.from_numpy(buffers.slot_array(slot, request.batch_shape)))
     batch = WorkerBatch(buffers.buffers_id, slot, decoded.labels, request).pin_memory()
-    assert torch.equal(batch.images, decoded.images) and batch.labels is decoded.labels
+    assert torch.equal(batch.images, decoded.images) and np.array_equal(batch.labels, decoded.labels)
     assert buffers.acquire(request.batch_shape) == slot
     (pinned,) = stream_batches(decoder, [request], 0, torch.device("cuda"), LARGEST_BATCH_BYTES)
     assert torch.equal(pinned.images, decoded.images) and pinned.images is not decoded.images
@@ -354,12 +354,12 @@ def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
     """The kernel kills only workers that asked for it before their parent died. Another one would wait forever."""
 
     def init_with_living_parent(_: object) -> str:
-        loader._init_worker(os.getppid(), 0)
+        loader._init_worker(os.getppid(), 0, 0)
         return "continues"
 
     assert in_group(1, init_with_living_parent) == ["continues"]
     if not (child := os.fork()):
-        loader._init_worker(os.getpid(), 0)
+        loader._init_worker(os.getpid(), 0, 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 

@@ -230,6 +230,6 @@ def test_val_requests_cover_each_image_once_per_view(world: int) -> None:
                 ("val", epoch.scheduled_phase.phase.copy, None)
             }
             assert all(
-                len(request.ids) <= 8 and min(request.shape) == epoch.scheduled_phase.phase.size for request in requests
+                len(request.ids) <= 8 and min(request.shape) == epoch.scheduled_phase.size for request in requests
             )
             assert view != "square" or all(request.shape[0] == request.shape[1] for request in requests)

@@ -1,5 +1,6 @@
 """Tests of the usage log: every image once per epoch, over any number of attempts."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,23 @@ def test_find_usage_errors_ignores_truncated_last_line(tmp_path: Path) -> None:
     write_logs(tmp_path, 1, range(6))
     with (tmp_path / USAGE_FOLDER / "000001-rank-0.jsonl").open("a") as file:
         file.write('{"step": 6, "epo')
+    assert find_errors(tmp_path, {1: 0}) == []
+
+
+@pytest.mark.parametrize("change", [
+    {"step": "x"}, {"step": None}, {"epoch": [1]}, {"ids": 5}, {"ids": [[1]]}, {"ids": ["x"]}, {"ids": {}},
+])  # fmt: skip
+def test_find_usage_errors_ignores_lines_of_other_types(tmp_path: Path, change: dict[str, object]) -> None:
+    write_logs(tmp_path, 1, range(6))
+    with (tmp_path / USAGE_FOLDER / "000001-rank-0.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "epoch": 1, "ids": [11], **change}) + "\n")
+    assert find_errors(tmp_path, {1: 0}) == []
+
+
+@pytest.mark.parametrize("name", ["evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl"])
+def test_find_usage_errors_ignores_files_of_other_names(tmp_path: Path, name: str) -> None:
+    write_logs(tmp_path, 1, range(6))
+    (tmp_path / USAGE_FOLDER / name).write_text('{"step": 5, "epoch": 1, "ids": [11]}\n')
     assert find_errors(tmp_path, {1: 0}) == []
 
 

@@ -26,14 +26,21 @@ from train.data.packing.synthetic import draw_image
 IMAGES_BY_SPLIT = {"train": 4, "val": 2}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A set of six drawn images of two classes."""
+@pytest.fixture(scope="module")
+def drawn_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of six drawn images of two classes. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("drawn") / "data"
     for number in range(4):
-        write(tmp_path / f"data/train/{'ab'[number % 2]}/{number}.JPEG", draw_image(0, "train", number))
+        write(folder / f"train/{'ab'[number % 2]}/{number}.JPEG", draw_image(0, "train", number))
     for number in range(2):
-        write(tmp_path / f"data/val/{'ab'[number]}/v{number}.JPEG", draw_image(0, "val", number))
-    return tmp_path / "data"
+        write(folder / f"val/{'ab'[number]}/v{number}.JPEG", draw_image(0, "val", number))
+    return folder
+
+
+@pytest.fixture
+def source(drawn_set: Path, tmp_path: Path) -> Path:
+    """A copy of the drawn set."""
+    return Path(shutil.copytree(drawn_set, tmp_path / "data"))
 
 
 def write(path: Path, data: bytes) -> None:
@@ -216,7 +223,7 @@ def test_pack_set_after_source_change_needs_overwrite(change_source: Any, source
     resize(source, copies, [64])
     change_source(source)
     before = {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
-    with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--anew"):
+    with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--overwrite"):
         resize(source, copies, [64])
     assert before == {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
     result = resize(source, copies, [64], overwrite=True)
@@ -422,7 +429,7 @@ def test_pack_set_over_other_set_raises(source: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "full/val/manifest.json"
     other_version = manifest.read_text().replace('"version": 2', '"version": 99')
     manifest.write_text(other_version)
-    with pytest.raises(DataError, match=r"format version 99.*--anew"):
+    with pytest.raises(DataError, match=r"format version 99.*--overwrite"):
         pack_set(source, {None: tmp_path / "full"})
     assert {**before, manifest: other_version.encode()} == {
         path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()

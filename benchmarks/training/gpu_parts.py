@@ -1,0 +1,433 @@
+"""The parts of benchmarks/training/gpu.py. Each measures one thing on a GPU, and emits a row as soon as it has it."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.data.loader import read_images
+from benchmarks.measure import core_count, goal_verdict, median_with_range, ratios
+from benchmarks.training import gpu_steps
+from benchmarks.training.gpu_steps import CLASSES, Setting, Step
+from train.data.index.open import load_index
+from train.data.loading.loader import BatchDecoder, stream_batches
+from train.data.order.rng import permutation
+from train.data.order.work import BatchRequest
+from train.data.packing.pack import pack_set
+from train.data.packing.synthetic import draw_sample_set
+from train.distributed import ddp
+from train.engine import warmup
+from train.engine.inputs import allow_kernel_search
+from train.models import registry
+from train.recipe.components import Comm, Model
+from train.tools.agent_protocol import metrics_files
+from train.tools.errors import first_line
+
+ROOT = Path(__file__).resolve().parents[2]
+MIN_BATCH = 2  # the smallest batch that is tried
+Emit = Callable[[str, str, Mapping[str, float]], None]  # what, the result as text, its numbers
+
+RECIPE = """\
+from train.recipe import Data, Model, Optim, Phase, Recipe
+
+recipe = Recipe(
+    name="{name}", data=Data(name="drawn", root="none", train=4000, val=10), model=Model(name="{model}"{small}),
+    optim=Optim(nesterov=True), machines=1, gpus=1,
+    phases=[
+        Phase(epochs=(0, {half}), size={first}, batch={batch}, lr=(0.1, 0.05), copy=160, validate="last"),
+        Phase(epochs=({half}, {epochs}), size={last}, batch={batch}, lr=(0.05, 0.0), copy=160, validate="last"),
+    ],
+)
+"""
+# A short relative of airbench94 (Jordan 2024, 2404.00498: 94 % in 3.83 s on an A100 with a network of its own).
+CIFAR_RECIPE = """\
+from train.recipe import Data, Model, Optim, Phase, Recipe
+
+recipe = Recipe(
+    name="cifar", data=Data(name="cifar10", root="none", train=50_000, val=10_000),
+    model=Model(name="resnet18", zero_gamma=False), machines=1, gpus=1,
+    optim=Optim(nesterov=True, weight_decay=5e-4, bias_decay=False, label_smoothing=0.1),
+    phases=[
+        Phase(epochs=(0, 3), size=64, batch=512, lr=(0.05, 0.8), min_scale=0.5),
+        Phase(epochs=(3, 15), size=64, batch=512, lr=(0.8, 0.0), min_scale=0.5),
+    ],
+)
+"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: on a GPU, or as a rehearsal on a CPU (`--dry-run`)."""
+
+    device: torch.device
+    model: str
+    shapes: tuple[tuple[int, int], ...]  # (batch, size) of the table of steps
+    copies: tuple[tuple[int, int], ...]  # (short side of the copy, size)
+    precisions: tuple[str, ...]
+    timed_steps: int
+    rounds: int
+    set_images: int
+    repeats: int  # of the set, where a run needs longer epochs
+    epochs: int
+
+    def setting(self, batch: int, size: int, precision: str = "auto", use_compile: bool = False) -> Setting:
+        """Return the setting of a step."""
+        return Setting(self.model, size, batch, precision, self.device, use_compile)
+
+
+ON_A_GPU = Scale(
+    torch.device("cuda", 0), "resnet50", ((256, 224), (256, 128), (128, 128), (64, 128), (256, 96)),
+    ((160, 128), (352, 224)), ("bf16", "fp16"), 20, 3, 4000, 8, 16,
+)  # fmt: skip
+REHEARSAL = Scale(
+    torch.device("cpu"), "resnet10_tiny", ((4, 32), (2, 48)), ((160, 32),), ("auto",), 1, 1, 40, 2, 2
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where a part finds its images, and where it may write. `cifar` is CIFAR-10 as JPEG files, if given."""
+
+    folder: Path
+    images: Path | None
+    cifar: Path | None
+
+    @property
+    def data(self) -> Path:
+        """The images, in one folder per class; their copies lie beside it."""
+        return self.folder / "set"
+
+
+# --- the data, and runs of the trainer --------------------------------------------------------------------------------
+
+
+def prepare(scale: Scale, work: Work, emit: Emit) -> None:
+    """Draw the images, or take those of --images; make copies, and a longer set of the same images."""
+    start = time.perf_counter()
+    if work.images:
+        for number, data in enumerate(itertools.islice(read_images(work.images), scale.set_images)):
+            split = "val" if number % 10 == 9 else "train"
+            path = work.data / split / f"class{number // 10 % 10}" / f"{number:05d}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    else:
+        draw_sample_set(work.data, train=scale.set_images, val=max(10, scale.set_images // 10))
+    longer = work.folder / "longer"
+    for path in sorted(work.data.glob("*/*/*.JPEG")):
+        for number in range(scale.repeats if path.parts[-3] == "train" else 1):
+            link = longer / path.parts[-3] / path.parts[-2] / f"{number}-{path.name}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
+    pack_set(work.data, {side: work.folder / "set-sz" / str(side) for side in {side for side, _ in scale.copies}})
+    pack_set(longer, {160: work.folder / "longer-sz" / "160"})
+    emit("images and their copies", f"{time.perf_counter() - start:.1f} s, {core_count()} cores", {})
+
+
+def trainer_command(recipe: Path, data: Path, out: Path, *options: str) -> list[str]:
+    """Return the command line of a run with one process."""
+    return [
+        sys.executable,
+        "-m",
+        "train",
+        str(recipe),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--procs",
+        "1",
+        *options,
+    ]
+
+
+def write_recipe(path: Path, scale: Scale, *, epochs: int) -> Path:
+    """Write a recipe with two sizes, each for half of the epochs."""
+    (batch, first), (_, last) = scale.shapes[-2], scale.shapes[0]
+    small = ", zero_gamma=False" if scale.model == "resnet10_tiny" else ""
+    settings = {"name": path.stem, "model": scale.model, "small": small}
+    numbers = {"first": first, "last": last, "batch": batch, "half": epochs // 2, "epochs": epochs}
+    path.write_text(RECIPE.format(**settings, **numbers))
+    return path
+
+
+def run_to_end(argv: list[str]) -> str:
+    """Run a command and return its output. Raises `RuntimeError` with the last line of its errors."""
+    completed = subprocess.run(argv, capture_output=True, text=True)
+    if completed.returncode:
+        lines = (completed.stderr or completed.stdout).strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"exit code {completed.returncode}")
+    return completed.stdout
+
+
+def run_and_kill(argv: list[str], out: Path) -> float:
+    """Run a trainer until its first checkpoint, kill it, and return the seconds until it is gone."""
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while not list(out.glob("checkpoints/*/*.pt")):
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise RuntimeError(f"ended before its first checkpoint: {process.stderr.read()[-300:]!r}")
+            time.sleep(0.01)
+        start = time.perf_counter()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return time.perf_counter() - start
+
+
+def smoke(scale: Scale, work: Work, emit: Emit) -> None:
+    """The quickstart is killed at its first checkpoint, and resumes to its end."""
+    out = work.folder / "smoke"
+    argv = trainer_command(ROOT / "recipes/quickstart.py", work.data, out, "--max-steps", "40", "--save-seconds", "0")
+    run_and_kill(argv, out)
+    output = run_to_end(argv)
+    result = json.loads((out / "result.json").read_text())
+    if result["device"] != scale.device.type or "resumed from" not in output:
+        raise RuntimeError(f"ran on {result['device']}, and {'resumed' * ('resumed from' in output) or 'began anew'}")
+    emit("quickstart, killed and resumed", f"{result['steps']} steps, {result['precision']}", {})
+
+
+def recovery(scale: Scale, work: Work, emit: Emit) -> None:
+    """From the kill of a trainer to the next step of a new process, in parts."""
+    out = work.folder / "recovery"
+    recipe = write_recipe(work.folder / "recovery.py", scale, epochs=2)
+    argv = trainer_command(recipe, work.data, out, "--save-seconds", "0", "--max-steps", "12")
+    gone = run_and_kill(argv, out)
+    start, clock = time.perf_counter(), time.time()
+    run_to_end(argv)
+    whole = time.perf_counter() - start
+    result = json.loads((out / "result.json").read_text())
+    rows = [json.loads(line) for path in metrics_files(out) for line in path.read_text().splitlines()]
+    first = min(row["time"] for row in rows if row["kind"] == "train" and row["time"] > clock)
+    parts = {"killed to gone": gone, "start to first step": first - clock, **result["where"]["start"]}
+    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+    emit("kill to next step, without agents", f"{text}; to the end {whole:.1f} s", parts)
+
+
+def goodput(scale: Scale, work: Work, emit: Emit) -> None:
+    """The goodput of a run that changes size, validates, and writes checkpoints."""
+    out = work.folder / "goodput"
+    recipe = write_recipe(work.folder / "goodput.py", scale, epochs=scale.epochs)
+    limit = () if scale.device.type == "cuda" else ("--max-steps", "6")
+    run_to_end(trainer_command(recipe, work.folder / "longer", out, *limit))
+    result = json.loads((out / "result.json").read_text())
+    parts = {name: part["seconds"] for name, part in result["where"]["parts"].items()}
+    share, seconds = 100 * result["goodput"], result["seconds"]["first step to last without losses"]
+    text = ", ".join(f"{name} {part:.1f}" for name, part in parts.items())
+    verdict = goal_verdict(share, 97)
+    emit("goodput", f"{share:.1f} % of {seconds:.0f} s ({text}), goal 97: {verdict}", {"goodput": share, **parts})
+
+
+def cifar(scale: Scale, work: Work, emit: Emit) -> None:
+    """CIFAR-10 to 94 %."""
+    if work.cifar is None:
+        emit("CIFAR-10 to 94 %", "not measured: give the JPEG files by --cifar DIR", {})
+        return
+    recipe, out = work.folder / "cifar.py", work.folder / "cifar"
+    recipe.write_text(CIFAR_RECIPE)
+    limit = () if scale.device.type == "cuda" else ("--max-steps", "4")
+    run_to_end(trainer_command(recipe, work.cifar, out, "--target", "top1=94", *limit))
+    result = json.loads((out / "result.json").read_text())
+    seconds = result["seconds"]["first step to last without losses"]
+    emit("CIFAR-10 to 94 %", f"{result['top1']:.2f} % after {seconds:.1f} s", {"top1": result["top1"], "s": seconds})
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def with_fitting_batch(setting: Setting, measure: Callable[[Setting], None]) -> None:
+    """Call a function; halve the batch as long as it does not fit into the memory."""
+    while True:
+        try:
+            measure(setting)
+            return
+        except torch.cuda.OutOfMemoryError:
+            if setting.batch // 2 < MIN_BATCH:
+                raise
+            setting = replace(setting, batch=setting.batch // 2)
+        torch.cuda.empty_cache()
+
+
+def step_name(setting: Setting) -> str:
+    """Return the name of a row."""
+    return f"{setting.model}, {setting.batch} at {setting.size} px, {setting.precision}"
+
+
+def compare_sides(
+    scale: Scale, setting: Setting, emit: Emit, peers: dict[str, Callable[[Setting], Step]], goal: float
+) -> None:
+    """Emit the speed of our step beside others', and how long the host takes to queue it."""
+    folder = gpu_steps.temporary_folder()
+    torch.backends.cudnn.benchmark = True
+    ours = gpu_steps.our_step(setting, folder)
+    memory_gb = gpu_steps.peak_memory_gb(ours, setting.device)  # before the other sides take memory
+    sides = {"ours": ours, **{name: build(setting) for name, build in peers.items()}}
+    speeds = gpu_steps.images_per_second(sides, setting, scale.timed_steps, scale.rounds)
+    launch = gpu_steps.launch_milliseconds(ours, setting.device, scale.timed_steps)
+    shutil.rmtree(folder)
+    texts = [f"{name} {median_with_range(values)} images/s" for name, values in speeds.items()]
+    numbers = {name: statistics.median(values) for name, values in speeds.items()}
+    for name in peers:
+        ratio = statistics.median(ratios(speeds["ours"], speeds[name]))
+        texts.append(f"ours / {name} {ratio:.2f}, goal {goal}: {goal_verdict(ratio, goal)}")
+        numbers[f"ours / {name}"] = ratio
+    texts += [f"queued in {launch:.1f} ms", f"{memory_gb:.1f} GB"]
+    emit(step_name(setting), "; ".join(texts), {**numbers, "launch_ms": launch, "memory_gb": memory_gb})
+
+
+def eager(scale: Scale, work: Work, emit: Emit) -> None:
+    """Our step beside a bare step, by shape and precision."""
+    peers: dict[str, Callable[[Setting], Step]] = {"bare step": gpu_steps.bare_step}
+    for (batch, size), precision in itertools.product(scale.shapes, scale.precisions):
+        setting = scale.setting(batch, size, precision)
+        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 0.97))
+
+
+def peer(scale: Scale, work: Work, emit: Emit) -> None:
+    """Our step beside a plain loop."""
+    setting = scale.setting(*scale.shapes[0])
+    peers = {gpu_steps.plain_loop_name(): gpu_steps.plain_loop_step}
+    with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 1.1))
+
+
+def compiled(scale: Scale, work: Work, emit: Emit) -> None:
+    """torch.compile at one shape: seconds to compile, and speed."""
+    for precision in scale.precisions:
+        setting = scale.setting(*scale.shapes[0], precision, use_compile=True)
+        torch._dynamo.reset()
+        folder = gpu_steps.temporary_folder()
+        start = time.perf_counter()
+        ours = gpu_steps.our_step(setting, folder)
+        ours()
+        gpu_steps.synchronize(setting.device)
+        seconds = time.perf_counter() - start
+        speeds = gpu_steps.images_per_second({"ours": ours}, setting, scale.timed_steps, scale.rounds)["ours"]
+        text = f"first step {seconds:.1f} s; {median_with_range(speeds)} images/s"
+        emit(f"{step_name(setting)}, compiled", text, {"first_s": seconds, "speed": statistics.median(speeds)})
+
+
+def graphs(scale: Scale, work: Work, emit: Emit) -> None:
+    """CUDA graphs of a bare step where launching limits the speed: by stages, and by torch.compile."""
+    setting = scale.setting(*min(scale.shapes, key=lambda shape: shape[0] * shape[1] ** 2))
+    sides: dict[str, Callable[[Any], Any] | None] = {"eager": None}
+    if scale.device.type == "cuda":
+        sides["graphs by stages"] = gpu_steps.graphed_by_stages(setting)
+        sides["reduce-overhead"] = lambda net: torch.compile(net, mode="reduce-overhead", dynamic=False)
+    for name, wrap in sides.items():
+        try:
+            step = gpu_steps.bare_step(setting, wrap=wrap)
+            speeds = gpu_steps.images_per_second({name: step}, setting, scale.timed_steps, scale.rounds)[name]
+        except Exception as error:  # the other sides are still worth having
+            emit(f"{step_name(setting)}, {name}", f"failed: {describe_error(error)}", {})
+            continue
+        launch = gpu_steps.launch_milliseconds(step, setting.device, scale.timed_steps)
+        text = f"{median_with_range(speeds)} images/s; queued in {launch:.1f} ms"
+        emit(f"{step_name(setting)}, {name}", text, {"speed": statistics.median(speeds), "launch_ms": launch})
+
+
+def warm_up(scale: Scale, work: Work, emit: Emit) -> None:
+    """Seconds to warm up each shape, and the speed of a step with kernels found by search, and without."""
+    setting = scale.setting(*scale.shapes[0])
+    trainer = gpu_steps.our_trainer(setting, gpu_steps.temporary_folder())
+    for batch, size in scale.shapes:
+        start = time.perf_counter()
+        shape = (batch, size, size)
+        warmup.warm_up(trainer.wrapped_model, trainer.model, [shape], [], setting.device, trainer.preprocessor.autocast)
+        gpu_steps.synchronize(setting.device)
+        seconds = time.perf_counter() - start
+        emit(f"warm-up of {batch} at {size} px", f"{seconds:.2f} s", {"s": seconds})
+    for is_searched in (False, True):
+        step = gpu_steps.bare_step(replace(setting, batch=setting.batch - 1))  # a shape that was not searched
+        allow_kernel_search(is_searched)
+        speeds = gpu_steps.images_per_second({"": step}, setting, scale.timed_steps, scale.rounds)[""]
+        name = "searched" if is_searched else "heuristic"
+        emit(f"bare step, kernels: {name}", f"{median_with_range(speeds)} images/s", {name: statistics.median(speeds)})
+
+
+def hooks(scale: Scale, work: Work, emit: Emit) -> None:
+    """DistributedDataParallel with each hook, in a group of one process."""
+    setting = scale.setting(*scale.shapes[min(2, len(scale.shapes) - 1)], scale.precisions[0])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    if setting.device.type == "cuda":
+        torch.cuda.set_device(setting.device)
+    backend = "nccl" if setting.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    sides = {"no group": gpu_steps.bare_step(setting)}
+    for hook in ("none", "fp16", "bf16", "powersgd"):
+        net = registry.build_model(Model(name=setting.model), CLASSES, 0)
+        sides[hook] = gpu_steps.bare_step(
+            setting, net, lambda net, hook=hook: ddp.wrap_ddp(net, Comm(hook=hook), exact_steps=2)
+        )
+    speeds = gpu_steps.images_per_second(sides, setting, scale.timed_steps, scale.rounds)
+    for name, values in speeds.items():
+        milliseconds = 1000 * setting.batch / statistics.median(values)
+        emit(f"{step_name(setting)}, {backend}, hook {name}", f"{milliseconds:.2f} ms a step", {"ms": milliseconds})
+    dist.destroy_process_group()
+
+
+def feed(scale: Scale, work: Work, emit: Emit) -> None:
+    """The loader, the copy to the GPU and our step together, beside our step on images that lie on the GPU."""
+    for short_side, size in scale.copies:
+        index = load_index(work.folder / "set-sz" / str(short_side), "train")
+        batch = scale.shapes[-1][0]
+        setting = replace(scale.setting(batch, size), batch=min(batch, len(index)))
+        resident = gpu_steps.our_step(setting, gpu_steps.temporary_folder())
+        expected = gpu_steps.images_per_second({"": resident}, setting, scale.timed_steps, scale.rounds)[""]
+        decoder = BatchDecoder({("train", None): index}, 0)
+        batches = stream_batches(
+            decoder, endless_requests(len(index), setting), core_count(), setting.device, 3 * batch * size**2
+        )
+        step = gpu_steps.our_step(setting, gpu_steps.temporary_folder(), batches)
+        speeds = gpu_steps.images_per_second({"": step}, setting, 4 * scale.timed_steps, scale.rounds)[""]
+        waits = 100 * max(0.0, 1 - statistics.median(speeds) / statistics.median(expected))
+        text = f"{median_with_range(speeds)} images/s; waits {waits:.1f} %, goal 2: {goal_verdict(waits, 2, True)}"
+        emit(f"{short_side} px copies to {size} px, {core_count()} workers", text, {"waits": waits})
+
+
+def endless_requests(set_size: int, setting: Setting) -> Iterator[BatchRequest]:
+    """Yield requests of random batches without end."""
+    for epoch in itertools.count():
+        order = permutation(0, epoch, set_size)
+        for start in range(0, set_size - setting.batch + 1, setting.batch):
+            ids = order[start : start + setting.batch]
+            yield BatchRequest("train", None, ids, (setting.size, setting.size), epoch, 0.08)
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error as one line."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: its title, what it runs, and its limit in seconds on a GPU."""
+
+    title: str
+    run: Callable[[Scale, Work, Emit], None]
+    seconds: int
+
+
+PARTS = {
+    "prepare": Part("Images", prepare, 120),
+    "smoke": Part("Smoke: a run, its kill, its resume", smoke, 90),
+    "eager": Part("Our step and a bare step", eager, 120),
+    "peer": Part("Our step and a plain loop", peer, 60),
+    "warm-up": Part("Warm-up by shape", warm_up, 60),
+    "hooks": Part("Hooks in a group of one", hooks, 60),
+    "feed": Part("From copies to the GPU", feed, 90),
+    "recovery": Part("Kill to next step", recovery, 90),
+    "graphs": Part("CUDA graphs", graphs, 90),
+    "compile": Part("torch.compile", compiled, 150),
+    "cifar": Part("CIFAR-10", cifar, 120),
+    "goodput": Part("Goodput", goodput, 180),
+}

@@ -1,0 +1,88 @@
+"""Where rented machines find the images of a job: what the plan says of it, and what cannot work.
+
+New machines have what is in their machine image, and nothing of this computer. The images come from S3 (`--data
+s3://...`), from the stack's shared file system, where they have to be already, or from a machine image of the user.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.backends.aws.s3_source import machine_role_problems
+from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
+from cluster.state.spec import JobSpec
+from infra.aws.client import Account
+from infra.aws.s3 import S3_SCHEME
+from infra.aws.stack import efs
+from infra.aws.stack.resources import StackContext
+
+from .expected_traffic import SHARED_FOLDER
+
+UPLOAD_HINT = (
+    "upload them: imgnet-cluster data put FOLDER s3://BUCKET/NAME, and launch with --data s3://BUCKET/NAME "
+    "(docs/data-sets.md)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFindings:
+    """What a plan says of a job's images: lines for the user, and why the job would certainly find none."""
+
+    notes: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+
+
+def image_folder(spec: JobSpec) -> Path | None:
+    """Return the folder on the machines that must have the images; None: they are drawn, or come from S3."""
+    if spec.generate_data or "://" in spec.data_source:
+        return None
+    return Path(spec.data_source or spec.train.data)
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a folder is on the stack's file system, which outlives the machines."""
+    shared_parts = SHARED_FOLDER.parts[1:]  # the home folder of the machines' user may be written in full
+    return any(folder.parts[start : start + len(shared_parts)] == shared_parts for start in range(len(folder.parts)))
+
+
+def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> ImageFindings:
+    """Return what is known about the images of a job before its machines are rented. Raises `ClusterError`.
+
+    Without an account AWS is not asked.
+    """
+    if account and spec.data_source.startswith(S3_SCHEME):
+        return ImageFindings(notes=tuple(machine_role_problems(spec.data_source, account)))
+    folder = image_folder(spec)
+    if folder is None:
+        return ImageFindings()
+    has_file_system = True
+    if account and is_shared(folder):
+        with cloud_errors_as_cluster_errors():
+            accounts = [account.in_region(region) for region in options.regions or (account.region,)]
+            has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
+    if obstacle := find_obstacle(folder, options.ami, has_file_system):
+        return ImageFindings(obstacles=(obstacle,))
+    return ImageFindings(notes=(describe(folder, options.ami),))
+
+
+def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
+    """Return why a job certainly finds no images in this folder of its machines, "" when it may find them."""
+    if is_shared(folder):
+        if has_file_system:
+            return ""
+        return f"{folder}: the shared file system does not exist yet, so no images are there; {UPLOAD_HINT}"
+    is_in_home = folder.parts[:1] == ("~",) or folder.is_relative_to(Path.home())
+    if ami or not is_in_home:
+        return ""
+    return f"{folder}: rented machines have no folder of this computer, and AWS's images have no data; {UPLOAD_HINT}"
+
+
+def describe(folder: Path, ami: str | None) -> str:
+    """Return a line for the plan: which folder must have the images, where nothing puts them."""
+    if is_shared(folder):
+        place = "on the stack's shared file system"
+    elif ami:
+        place = f"in the machine image {ami}"
+    else:
+        place = "on each machine, and AWS's machine images have no data"
+    return f"the images must be in {folder} already, {place}; nothing copies them there. From S3: {UPLOAD_HINT}"

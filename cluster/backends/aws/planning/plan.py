@@ -1,0 +1,492 @@
+"""Plans the rental of a launch: instance types, places in order, prices and limits. Creates nothing.
+
+With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.rental_spec import (
+    MARKETS,
+    METADATA_URL,
+    RentalSpec,
+    check_price_limit,
+    drop_unpriced_places,
+    sort_places,
+)
+from cluster.backends.aws.terms.resume_options import options_of_resume
+from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, ResumedRun, SourceAccess
+from cluster.backends.rentals import RentalPlan, RentalSummary
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
+from cluster.connectors.hosts_file import Hosts
+from cluster.errors import BadInput, ClusterError
+from cluster.state.spec import JobSpec
+from infra.aws.client import Account, get_public_address
+from infra.aws.instances import amis, preflight
+from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.user_data import build_user_data
+from infra.aws.launch_request import Internet, Place, get_group_region
+from infra.aws.market import instance_types, offers
+from infra.aws.market.reservations import Reservation
+from infra.aws.stack import security_group, stack
+from infra.aws.stack.stack import Stack
+from infra.errors import CloudError
+from train.forecast import DEFAULT_CONSTANTS, Forecast, forecast
+from train.recipe.schedule import Schedule
+
+from . import image_location, plan_page, reserved_machines
+from .expected_traffic import expect_traffic
+from .sold_types import choose_sold_types
+
+DEFAULT_MAX_HOURS = 2.0
+OFFLINE_REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class AwsRentalPlan(RentalPlan):
+    """What a launch would rent. The user confirms it."""
+
+    rental_spec: RentalSpec
+    instance_type: instance_types.InstanceType  # of the first place
+    notes: tuple[str, ...]
+    missing_stack_parts: tuple[str, ...]  # AWS resources that the launch would create, with their region
+    forecast: Forecast | None  # None: no constants are known for this model on this GPU
+    max_hours: float
+    poweroff_grace: float  # seconds from the time limit until the machines power off
+    traffic: tuple[str, ...] = ()  # lines about the expected traffic and its cost
+    image: amis.Image | None = None  # None: AWS was not asked
+    minutes_by_type: Mapping[str, float] = field(default_factory=dict)  # forecast of the run, or of its rest
+    spent_dollars: float | None = None  # by a job that is resumed; None: the launch of a new one
+
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
+        places = self.rental_spec.places
+        first = places[0]
+        machine_count = len(spec.machine_names)
+        rate = self.rental_spec.machine_dollars_per_hour(machine_count, first)
+        minutes = None if self.forecast is None else self.forecast.total_minutes
+        first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
+        choices: dict[str, Place] = {}  # the cheapest zone of each
+        for place in places:
+            choices.setdefault(f"{place.type} {place.market} in {place.region}", place)
+        on_demand = instance_types.ON_DEMAND_PRICES.get(first.type)
+        return RentalSummary(
+            machines=machine_count,
+            type=first.type,
+            market=first.market,
+            region=first.region,
+            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
+            zones=tuple(dict.fromkeys(f"{place.zone}{_price_of(place)}" for place in first_choice)),
+            other_choices=tuple(
+                f"{choice}: {self._price_and_time(place, machine_count)}" for choice, place in choices.items()
+            )[1:],
+            facts=self._facts(machine_count),
+            spares=plan_page.describe_spares(self.rental_spec),
+            dollars_per_hour=rate,
+            on_demand_dollars_per_hour=machine_count * on_demand if rate is None and on_demand else None,
+            minutes=minutes,
+            forecast_source=self.forecast.source if self.forecast else "",
+            dollars=None if rate is None or minutes is None else rate * minutes / 60,
+            max_hours=self.max_hours,
+            poweroff_grace=self.poweroff_grace,
+            max_dollars=self.max_dollars(machine_count),
+            is_dollar_limit_set=self.rental_spec.max_dollars is not None,
+            spent_dollars=self.spent_dollars,
+            ssh_address=self.rental_spec.ssh_address,
+            traffic=self.traffic,
+            missing_stack_parts=self.missing_stack_parts,
+            extra_costs=plan_page.EXTRA_COSTS,
+        )
+
+    def _facts(self, machine_count: int) -> dict[str, str]:
+        """Return what the machines get besides their type and place, by its label in the plan."""
+        rental_spec = self.rental_spec
+        image = plan_page.describe_image(self.image, rental_spec.ami)
+        if self.image and not self.image.python:
+            rate = rental_spec.dollars_per_hour(machine_count, rental_spec.places[0])
+            image = f"{image}; {plan_page.torch_install_note(rental_spec.ami, rate)}"
+        return {
+            "image": image,
+            "internet": plan_page.describe_internet(rental_spec.internet, self.instance_type, machine_count),
+            "network": plan_page.describe_network(self.instance_type),
+            "placement": plan_page.describe_placement(machine_count, rental_spec.use_placement_group),
+            "shared folder": plan_page.describe_shared_folder(),
+        }
+
+    def _price_and_time(self, place: Place, machine_count: int) -> str:
+        """Return the price of all machines at a place, and the forecast of the run there if there is one."""
+        rate = self.rental_spec.machine_dollars_per_hour(machine_count, place)
+        minutes = self.minutes_by_type.get(place.type)
+        parts = ["unknown price" if rate is None else f"${rate:,.2f} an hour"]
+        if minutes is not None:
+            parts.append(f"about {minutes:.3g} minutes")
+            parts += [f"${rate * minutes / 60:,.2f}"] if rate is not None else []
+        return ", ".join(parts)
+
+    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
+        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments)."""
+        return preview_requests(spec, self)
+
+    def max_dollars(self, machine_count: int) -> float | None:
+        """Return the highest possible cost in dollars from now on: until power-off at the dearest place, or the limit.
+
+        None: unknown price.
+        """
+        max_dollars = self.rental_spec.max_dollars
+        limit = None if max_dollars is None else max_dollars - (self.spent_dollars or 0.0)
+        rates = [self.rental_spec.dollars_per_hour(machine_count, place) for place in self.rental_spec.places]
+        known_rates = [rate for rate in rates if rate is not None]
+        if len(known_rates) < len(rates):
+            return limit
+        hours = self.max_hours + self.poweroff_grace / 3600
+        bound = max(known_rates) * hours + self.rental_spec.traffic.dollars_once
+        return bound if limit is None else min(bound, limit)
+
+
+@dataclass(frozen=True)
+class RentalRequest:
+    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
+
+    options: AwsOptions
+    offline: bool = False
+    resumed: ResumedRun | None = None  # None: for a new job
+
+    @cached_property
+    def account(self) -> Account | None:
+        """The account in the reservation's region, without a reservation in the first region; None offline.
+
+        Raises `CloudError`, within seconds if AWS does not answer.
+        """
+        if self.offline:
+            return None
+        return self._first_account.in_region(self.reservation.region) if self.reservation else self._first_account
+
+    @cached_property
+    def _first_account(self) -> Account:
+        group_region = get_group_region(self.options.reservation or "")
+        account = Account(next(iter(self.options.regions), group_region or None))
+        account.require_answer()
+        return account
+
+    @cached_property
+    def reservation(self) -> Reservation | None:
+        """The reservation that has the machines, None when the user names none.
+
+        Raises `CloudError`, also when no machine can be launched in it.
+        """
+        if self.options.reservation and self.offline:
+            raise CloudError(
+                f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
+                "see: imgnet-cluster check"
+            )
+        return None if self.offline else reserved_machines.find_requested(self.options, self._first_account)
+
+
+def choose_instance_types(
+    preferred_types: Sequence[str], request: RentalRequest
+) -> tuple[dict[str, instance_types.InstanceType], list[str]]:
+    """Choose the instance types to request, in order of preference.
+
+    All have an image, unless the user names one, and take the same build of PyTorch as the first, with which all
+    machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
+    Returns them by name, and notes on the types that are left out. Raises `ClusterError`.
+    """
+    with cloud_errors_as_cluster_errors():
+        for region in request.options.regions:
+            preflight.check_region(region)
+        account = request.account
+        if request.reservation:
+            preferred_types = [request.reservation.type]
+        names, notes = offers.choose_types(account, preferred_types, request.options.types, offline=request.offline)
+        known_types = offers.list_instance_types(account, names, offline=request.offline)
+    if not known_types:
+        raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
+    names = [name for name in names if name in known_types]
+    if not request.reservation:  # reserved machines are sold
+        names, market_notes = choose_sold_types(known_types, names, MARKETS[request.options.market])
+        notes += market_notes
+    if not request.options.ami:
+        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
+        if old_names == names:
+            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
+        names = [name for name in names if name not in old_names]
+        if old_names:
+            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
+    first = known_types[names[0]]
+    torch_index = amis.get_torch_index_url(first.gpu_arch)
+    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
+    names = [name for name in names if name not in mixed_names]
+    if mixed_names:
+        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
+    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
+    other_names = [name for name in names if name not in chosen_names]
+    if other_names:
+        notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
+    return {name: known_types[name] for name in chosen_names}, notes
+
+
+def plan_rental(
+    spec: JobSpec,
+    schedule: Schedule | None,
+    types_by_name: Mapping[str, instance_types.InstanceType],
+    notes: Sequence[str],
+    request: RentalRequest,
+) -> AwsRentalPlan:
+    """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
+    options = request.options
+    check_spares(options, spec.recovery.spares)
+    types = list(types_by_name)
+    machine_count = len(spec.machine_names)
+    with cloud_errors_as_cluster_errors():
+        account, reservation = request.account, request.reservation
+        markets = (reservation.market,) if reservation else MARKETS[options.market]
+        regions = options.regions or ((account.region if account else OFFLINE_REGION),)
+        if reservation:
+            regions = (reservation.region,)
+        places: list[Place] = []
+        spare_places: list[Place] = []
+        missing_parts: list[str] = []
+        for region in regions:
+            regional_account = None if account is None else account.in_region(region)
+            if reservation and regional_account:
+                places.append(reserved_machines.choose_place(regional_account, reservation, machine_count))
+            else:
+                all_markets = list(dict.fromkeys([*markets, "on-demand"]))
+                regional_places = _candidate_places(regional_account, region, types, all_markets, options.zones)
+                places += [place for place in regional_places if place.market in markets]
+                if options.on_demand_spares:
+                    spare_places += [place for place in regional_places if place.market == "on-demand"]
+            if regional_account is not None:
+                missing_parts += [f"{region}: {part}" for part in stack.missing_parts(regional_account)]
+        if not places:
+            searched = ", ".join(options.zones or regions)
+            raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
+        image = None
+        first_type = types_by_name[types[0]]
+        if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
+            image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
+        if options.ssh_address:
+            ssh_address = security_group.parse_single_address(options.ssh_address)
+        else:
+            ssh_address = "this computer's address" if request.offline else get_public_address()
+        owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
+    rental_spec = RentalSpec(
+        places=tuple(sort_places(places, regions, types, markets)),
+        on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
+        spare_places=tuple(spare_places),
+        late_spares=spec.recovery.spares if options.late_spares else 0,
+        ssh_address=ssh_address,
+        is_address_fixed=bool(options.ssh_address),
+        owner=owner,
+        account_id=account_id,
+        max_dollars=options.max_dollars,
+        ami=options.ami,
+        internet=options.internet,
+        use_placement_group=options.use_placement_group
+        and machine_count > 1
+        and reserved_machines.needs_placement_group(reservation),
+        gpus_per_machine=first_type.gpus,
+        torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
+        torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
+    )
+    if options.max_dollars is not None:
+        rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
+        notes = [*notes, *(f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced)]
+    first_place = rental_spec.places[0]
+    instance_type = types_by_name[first_place.type]
+    resumed = request.resumed
+    forecasts = {
+        name: forecast(
+            schedule,
+            gpus=spec.procs,
+            gpu=known_type.gpu,
+            gbit=known_type.network_gbps,
+            machines=spec.machines,
+            vcpus=known_type.vcpus,
+            constants=(resumed.constants_for(name) if resumed else None) or DEFAULT_CONSTANTS,
+        )
+        for name, known_type in types_by_name.items()
+        if schedule
+    }
+    run_forecast = forecasts.get(instance_type.name)
+    steps_done = resumed.steps_done if resumed else 0
+    rest_forecasts = {name: known.after(steps_done) for name, known in forecasts.items() if known}
+    rest_forecast = rest_forecasts.get(instance_type.name)
+    installs_torch = image is None or not image.python
+    traffic = expect_traffic(spec, schedule, options.internet, run_forecast, installs_torch, steps_done)
+    rental_spec = replace(rental_spec, traffic=traffic.forecast)
+    if reservation:
+        notes = [*notes, reserved_machines.describe(reservation)]
+    if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
+        notes = [*notes, amis.describe_legacy_image(instance_type.gpu_arch, options.ami)]
+    spent_dollars = resumed.spent_dollars if resumed else 0.0
+    max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
+    check_price_limit(rental_spec, machine_count, 3600 * max_hours + grace_seconds, spent_dollars)
+    if rest_forecast and max_hours < rest_forecast.total_minutes / 60:
+        notes = [
+            *notes,
+            f"the limit ends the job after {60 * max_hours:.3g} minutes, "
+            f"but the forecast is {rest_forecast.total_minutes:.3g} minutes",
+        ]
+    return AwsRentalPlan(
+        rental_spec,
+        instance_type,
+        tuple(notes),
+        tuple(missing_parts),
+        rest_forecast,
+        max_hours,
+        grace_seconds,
+        traffic.lines,
+        image,
+        {name: known.total_minutes for name, known in rest_forecasts.items()},
+        resumed.spent_dollars if resumed else None,
+    )
+
+
+def _price_of(place: Place) -> str:
+    """Return the price of one machine at a place, in brackets, "" when it is unknown."""
+    return "" if place.price is None else f" (${place.price:,.4g} an hour each)"
+
+
+def check_spares(options: AwsOptions, spares: int) -> None:
+    """Raise `BadInput` for options of spares that the job does not have, or that are bought as they would be anyway."""
+    flags = {"--on-demand-spares": options.on_demand_spares, "--late-spares": options.late_spares}
+    for flag in [flag for flag, is_given in flags.items() if is_given]:
+        if not spares:
+            raise BadInput(f"{flag}: the job has no spares; say how many: --spares 1")
+        if options.market == "on-demand":
+            raise BadInput(f"{flag} needs spot machines, and --on-demand rents none; leave one of the two out")
+        if options.reservation:
+            raise BadInput(f"{flag} needs spot machines, and --reservation has none; leave one of the two out")
+
+
+def _candidate_places(
+    account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
+) -> list[Place]:
+    """Return all places of a region that offer one of the types. Offline, one place per type and market."""
+    if account is None:
+        builtin_offers = {offer.type: offer for offer in offers.list_offers(None, names=types, offline=True)}
+        return [
+            Place(
+                region=region,
+                zone=zones[0] if zones else f"a zone of {region}",
+                type=name,
+                market=market,
+                price=builtin_offers[name].on_demand_price if market == "on-demand" else None,
+            )
+            for name in types
+            for market in markets
+            if name in builtin_offers and market in builtin_offers[name].instance_type.markets
+        ]
+    places = []
+    for offer in offers.list_offers(account, names=types):
+        if zones and offer.zone not in zones:
+            continue
+        for market in markets:
+            if market not in offer.instance_type.markets:
+                continue
+            price = offer.spot_price if market == "spot" else offer.on_demand_price
+            places.append(Place(region=region, zone=offer.zone, type=offer.type, market=market, price=price))
+    return places
+
+
+def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
+
+    Readable placeholders stand for IDs of resources that do not exist yet.
+    """
+    rental_spec = rental_plan.rental_spec
+    place = rental_spec.places[0]
+    placeholder_stack = Stack(
+        region=place.region,
+        vpc="vpc-of-the-stack",
+        subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
+        security_group="sg-of-the-stack",
+        file_system="fs-of-the-stack",
+        access_point="fsap-of-the-stack",
+        key_name="imgnet-key",
+        key_file="",
+        instance_profile="imgnet-machine",
+        bucket=None,
+    )
+    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    user_data = build_user_data(
+        poweroff_seconds=round(3600 * rental_plan.max_hours + rental_plan.poweroff_grace),
+        private_key="(generated for this request)",
+        public_key="(its public half)",
+        file_system=placeholder_stack.file_system,
+        access_point=placeholder_stack.access_point,
+        ssh_user=image.ssh_user,
+        python=image.python,
+        needs_internet=rental_spec.internet is not Internet.NONE,
+    )
+    instance_request = InstanceRequest(
+        job_uid=spec.uid or "job-N-xxxxxxxx",
+        job_name=spec.name or "job-N",
+        owner=rental_spec.owner,
+        expires=0.0,
+        image=image,
+        stack=placeholder_stack,
+        user_data=user_data,
+        host_key="",
+        internet=rental_spec.internet,
+        use_placement_group=rental_spec.use_placement_group,
+    )
+    names, spare_names = rental_spec.split_spares(spec.machine_names)
+    run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, names, 1)
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+    if spare_names and not rental_spec.late_spares:
+        spare_place = rental_spec.spare_place(place)
+        run_spares = build_run_instances(instance_request, rental_plan.instance_type, spare_place, spare_names, 2)
+        if "Placement" in run_instances:
+            run_spares["Placement"] = run_instances["Placement"]
+        requests.append(("ec2:RunInstances", run_spares))
+    if rental_spec.use_placement_group:
+        group = run_instances["Placement"]["GroupName"]
+        requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
+    return requests
+
+
+class AwsPlanner(ElsewherePlanner):
+    """Plans a job on rented instances."""
+
+    default_max_hours: float | None = DEFAULT_MAX_HOURS
+
+    def __init__(self, request: MachineRequest) -> None:
+        """Choose the instance types. Raises `ClusterError`."""
+        super().__init__(request)
+        assert isinstance(request.options, AwsOptions)
+        options = options_of_resume(request.options, request.resumed)
+        self.rental = RentalRequest(options, request.is_offline, request.resumed)
+        self.types, self.type_notes = choose_instance_types(request.workload.types, self.rental)
+        if self.rental.reservation and self.rental.reservation.closing_time is not None:
+            self.default_max_hours = None  # until EC2 ends the machines, which are paid for
+
+    def default_procs(self, machines: int) -> int:
+        """Return a process for each GPU."""
+        return max(1, next(iter(self.types.values())).gpus)
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return where images are on the machines. A relative path is in the shared file system."""
+        return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+
+    def source_access(self, is_in_object_store: bool) -> SourceAccess:
+        """What is in S3 can be read from here too, unless AWS is not to be asked."""
+        return SourceAccess.REQUIRED if is_in_object_store and not self.request.is_offline else SourceAccess.NONE
+
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+        """Plan the rental. The machines' addresses are filled in once they are rented. Raises `ClusterError`."""
+        images = image_location.find_images(spec, self.rental.options, self.rental.account)
+        rental_plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
+        rented_spec = replace(
+            spec,
+            cloud=rental_plan.rental_spec.to_json(),
+            hosts=Hosts(None, ()),
+            metadata_address=METADATA_URL,
+            forecast=rental_plan.forecast.to_record() if rental_plan.forecast else None,
+        )
+        notes = (*images.notes, *rental_plan.notes)
+        return MachinePlan(spec=rented_spec, notes=notes, rental_plan=rental_plan, obstacles=images.obstacles)

@@ -1,0 +1,81 @@
+"""What the plan of a launch says about machines rented from AWS besides their price: image, network, shared folder."""
+
+from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
+from infra.aws import prices
+from infra.aws.instances import amis
+from infra.aws.launch_request import Internet
+from infra.aws.market.instance_types import InstanceType
+
+EXTRA_COSTS = ("what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted",)
+
+
+def describe_image(image: amis.Image | None, ami: str | None) -> str:
+    """Return which machine image is launched, and its PyTorch. `image` is None when AWS was not asked."""
+    if image is None:
+        tested_version = amis.read_torch_version(amis.AMI_PARAMETERS[0])
+        return f"{ami or f'the newest of AWS with PyTorch {tested_version}, else another one'}; not looked up"
+    label = f"{image.id} ({image.name})" if image.name else image.id
+    return f"{label}, with PyTorch {image.torch}" if image.torch else label
+
+
+def describe_network(instance_type: InstanceType) -> str:
+    """Return the network interfaces that each machine gets, and their bandwidth."""
+    cards, efa_cards = instance_type.interface_cards, instance_type.efa_cards
+    bandwidth = f"{instance_type.network_gbps:g} Gbit/s"
+    if not efa_cards:
+        return f"one card without EFA, {bandwidth}"
+    if len(cards) == 1:
+        return f"one card with EFA, {bandwidth}"
+    first_card = "IP and EFA" if 0 in efa_cards else "IP"
+    return f"{len(cards)} cards: {first_card} on card 0, EFA only on the {len(cards) - 1} others; {bandwidth} in all"
+
+
+def describe_placement(machine_count: int, use_placement_group: bool) -> str:
+    """Return where the machines of a job are relative to each other."""
+    if machine_count == 1:
+        return "one machine, in one of the zones"
+    group = "a new placement group (cluster)" if use_placement_group else "no placement group (--no-group)"
+    return f"all machines in one zone or none, {group}"
+
+
+def describe_shared_folder() -> str:
+    """Return which folder the machines share."""
+    return "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"
+
+
+def torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
+    """Return a note on the time and price of installing PyTorch. `dollars_per_hour` is for all machines."""
+    minutes = amis.TORCH_INSTALL_MINUTES
+    cost = "" if dollars_per_hour is None else f" and ${dollars_per_hour * minutes / 60:,.2f}"
+    condition = f", unless the python3 of {ami} has it" if ami else ""
+    return f"each machine will install torch, about {minutes:.0f} minutes{cost}{condition}"
+
+
+def describe_internet(internet: Internet, instance_type: InstanceType, machine_count: int) -> str:
+    """Return the line of the plan about the machines' way to the internet and its price."""
+    price = f"${internet_dollars(internet, machine_count):.3g} an hour"
+    nat_traffic = f"${prices.NAT_PER_GB:g} per GB (S3 is free)"
+    match internet:
+        case Internet.NONE:
+            return f"none, the machine image has to have everything; one machine has an address for ssh, {price}"
+        case Internet.NAT:
+            return f"a NAT gateway for the time of the job, {price} and {nat_traffic}"
+        case Internet.PUBLIC:
+            line = f"a public address for each machine, {price}"
+            if len(instance_type.interface_cards) == 1:
+                return line
+            nat_price = f"${internet_dollars(Internet.NAT, machine_count):.3g} an hour"
+            return f"{line}; if EC2 refuses them, a NAT gateway, {nat_price} and {nat_traffic}"
+
+
+def describe_spares(rental_spec: RentalSpec) -> str:
+    """Return how many machines are spares that are rented in another way than the others, "" for none."""
+    spares = max(rental_spec.on_demand_spares, rental_spec.late_spares)
+    if not spares:
+        return ""
+    line = f"{spares} of them"
+    if rental_spec.on_demand_spares:
+        price = rental_spec.spare_place(rental_spec.places[0]).price
+        cost = "unknown price" if price is None else f"${spares * price:,.2f} an hour of it"
+        line += f" on demand, {cost}"
+    return line + (", rented once EC2 warns of an interruption" if rental_spec.late_spares else "")

@@ -1,0 +1,196 @@
+"""What the journal of a job says about its instances: where they were rented, since when, why they ended, what is left.
+
+Reads the run folder only and makes no request.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.backends.aws.terms.rental_spec import RentalSpec
+from cluster.backends.rented.provider import JOURNAL_FILE, CloudProvider
+from cluster.backends.rented.traffic import read_traffic
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
+from infra.aws.instances.instances import Instance
+from infra.aws.instances.request_history import RequestHistory
+from infra.aws.journal import Journal
+from infra.aws.journal_events import (
+    InstanceEnded,
+    InstancesReleased,
+    JobAdopted,
+    LaunchMoved,
+    LaunchRequest,
+    LaunchStarted,
+    PublicAddressRefused,
+    RequestGranted,
+    TerminationStarted,
+)
+from infra.aws.launch_request import Internet, Place
+from infra.aws.market import billing
+from infra.costs import JobCost, TrafficForecast
+
+
+class InstanceHistory(CloudProvider[Instance]):
+    """The history of one job's instances, as the journal in its run folder has it."""
+
+    def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(spec, run_folder, get_stop_reason)
+        self.rental_spec = RentalSpec.from_json(spec.cloud)
+        self.journal = Journal(run_folder.path / JOURNAL_FILE)
+        self.request_history = RequestHistory(self.journal)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def granted_requests(self) -> list[LaunchRequest]:
+        """Return the launch requests that EC2 granted, in order."""
+        return [recorded.request for recorded in self.request_history.requests() if recorded.is_granted]
+
+    @property
+    def used_regions(self) -> set[str]:
+        """The regions in which instances were requested."""
+        return {recorded.request.place.region for recorded in self.request_history.requests()}
+
+    @property
+    def last_region(self) -> str:
+        """The region of the last request that was not refused; without one, the region that is tried first."""
+        regions = [
+            recorded.request.place.region for recorded in self.request_history.requests() if not recorded.is_refused
+        ]
+        return regions[-1] if regions else self.rental_spec.region
+
+    @property
+    def current_place(self) -> Place | None:
+        """Where the job's instances are: the place of the last granted request for the first; None before it."""
+        request = self.last_full_request()
+        return request.place if request else None
+
+    @property
+    def first_names(self) -> tuple[str, ...]:
+        """The machines that are rented by one request. All others are spares."""
+        return self.rental_spec.split_spares(self.spec.machine_names)[0]
+
+    @property
+    def rents_spares_late(self) -> bool:
+        """Whether spares are rented only while another machine is at risk."""
+        return self.rental_spec.late_spares > 0
+
+    def last_full_request(self) -> LaunchRequest | None:
+        """Return the last granted request for the `first_names`, None when there is none."""
+        full_requests = [request for request in self.granted_requests() if request.names == self.first_names]
+        return full_requests[-1] if full_requests else None
+
+    @property
+    def internet(self) -> Internet:
+        """The machines' way to the internet: the requested one, a NAT gateway once EC2 has refused public addresses."""
+        requested = self.rental_spec.internet
+        is_refused = requested is Internet.PUBLIC and self.journal.events(PublicAddressRefused)
+        return Internet.NAT if is_refused else requested
+
+    @property
+    def claim(self) -> str:
+        """The ID with which this computer has adopted the job, "" when it launched the job."""
+        return "".join(event.claim for event in self.journal.events(JobAdopted)[-1:])
+
+    # --- this launch --------------------------------------------------------------------------------------------------
+
+    def has_launch(self, launch_id: str) -> bool:
+        """Whether a launch is recorded: as a start or resume of the job, or as a move to other instances."""
+        started_ids = {event.launch_id for event in self.journal.events(LaunchStarted)}
+        moved_ids = {event.launch_id for event in self.journal.events(LaunchMoved)}
+        return launch_id in started_ids | moved_ids
+
+    def _launch_grants(self) -> list[RequestGranted]:
+        """Return the grants of this launch, a launch being a start or a resume of the job."""
+        grants: list[RequestGranted] = []
+        for event in self.journal.events(LaunchStarted, RequestGranted):  # in the order of writing: clocks may be set
+            if isinstance(event, RequestGranted):
+                grants.append(event)
+            else:
+                grants.clear()
+        return grants
+
+    @property
+    def first_machine_time(self) -> float | None:
+        """When the first instance of this launch was granted, in seconds since 1970; None before it."""
+        return min((grant.time for grant in self._launch_grants()), default=None)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether all machines of this launch were rented more than once."""
+        full_grants = [
+            grant
+            for grant in self._launch_grants()
+            if {machine.name for machine in grant.machines} == {*self.first_names}
+        ]
+        return len(full_grants) > 1
+
+    @property
+    def is_terminating(self) -> bool:
+        """Whether a command began to terminate the instances of this launch. Then nothing is rented for it any more."""
+        last_events = self.journal.events(LaunchStarted, TerminationStarted)[-1:]
+        return bool(last_events) and isinstance(last_events[0], TerminationStarted)
+
+    @property
+    def exchanged_ids(self) -> set[str]:
+        """The instances of this launch that were terminated because they are broken."""
+        ids: set[str] = set()
+        for event in self.journal.events(LaunchStarted, InstancesReleased):
+            if isinstance(event, LaunchStarted):
+                ids.clear()
+            elif isinstance(event, InstancesReleased) and event.is_exchange:
+                ids |= set(event.ids)
+        return ids
+
+    def external_termination_reason(self) -> str:
+        """Return why the last instances of this launch ended, if neither EC2 nor the job did; else "".
+
+        The cause is then another computer, a user of the AWS console, or the instances' own time limit. All of them
+        want the job to end, so no new instances are rented. The instance that ended last decides, because EC2 may have
+        interrupted another one before that was never replaced.
+        """
+        released_ids = {instance_id for event in self.journal.events(InstancesReleased) for instance_id in event.ids}
+        released_ids |= {instance_id for event in self.journal.events(TerminationStarted) for instance_id in event.ids}
+        last_ids = {machine.name: machine.id for grant in self._launch_grants() for machine in grant.machines}
+        endings = {event.id: (event.ended, event.reason) for event in self.journal.events(InstanceEnded)}
+        # EC2 shows a terminated instance for about an hour. One that is missing ended earlier, while no supervisor ran.
+        unseen_ending = (math.inf, "Client.InstanceInitiatedShutdown")
+        _, reason = max(
+            (
+                endings.get(instance_id, unseen_ending)
+                for instance_id in last_ids.values()
+                if instance_id not in released_ids
+            ),
+            default=(0.0, ""),
+        )
+        if not reason.startswith("Client."):
+            return ""
+        if "InstanceInitiated" in reason:
+            return "its machines powered themselves off, at their time limit or after the job's end"
+        return "its machines were terminated by a user (imgnet-cluster down, or the AWS console)"
+
+    # --- cost and limits ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def job_cost(cls, run_path: Path, moment: float) -> JobCost:
+        """Return what the machines of a run folder and their traffic have cost until `moment`. Reads files only."""
+        return billing.job_cost(Journal(run_path / JOURNAL_FILE), moment, read_traffic(run_path).until(moment))
+
+    @property
+    def closing_time(self) -> float | None:
+        """When EC2 ends the instances, in seconds since 1970; None for never. An extended reservation ends later."""
+        places = [self.current_place, *self.rental_spec.places]
+        return max((place.closing_time for place in places if place and place.closing_time is not None), default=None)
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        """The price of all machines where they are now, with disks, addresses and expected traffic; None: unknown."""
+        place = self.current_place
+        rental_spec = replace(self.rental_spec, internet=self.internet)
+        return rental_spec.dollars_per_hour(len(self.spec.machine_names), place) if place else None
+
+    @property
+    def expected_traffic(self) -> TrafficForecast:
+        """What the traffic of one launch of the job is expected to cost; a part of `dollars_per_hour`."""
+        return self.rental_spec.traffic

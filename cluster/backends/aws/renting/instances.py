@@ -1,0 +1,495 @@
+"""The EC2 instances of one job: rents them, records how to reach them, notices which are gone, terminates them.
+
+Every change is written to the journal <run>/cloud.jsonl before the request is sent. Only the supervisor rents; any
+command may terminate. This module never connects to the machines themselves.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cluster.backends.aws.terms.rental_terms import RentalTerms
+from cluster.connectors.hosts_file import Host
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
+from infra.aws import prices, tags
+from infra.aws.client import Account, get_public_address
+from infra.aws.errors import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE, ErrorKind
+from infra.aws.instances import amis, instances, internet
+from infra.aws.instances.gang import Gang, LaunchRefused
+from infra.aws.instances.instances import Instance
+from infra.aws.instances.request import InstanceRequest
+from infra.aws.instances.user_data import build_user_data
+from infra.aws.journal_events import (
+    AddressRequested,
+    HostKeyReplaced,
+    InstancesReleased,
+    LaunchMoved,
+    LaunchRequest,
+    LaunchStarted,
+    NatGatewayRequested,
+    PublicAddressRefused,
+    PublicAddressRequested,
+)
+from infra.aws.launch_request import Internet, Place
+from infra.aws.market import billing
+from infra.aws.market.instance_types import InstanceType
+from infra.aws.market.offers import list_instance_types
+from infra.aws.market.reservations import find_reservation
+from infra.aws.stack import claims, key_pairs, security_group, stack
+from infra.aws.stack.resources import StackContext
+from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
+
+from . import ssh_access
+from .instance_history import InstanceHistory
+
+ACQUIRE_TIMEOUT_SECONDS = 1200.0
+
+logger = logging.getLogger(__name__)
+
+
+class JobInstances(InstanceHistory):
+    """The instances of one job: their history, and what changes them.
+
+    If the job moved to another region before, the object starts in that region.
+    """
+
+    cloud_name = "EC2"
+
+    def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(spec, run_folder, get_stop_reason)
+        self.allowed_address = self.rental_spec.ssh_address  # CIDR range that may connect over ssh
+        self.rent_lock = threading.Lock()
+        self.is_account_checked = False
+        self.region = self.last_region
+        self.account = Account(self.rental_spec.region).in_region(self.region)
+        self.gang = self._make_gang(self.account)
+        self.stack: stack.Stack | None = None
+        self.instance_types: dict[str, InstanceType] = {}
+        self.nat_subnets: dict[str, str] = {}  # by zone
+        self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
+
+    def _make_gang(self, account: Account) -> Gang:
+        return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def record_launch(self, launch_id: str) -> None:
+        """Record the start of a launch. Idempotent: a restarted supervisor repeats the call."""
+        if not self.has_launch(launch_id):
+            self.journal.write(LaunchStarted(launch_id=launch_id))
+
+    def record_move(self, launch_id: str) -> None:
+        """Record that the launch continues on other instances, under a new launch ID."""
+        self.journal.write(LaunchMoved(launch_id=launch_id))
+
+    def check_access(self, ask_cloud: bool) -> None:
+        """Raise `NoCredentials` without credentials, with `ask_cloud` also when AWS or the job does not accept them."""
+        self.account.require_credentials()
+        if ask_cloud:
+            self.check_account()
+            self.require_ownership()
+            self.gang.list_instances()
+
+    def check_account(self) -> None:
+        """Raise `NoCredentials` when the credentials belong to another AWS account, which does not see the machines."""
+        expected = self.rental_spec.account_id
+        if not self.is_account_checked and expected and expected != self.account.identity[0]:
+            actual = self.account.identity[0]
+            raise NoCredentials(
+                f"{self.spec.name} runs in AWS account {expected}, but these credentials are for account {actual}"
+            )
+        self.is_account_checked = True
+
+    def require_ownership(self) -> None:
+        """Raise `AdoptedElsewhere` when another computer has adopted the job, which must have rented something."""
+        if not self.granted_requests():
+            return
+        claim = claims.read_claim(self.account, self.spec.uid)
+        if claim.id != self.claim:
+            since = claim.since or time.time()
+            holder = f" ({claim.holder})" if claim.holder else ""
+            raise AdoptedElsewhere(
+                f"{self.spec.name} was adopted by another computer{holder}, which supervises it since "
+                f"{tags.format_time(since)}; to end it from here: imgnet-cluster down {self.spec.name}",
+                since,
+            )
+
+    def list_machines(self) -> dict[str, Instance]:
+        """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
+        self.check_account()
+        self.require_ownership()
+        return instances.live_by_name(self._without_strays(self.gang.list_instances()))
+
+    def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:
+        """Terminate what the computer that had the job before rented while this one adopted it; return all others.
+
+        Nobody here can log in to such an instance.
+        """
+        if not self.claim:
+            return found_instances
+        known_tokens = {recorded.request.token for recorded in self.request_history.requests()}
+        strays = [instance for instance in found_instances if instance.launch_token not in known_tokens]
+        if stray_ids := [instance.id for instance in strays if instance.is_billed]:
+            logger.warning("terminating %d machines that another computer rented", len(stray_ids))
+            instances.terminate(self.account, stray_ids)
+        return [instance for instance in found_instances if instance not in strays]
+
+    def ensure_reachable(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
+        """Give each instance its way to the internet and one a public address, and return the updated instances.
+
+        RunInstances gives no public address to instances with several network cards, so they get it here. If EC2
+        refuses, they are terminated, and the next ones are rented behind a NAT gateway. Raises `NoMachines` for an
+        error that would occur again while all instances are billed, else `CloudError`.
+        """
+        try:
+            instances_by_name = self._ensure_public_addresses(instances_by_name)
+            return self._ensure_jump_host(instances_by_name)
+        except CloudError as error:
+            if _may_succeed_later(error):
+                raise
+            raise NoMachines(str(error)) from error
+
+    def _ensure_public_addresses(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
+        """Give a public address to each instance that was rented to have one. Idempotent."""
+        if all(instance.public_ip for instance in instances_by_name.values()):
+            return instances_by_name  # at almost every poll: the journal need not be read
+        internet_by_token = {request.token: request.internet for request in self.journal.events(LaunchRequest)}
+        without_address = {
+            name: instance
+            for name, instance in instances_by_name.items()
+            if not instance.public_ip and internet_by_token.get(instance.launch_token) is Internet.PUBLIC
+        }
+        if not without_address:
+            return instances_by_name
+        if self.internet is Internet.PUBLIC:
+            try:
+                for instance in without_address.values():
+                    self.journal.write(PublicAddressRequested(id=instance.id))
+                    internet.give_public_address(self.account, instance.primary_interface_id)
+                return self._wait_for_addresses(without_address)
+            except CloudError as error:
+                if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
+                    raise
+                self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
+        logger.info(
+            "EC2 refuses machines with several network cards public addresses; renting them again behind a NAT gateway "
+            f"({prices.NAT_PER_HOUR + prices.ADDRESS_PER_HOUR:g} $/h and {prices.NAT_PER_GB:g} $/GB)"
+        )
+        self.terminate([instance.id for instance in without_address.values()], "EC2 refused it a public address")
+        return {name: instance for name, instance in instances_by_name.items() if name not in without_address}
+
+    def _wait_for_addresses(self, expected: Mapping[str, Instance]) -> dict[str, Instance]:
+        """Wait until EC2 shows the public addresses of these instances, and return all live instances."""
+        deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
+        while time.monotonic() < deadline:
+            current = self.list_machines()
+            if all(current[name].public_ip for name in expected if name in current):
+                return current
+            self.sleep_unless_stopping(1.0)
+        ids = ", ".join(instance.id for instance in expected.values())
+        raise CloudError(f"{ids} do not show the public addresses that they were given")
+
+    def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
+        if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
+            return instances_by_name
+        jump_host = instances_by_name[min(instances_by_name, key=int)]
+        self.journal.write(AddressRequested(id=jump_host.id))
+        job_tags = (tags.STACK, tags.JOB, tags.OWNER, tags.EXPIRES, tags.NAME)
+        address_tags = {key: value for key, value in jump_host.tags.items() if key in job_tags}
+        instances.attach_elastic_ip(self.account, jump_host, address_tags)
+        logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
+        deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
+        while time.monotonic() < deadline:
+            current = self.list_machines()
+            if not current or any(instance.public_ip for instance in current.values()):
+                return current
+            self.sleep_unless_stopping(1.0)
+        raise CloudError(f"{jump_host.id} does not show the public address that it was given")
+
+    # --- renting ------------------------------------------------------------------------------------------------------
+
+    def finish_open_requests(self) -> None:
+        """Send requests again whose answer a crash lost. EC2 knows them, so no instance is rented twice."""
+        self.check_account()
+        self.require_ownership()
+        if self.gang.open_requests():
+            self._ensure_stack(self.account)
+            self.gang.finish_open_requests()
+
+    def rent_all(self) -> dict[str, Instance]:
+        """Rent all `first_names` in one zone of the first region with capacity, then spares. Raises `CloudError`."""
+        self.require_ownership()
+        all_places = tuple(self._refresh_reservation(place) for place in self.rental_spec.places)
+        self.rental_spec = replace(self.rental_spec, places=all_places)
+        regions = list(dict.fromkeys(place.region for place in self.rental_spec.places))
+        if self.granted_requests():  # data and checkpoints are on the shared file system of the region used before
+            regions = [self.region]
+        for region in regions:
+            is_last_region = region == regions[-1]
+            self.region = region
+            self.account = self.account.in_region(region)
+            self.gang = self._make_gang(self.account)
+            region_stack = self._ensure_stack(self.account)
+            places = [
+                place
+                for place in self.rental_spec.places
+                if place.region == region and place.zone in region_stack.subnets
+            ]
+            self.instance_types |= list_instance_types(self.account, sorted({place.type for place in places}))
+            places = [place for place in places if place.type in self.instance_types]
+            try:
+                if not places:
+                    raise CloudError(f"{region}: none of its zones has machines of the requested types")
+                timeout_seconds = ACQUIRE_TIMEOUT_SECONDS if is_last_region else 0.0
+                rented_instances = self.gang.acquire(
+                    places, self.first_names, self._instance_request, self.instance_types, timeout_seconds
+                )
+                rented_instances += self._rent_first_spares()
+                return {instance.name: instance for instance in rented_instances}
+            except Interrupted:
+                raise
+            except CloudError as error:
+                # A refusal would be the same elsewhere; an open request may still bring instances here.
+                is_final = isinstance(error, LaunchRefused) or self.gang.open_requests()
+                if is_last_region or is_final:
+                    raise
+                logger.info(f"{error}; trying the next region")
+        raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
+
+    def _refresh_reservation(self, place: Place) -> Place:
+        """Return a place with the time at which EC2 ends its machines now: the reservation may have been extended.
+
+        Raises `NoMachines` when no machine can be launched in the reservation any more.
+        """
+        if not place.reservation:
+            return place
+        reservation = find_reservation(
+            self.account, [place.region], place.reservation.id, time.time(), [place.type], [place.zone], place.market
+        )
+        return reservation.place(place.price)
+
+    def _ensure_stack(self, account: Account) -> stack.Stack:
+        if self.stack is None or self.stack.region != account.region:
+            self.stack = stack.ensure(account, self.resolve_ssh_address())
+        return self.stack
+
+    def resolve_ssh_address(self) -> str:
+        """Return the address range that may connect over ssh: the user's (--from), else this computer's address now.
+
+        This computer may change networks while the job runs.
+        """
+        if not self.rental_spec.is_address_fixed:
+            with contextlib.suppress(CloudError):
+                self.allowed_address = get_public_address()
+        return self.allowed_address
+
+    def _rent_first_spares(self) -> list[Instance]:
+        """Rent the spares with one request, unless they are rented late. Returns [] when EC2 refuses the request.
+
+        The job then starts without spares, and the supervisor requests each of them again as it does a lost machine.
+        Raises `Interrupted`.
+        """
+        _, names = self.rental_spec.split_spares(self.spec.machine_names)
+        if not names or self.rental_spec.late_spares:
+            return []
+        try:
+            return self._rent_beside_others(names)
+        except Interrupted:
+            raise
+        except CloudError as error:  # the other machines are there, so no other region is to be tried
+            logger.warning("the job starts without its spares: %s", error)
+            return []
+
+    def rent_replacement(self, name: str) -> Instance:
+        """Rent one instance for a lost machine or a late spare, in the same zone and placement group.
+
+        Raises `LaunchRefused`, `CloudError`.
+        """
+        with self.rent_lock:
+            return self._rent_beside_others([name])[0]
+
+    def _rent_beside_others(self, names: Sequence[str]) -> list[Instance]:
+        """Rent instances in the zone and the placement group of the others. Spares among them may be on demand.
+
+        Raises `LaunchRefused`, `CloudError`.
+        """
+        request = self.last_full_request()
+        assert request
+        self.require_ownership()
+        is_spare = names[0] not in self.first_names
+        place = self.rental_spec.spare_place(request.place) if is_spare else request.place
+        self._ensure_stack(self.account)
+        if place.type not in self.instance_types:
+            self.instance_types |= list_instance_types(self.account, [place.type])
+        instance_request = self._instance_request(place, request.place)
+        return self.gang.request_instances(
+            place, names, instance_request, self.instance_types[place.type], request.placement_group
+        )
+
+    def _instance_request(self, place: Place, first_place: Place | None = None) -> InstanceRequest:
+        """Describe the instances to rent at a place. Each request gets a bootstrap host key of its own.
+
+        `first_place` is where the other machines are, which decides on the time that the money lasts; None: there too.
+        """
+        assert self.stack
+        instance_type = self.instance_types[place.type]
+        now = time.time()
+        image_key = place.region, instance_type.gpu_arch
+        if image_key not in self.resolved_images:
+            # Resolved once per process: a newer image would change a request that is repeated with the same token.
+            self.resolved_images[image_key] = amis.resolve_image(
+                self.account, instance_type.gpu_arch, self.rental_spec.ami
+            )
+        image = self.resolved_images[image_key]
+        own_stack = self.stack
+        if image.ssh_port != security_group.SSH_PORT:
+            security_group.allow_ssh_from(
+                self.account,
+                self.stack.security_group,
+                self.resolve_ssh_address(),
+                self.rental_spec.owner,
+                ports=(security_group.SSH_PORT, image.ssh_port),
+            )
+        rental_spec = replace(self.rental_spec, internet=self.internet)
+        rate = rental_spec.dollars_per_hour(len(self.spec.machine_names), first_place or place)
+        max_hours, grace_seconds = self.compute_limits(rate)
+        elapsed_seconds = max(0.0, now - (self.first_machine_time or now))  # the clock may have been set back
+        seconds_left = max(0.0, 3600 * max_hours - elapsed_seconds) + grace_seconds
+        if self.internet is Internet.NAT:
+            own_stack = replace(
+                own_stack, subnets={place.zone: self._ensure_nat_subnet(place.zone, now + seconds_left)}
+            )
+        private_key, public_key = key_pairs.generate_key_pair()
+        user_data = build_user_data(
+            poweroff_seconds=round(seconds_left),
+            private_key=private_key,
+            public_key=public_key,
+            file_system=self.stack.file_system,
+            access_point=self.stack.access_point,
+            ssh_user=image.ssh_user,
+            python=image.python,
+            needs_internet=self.internet is not Internet.NONE,
+        )
+        return InstanceRequest(
+            job_uid=self.spec.uid,
+            job_name=self.spec.name,
+            owner=self.rental_spec.owner,
+            expires=now + seconds_left,
+            image=image,
+            stack=own_stack,
+            user_data=user_data,
+            host_key=public_key,
+            terms=self.terms(now).to_tag(),
+            internet=self.internet,
+            use_placement_group=self.rental_spec.use_placement_group,
+        )
+
+    def _ensure_nat_subnet(self, zone: str, expires: float) -> str:
+        """Return the job's subnet in a zone, behind the job's NAT gateway."""
+        assert self.stack
+        if zone not in self.nat_subnets:
+            self.journal.write(NatGatewayRequested(region=self.account.region))
+            own_tags = {
+                tags.STACK: tags.STACK_VALUE,
+                tags.JOB: self.spec.uid,
+                tags.OWNER: self.rental_spec.owner,
+                tags.EXPIRES: tags.format_time(expires),
+                tags.NAME: f"imgnet {self.spec.name}",
+            }
+            context = StackContext(self.account, self.journal)
+            self.nat_subnets[zone] = internet.ensure_subnet(
+                context, self.stack, zone, own_tags, self.resolve_ssh_address(), self.sleep_unless_stopping
+            )
+        return self.nat_subnets[zone]
+
+    def terms(self, now: float) -> RentalTerms:
+        """Return what the job may rent and spend from `now` on, in seconds since 1970."""
+        traffic = self.expected_traffic
+        return RentalTerms(
+            machines=len(self.spec.machine_names),
+            spares=self.spec.recovery.spares,
+            exchanges=max(0, self.spec.recovery.max_exchanges - len(self.exchanged_ids)),
+            hours=None if self.max_hours is None else round(self.max_hours, 4),
+            dollars=self.max_dollars,
+            spent=round(self.total_dollars(now), 4),
+            at=round(now),
+            start=None if self.first_machine_time is None else round(self.first_machine_time),
+            internet=self.internet,
+            on_demand_spares=self.rental_spec.on_demand_spares,
+            late_spares=self.rental_spec.late_spares,
+            traffic=(round(traffic.dollars_once, 2), round(traffic.dollars_per_hour, 2)),
+        )
+
+    def set_expiry(self, expiry_time: float) -> None:
+        """Set the expiry of all live instances, which `gc` reads, and the terms by their tags. Raises `CloudError`."""
+        instance_ids = [instance.id for instance in self.list_machines().values()]
+        new_tags = {tags.EXPIRES: tags.format_time(expiry_time), tags.TERMS: self.terms(time.time()).to_tag()}
+        instances.set_tags(self.account, instance_ids, new_tags)
+
+    # --- terminating --------------------------------------------------------------------------------------------------
+
+    def terminate_job(self) -> list[str]:
+        """Terminate everything of the job that is billed, in all regions that it used.
+
+        Returns a line for each resource that is not gone. Raises `CloudError`.
+        """
+        self.check_account()
+        leftovers = self._uninterruptible_gang(self.account).terminate_job()
+        for region in self.used_regions - {self.region}:
+            leftovers += self._uninterruptible_gang(self.account.in_region(region)).terminate_job()
+        with contextlib.suppress(CloudError, OSError):
+            billing.record_spot_costs(self.account, self.journal, time.time())
+        return leftovers
+
+    def _uninterruptible_gang(self, account: Account) -> Gang:
+        """Return a gang whose waits ignore a stop request: a stop must not interrupt the termination."""
+        return Gang(account, self.spec.uid, self.journal)
+
+    def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:
+        """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
+        self.require_ownership()
+        self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason, is_exchange=is_exchange))
+        instances.terminate(self.account, ids)
+
+    def read_console(self, machine: Instance) -> str:
+        """Return what an instance printed while it booted. Raises `CloudError`."""
+        return instances.read_console(self.account, machine.id)
+
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
+        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
+        return ssh_access.ssh_hosts(self.journal, machines)
+
+    def has_own_host_key(self, machine: Instance) -> bool:
+        """Whether the journal has the host key that an instance generated itself."""
+        return machine.id in ssh_access.own_host_keys(self.journal)
+
+    def record_host_key(self, machine: Instance, key: str) -> None:
+        """Write the host key that an instance generated itself to the journal and to a tag.
+
+        Without the tag the job goes on, but no other computer can adopt it.
+        """
+        self.journal.write(HostKeyReplaced(id=machine.id, key=key))
+        with contextlib.suppress(CloudError):
+            instances.set_tags(self.account, [machine.id], {tags.HOST_KEY: key})
+
+    def access_warning(self) -> str:
+        """Return a warning when ssh is open to an address that this computer no longer has, else ""."""
+        public_address = get_public_address()
+        if public_address == self.allowed_address:
+            return ""
+        return (
+            f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
+            "run: imgnet-cluster up --stack"
+        )
+
+
+def _may_succeed_later(error: CloudError) -> bool:
+    """Whether EC2 may accept a call later that ended with this error. An error without a code is not from EC2."""
+    kind = KIND_BY_CODE.get(error.code, ErrorKind.PLACE_UNSUITABLE)
+    return not error.code or kind is not ErrorKind.PLACE_UNSUITABLE

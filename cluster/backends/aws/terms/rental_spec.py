@@ -1,0 +1,147 @@
+"""Rental specification: what the user confirmed at launch, stored in job.json for the supervisor."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from cluster.backends.rented.provider import compute_limits
+from cluster.errors import BadInput, ClusterError
+from cluster.state.spec import RentalFacts
+from infra.aws import prices
+from infra.aws.instances.request import DISK_GB
+from infra.aws.launch_request import Internet, Place
+from infra.aws.market.billing import MIN_BILLED_SECONDS
+from infra.costs import TrafficForecast
+from train.tools.records import decode, encode
+
+MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
+DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
+METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on every machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalSpec(RentalFacts):
+    """The machines that a job rents."""
+
+    places: tuple[Place, ...]  # tried in this order
+    on_demand_spares: int = 0  # the last machines, which are bought on demand; 0: spares are bought as all others
+    spare_places: tuple[Place, ...] = ()  # where they are rented: one beside each of `places`
+    late_spares: int = 0  # the last machines, which are rented once another is at risk
+    ssh_address: str  # CIDR range that may connect over ssh
+    owner: str  # who pays: the value of the owner tag
+    ami: str | None = None
+    internet: Internet = Internet.PUBLIC  # NAT also when EC2 refuses the public addresses
+    use_placement_group: bool = True
+    # The AWS account of the machines. Credentials of another account would find none of them, and the supervisor
+    # would take them for terminated.
+    account_id: str = ""
+    is_address_fixed: bool = False  # the user set the address (--from); else it follows the supervisor's computer
+    traffic: TrafficForecast = field(default_factory=TrafficForecast)  # as it was planned
+
+    @property
+    def region(self) -> str:
+        """The region that is tried first."""
+        return self.places[0].region
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data from which `from_json` makes an equal specification."""
+        return dict(encode(self))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object] | None) -> Self:
+        """Make the specification that `to_json` described. Raises `DamagedRecord`."""
+        return decode(cls, value or {}, "the rental specification in job.json")
+
+    def split_spares(self, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the machines that are rented by one request, and the spares that are rented otherwise or later."""
+        count = len(names) - max(self.on_demand_spares, self.late_spares)
+        return tuple(names[:count]), tuple(names[count:])
+
+    def spare_place(self, place: Place) -> Place:
+        """Return where a spare of the machines at a place is rented: in the same zone, on demand if spares are."""
+        beside = (spare for spare in self.spare_places if (spare.zone, spare.type) == (place.zone, place.type))
+        return next(beside, place)
+
+    def machine_dollars_per_hour(self, machine_count: int, place: Place) -> float | None:
+        """Return the price of `machine_count` machines, spares included, without disks; None when it is unknown."""
+        spare_price = self.spare_place(place).price
+        if place.price is None or spare_price is None:
+            return None
+        return (machine_count - self.on_demand_spares) * place.price + self.on_demand_spares * spare_price
+
+    def dollars_per_hour(self, machine_count: int, place: Place) -> float | None:
+        """Return the price of `machine_count` machines with disks, internet and traffic; None when it is unknown."""
+        machine_dollars = self.machine_dollars_per_hour(machine_count, place)
+        if machine_dollars is None:
+            return None
+        other_dollars = machine_count * DISK_DOLLARS_PER_HOUR + internet_dollars(self.internet, machine_count)
+        return machine_dollars + other_dollars + self.traffic.dollars_per_hour
+
+    def compute_limits(
+        self, machine_count: int, place: Place, max_hours: float | None, spent_dollars: float = 0.0
+    ) -> tuple[float, float]:
+        """Return the time limit in hours and the grace period in seconds of machines at a place.
+
+        `spent_dollars` is what earlier launches of the job have cost.
+        """
+        rate = self.dollars_per_hour(machine_count, place)
+        seconds = place.closing_time - time.time() if place.closing_time is not None else math.inf
+        spent_dollars += self.traffic.dollars_once
+        return compute_limits(max_hours, self.max_dollars, rate, spent_dollars, seconds_until_closing=seconds)
+
+
+def internet_dollars(internet: Internet, machine_count: int) -> float:
+    """Return the dollars an hour of the machines' way to the internet, without traffic; one can always log in."""
+    match internet:
+        case Internet.PUBLIC:
+            return machine_count * prices.ADDRESS_PER_HOUR
+        case Internet.NAT:
+            return prices.NAT_PER_HOUR + 2 * prices.ADDRESS_PER_HOUR  # its own address, and that for ssh
+        case Internet.NONE:
+            return prices.ADDRESS_PER_HOUR
+
+
+def sort_places(
+    places: Sequence[Place], regions: Sequence[str], types: Sequence[str], markets: Sequence[str]
+) -> list[Place]:
+    """Sort places by region, type and market, each in the given order, then by price. Unknown prices come last."""
+
+    def sort_key(place: Place) -> tuple[int, int, int, float, str]:
+        price = place.price if place.price is not None else float("inf")
+        return regions.index(place.region), types.index(place.type), markets.index(place.market), price, place.zone
+
+    return sorted(places, key=sort_key)
+
+
+def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[RentalSpec, list[str]]:
+    """Return the rental without the places of unknown price, and the types and markets of these places.
+
+    Raises `ClusterError` when no price is known.
+    """
+    priced = [
+        place for place in rental_spec.places if rental_spec.machine_dollars_per_hour(machine_count, place) is not None
+    ]
+    unpriced = dict.fromkeys(
+        f"{place.type} {'on-demand' if place.price is not None else place.market}"
+        for place in rental_spec.places
+        if place not in priced
+    )
+    if not priced:
+        raise ClusterError(
+            f"--max-price-total: the price of {', '.join(unpriced)} is unknown, so it cannot be limited; "
+            "limit the time instead: --max-hours"
+        )
+    return replace(rental_spec, places=tuple(priced)), list(unpriced)
+
+
+def check_price_limit(rental_spec: RentalSpec, machine_count: int, seconds: float, spent_dollars: float) -> None:
+    """Raise `BadInput` when the limit in dollars does not pay for the shortest time that EC2 bills."""
+    max_dollars = rental_spec.max_dollars
+    if max_dollars is None or max_dollars <= spent_dollars or seconds >= MIN_BILLED_SECONDS:
+        return
+    raise BadInput(
+        f"--max-price-total {max_dollars:g}: pays for {seconds:.0f} s of {machine_count} machines, but EC2 bills at "
+        f"least {MIN_BILLED_SECONDS} s of each; raise it"
+    )

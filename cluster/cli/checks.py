@@ -1,0 +1,312 @@
+"""The commands that check machines, permissions and the program itself before money is spent: check, selftest."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError
+
+from .cloud import fail_if_resources_remain, region_option
+from .options import (
+    FiniteFloatRange,
+    GroupedCommand,
+    cloud_option,
+    confirm_or_abort,
+    grouped_option,
+    open_cloud,
+    output_option,
+    print_json,
+    typed_options,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from cluster.selftest.selftest import ExpectedCost
+    from cluster.selftest.session import SelftestSession
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("recipe", required=False)
+@grouped_option(
+    "Machines",
+    "--ssh",
+    "hosts",
+    metavar="FILE",
+    config_name="hosts",
+    help="Check your own machines, those of a hosts.toml file, instead of AWS.",
+)
+@grouped_option(
+    "Machines",
+    "--machines",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
+)
+@grouped_option(
+    "AWS",
+    "--type",
+    "types",
+    metavar="TYPE",
+    multiple=True,
+    config_name="types",
+    help="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
+)
+@grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
+@region_option
+@cloud_option
+@grouped_option(
+    "AWS",
+    "--iam",
+    is_flag=True,
+    help="Print the minimal IAM policies of user and machines as JSON, for --region or for all regions, and exit.",
+)
+@grouped_option(
+    "Data",
+    "--data",
+    metavar="DIR|S3",
+    help="With --ssh: the folder of the images on the machines. With --iam: also print the permission to read this "
+    "data set, which is in another bucket, such as s3://my-bucket/imagenet.",
+)
+@grouped_option(
+    "Notifications",
+    "--notify",
+    "notify_targets",
+    metavar="COMMAND|URL",
+    multiple=True,
+    help="Send a test notification to this command or webhook, as --notify of launch would, and exit.",
+)
+@output_option
+def check(
+    recipe: str | None,
+    hosts: str | None,
+    machines: int | None,
+    types: tuple[str, ...],
+    on_demand: bool,
+    iam: bool,
+    data: str | None,
+    region: str | None,
+    backend: str | None,
+    notify_targets: tuple[str, ...],
+    output: str,
+) -> None:
+    """Check whether a launch would succeed, on AWS or with --ssh.
+
+    On AWS: permissions, quotas, prices and instance types. With --ssh: login and host key, Python and packages, disk
+    space, GPUs and driver, clock, shared folder, other jobs, the network between the machines, and the data folder of
+    --data or of RECIPE; nothing is left on the machines. --ssh may be in the configuration file; an option for AWS
+    then asks AWS. Each problem is printed with what to do. Exit code 1 if there is one that would stop a launch.
+    """
+    if notify_targets:
+        return _send_test_notifications(notify_targets)
+    typed = typed_options({"hosts": hosts, "types": types, "on_demand": on_demand, "region": region})
+    is_about_aws = bool(typed.keys() - {"hosts"} or iam or backend)
+    if "hosts" in typed and is_about_aws:
+        raise BadInput("--ssh checks your own machines; leave out the options for AWS")
+    if hosts and not is_about_aws:
+        return _check_hosts(hosts, recipe, machines, data, output)
+    from cluster.display import cloud as display_cloud
+    from cluster.planning.resolve import load_recipes
+    from train.tools.records import encode
+
+    cloud = open_cloud(backend)
+    if iam:
+        return print_json(cloud.iam_policies(region, data))
+    if data:
+        raise BadInput(
+            "--data needs --ssh, or --iam: there it adds the permission to read that data set to the policies"
+        )
+    checked_recipe = load_recipes(recipe)[0] if recipe else None
+    types = types or (checked_recipe.types if checked_recipe else ())
+    machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
+    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
+    if output == "json":
+        print_json([encode(finding) for finding in findings])
+    else:
+        display_cloud.show_findings(findings)
+    if any(finding.level == "error" for finding in findings):
+        sys.exit(EXIT_ERROR)
+
+
+def _send_test_notifications(targets: tuple[str, ...]) -> None:
+    from cluster.notifications.delivery import send_tests
+
+    for label in send_tests(targets):
+        click.echo(f"sent to {label}")
+
+
+def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str | None, output: str) -> None:
+    """Check the machines of a hosts file as a launch would, and print a report."""
+    from cluster.backends import registry
+    from cluster.display.plan import show_host_reports, show_other_jobs
+    from cluster.jobs import store
+    from cluster.planning.launch_options import make_launch_options
+    from cluster.planning.resolve import load_recipes
+    from cluster.planning.resolve import plan as resolve_plan
+    from train.recipe import SAMPLE, Model, Phase, Recipe
+    from train.tools.records import encode
+
+    any_recipe = Recipe(
+        name="check",
+        data=SAMPLE,
+        model=Model(name="resnet18"),
+        gpus=1,
+        phases=[Phase(epochs=(0, 1), size=32, batch=1, lr=0.1)],
+    )
+    checked_recipe = load_recipes(recipe)[0] if recipe else any_recipe
+    options = make_launch_options("ssh", hosts=hosts, machines=machines, data=data)
+    spec = resolve_plan(checked_recipe, options, recipe_file=recipe or "").spec
+    backend_class = registry.backend_class(spec.backend)
+    backend_class.check(spec, store.runs_folder())
+    reports = backend_class.check_machines(spec)
+    if output == "json":
+        print_json([encode(report) for report in reports])
+    else:
+        show_other_jobs(spec)
+        show_host_reports(reports)
+    if unusable := sum(bool(report.errors) for report in reports):
+        raise ClusterError(f"{unusable} of the {len(reports)} machines cannot be used")
+    if output == "table":
+        click.echo("all machines can be used")
+
+
+@click.command(cls=GroupedCommand)
+@grouped_option("AWS", "--aws", is_flag=True, help="Try an account of AWS.")
+@region_option
+@grouped_option(
+    "AWS",
+    "--type",
+    "small_type",
+    metavar="TYPE",
+    default="g6.xlarge",
+    show_default=True,
+    help="Instance type for the tests with one network card.",
+)
+@grouped_option(
+    "AWS",
+    "--large-type",
+    metavar="TYPE",
+    default="g6e.24xlarge",
+    show_default=True,
+    help="Instance type for the test with several network cards.",
+)
+@grouped_option(
+    "Limits",
+    "--max-price-total",
+    "max_dollars",
+    metavar="DOLLARS",
+    type=FiniteFloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Highest cost of all machines together.",
+)
+@grouped_option(
+    "Output",
+    "--folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the run folders and the report.  [default: runs/selftest]",
+)
+@grouped_option(
+    "Output", "--clean", is_flag=True, help="Only remove the leftovers of a killed self-test; test nothing."
+)
+@yes_option
+def selftest(
+    aws: bool,
+    region: str | None,
+    small_type: str,
+    large_type: str,
+    max_dollars: float,
+    folder: Path | None,
+    clean: bool,
+    yes: bool,
+) -> None:
+    """Try a cloud account with small jobs, and write a report.
+
+    The price is shown first. Everything that is rented or created is removed at the end, also after Ctrl-C; after a
+    kill, by `--clean`. The report names no account and can be sent to the project. Exit code: 0 when every step passed.
+    """
+    from cluster.jobs import store
+    from cluster.selftest.selftest import expected_costs
+    from cluster.selftest.session import SelftestSession, SelftestSettings
+    from train.tools.filesystem import locked
+
+    if not aws:
+        raise BadInput("name the cloud: imgnet-cluster selftest --aws")
+    cloud = open_cloud("aws")
+    settings = SelftestSettings(
+        region=cloud.resolve_regions([region] if region else [])[0],
+        small_type=small_type,
+        large_type=large_type,
+        max_dollars=max_dollars,
+    )
+    folder = folder.absolute() if folder else store.runs_folder() / "selftest"
+    os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
+    session = SelftestSession(cloud, settings, folder)
+    if not clean:
+        _show_costs(expected_costs(session), max_dollars)
+        confirm_or_abort(f"rent machines in {settings.region} for at most ${max_dollars:.2f}?", yes)
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal_number, _interrupt)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder / ".lock", 0):
+            sys.exit(_clean(session) if clean else _run(session))
+    except BlockingIOError as error:
+        raise ClusterError(f"{folder}: another self-test is running there; name another one: --folder") from error
+
+
+def _interrupt(signal_number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _clean(session: "SelftestSession") -> int:
+    """Remove what an earlier self-test has left. Returns the exit code."""
+    fail_if_resources_remain(session.remove_everything())
+    click.echo("nothing is left of a self-test")
+    return EXIT_OK
+
+
+def _run(session: "SelftestSession") -> int:
+    """Run the steps and write the report. Returns the exit code."""
+    from cluster.selftest.report import REPORT_NAME, write_report
+    from cluster.selftest.selftest import run_selftest
+
+    report = run_selftest(session, lambda line: click.echo(line, err=True))
+    click.echo(write_report(session.folder, report), nl=False)
+    click.echo(f"report: {session.folder / REPORT_NAME}.json and .txt, which you can send to the project", err=True)
+    if leftovers := session.describe_open_state():
+        raise ClusterError(f"{leftovers}; remove it: imgnet-cluster selftest --aws --clean --folder {session.folder}")
+    if report.is_interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if report.has_passed else EXIT_ERROR
+
+
+def _show_costs(costs: "list[ExpectedCost]", max_dollars: float) -> None:
+    """Print what each job is expected to cost, and the sum."""
+    from cluster.display.tables import print_table
+
+    rows = [
+        (
+            cost.request.title,
+            cost.machines,
+            f"{cost.request.minutes:.0f}",
+            "unknown" if cost.dollars is None else f"${cost.dollars:.2f}",
+        )
+        for cost in costs
+    ]
+    print_table(("job", "machines", "minutes", "dollars"), rows)
+    total = sum(cost.dollars or 0.0 for cost in costs)
+    click.echo(
+        f"about ${total:.2f} in all, at most ${max_dollars:.2f}; one hour of a NAT gateway and storage come on top"
+    )
+    for cost in costs:
+        if cost.problem:
+            click.echo(f"{cost.request.title}: {cost.problem}", err=True)
+
+
+COMMANDS = (check, selftest)

@@ -1,0 +1,125 @@
+"""Tab completion of commands, options and values, for bash, zsh and fish.
+
+The name of a value in `--help` decides how it is completed: JOB, RECIPE, DIR, FILE, TYPE, REGION, ZONE. Completions
+come from files of this computer, without a request. At each press of Tab a shell calls the program with `VARIABLE` set,
+and shows the output of the program; so errors print nothing.
+"""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    _resolve_context,
+    _resolve_incomplete,
+    add_completion_class,
+    get_completion_class,
+)
+
+PROGRAM = "imgnet-cluster"
+VARIABLE = "_IMGNET_CLUSTER_COMPLETE"  # click derives this name from that of the program
+SHELLS = ("bash", "zsh", "fish")
+FOLDER_NAMES = {"DIR", "FOLDER", "SOURCE", "TARGET"}
+FILE_NAMES = {"CHECKPOINT", "FILE", "PNG", "RECIPE"}
+
+
+class _ValueCompletion(ShellComplete):
+    """Completes values of plain text too, which click does not."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return the words that may follow `args` and begin with `incomplete`; none after an error."""
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
+                target, incomplete = _resolve_incomplete(ctx, args, incomplete)
+                items = target.shell_complete(ctx, incomplete)
+                if not items and isinstance(target, click.Parameter):
+                    items = _complete_value(target, args, incomplete)
+                return items
+        except Exception:  # for example a damaged file; a message would overwrite the line that is being typed
+            return []
+
+
+@add_completion_class
+class _Bash(_ValueCompletion, BashComplete):
+    pass
+
+
+@add_completion_class
+class _Zsh(_ValueCompletion, ZshComplete):
+    pass
+
+
+@add_completion_class
+class _Fish(_ValueCompletion, FishComplete):
+    pass
+
+
+def completion_script(command: click.Command, shell: str) -> str:
+    """Return the script that makes a shell complete the command line."""
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    return completion_class(command, {}, PROGRAM, VARIABLE).source()
+
+
+def _complete_value(param: click.Parameter, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Return the values of an argument or an option, or an item that lets the shell complete a path."""
+    shown_name = param.human_readable_name if isinstance(param, click.Argument) else str(param.metavar)
+    kinds = set(re.findall("[A-Z]+", shown_name))
+    values: list[str] = []
+    if param.name == "machine":
+        values = _machine_numbers(args)
+    elif param.name == "backend":
+        from cluster.backends import catalog
+
+        values = catalog.backend_names()
+    elif "JOB" in kinds:
+        values = _job_names()
+    elif "RECIPE" in kinds:
+        values = _recipe_names(incomplete)
+    elif kinds & {"TYPE", "REGION", "ZONE"}:
+        from cluster.backends import catalog
+
+        values = catalog.known_names(shown_name)
+    items = [CompletionItem(value) for value in values if value.startswith(incomplete)]
+    if not items and kinds & FOLDER_NAMES:
+        return [CompletionItem(incomplete, type="dir")]
+    if not items and kinds & FILE_NAMES:
+        return [CompletionItem(incomplete, type="file")]
+    return items
+
+
+def _job_names() -> list[str]:
+    """Return the names of the jobs of this folder, the newest first."""
+    from cluster.jobs.store import runs_folder
+
+    names = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
+    return [f"job-{number}" for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True)]
+
+
+def _machine_numbers(args: list[str]) -> list[str]:
+    """Return the machine numbers of the job in a command line, by default of the newest job."""
+    from cluster.jobs.store import runs_folder
+
+    jobs = _job_names()
+    job = next((name for name in args if name in jobs), jobs[0])
+    spec = json.loads((runs_folder() / job / "job.json").read_text())
+    return [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    """Return the names of this project's recipes, unless the typed text begins a path of the current folder."""
+    from train.recipe.files import PROJECT_RECIPES
+
+    is_path = "/" in incomplete or any(path.name.startswith(incomplete) for path in Path().iterdir())
+    if not incomplete or is_path:
+        return []
+    return sorted(path.stem for path in PROJECT_RECIPES.glob("[!_]*.py"))

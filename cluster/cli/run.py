@@ -1,0 +1,204 @@
+"""`imgnet-cluster run`: runs any command that torchrun could run, with all that a launch has."""
+
+import click
+
+from cluster.errors import BadInput
+
+from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all
+from .options import (
+    DEFAULT_BACKEND,
+    GroupedCommand,
+    GroupedOption,
+    configured_options,
+    dataclass_options,
+    deferred_options,
+    dry_run_option,
+    grouped_option,
+    typed_options,
+    yes_option,
+)
+
+# The options of a launch that make sense without a recipe. `--procs` is a number here, or the word "gpu".
+SHARED_OPTIONS = (
+    *("machines", "data", "max_hours", "notify", "spares", "min_machines", "lost_seconds", "max_exchanges", "probe"),
+)
+# What these options mean without a recipe.
+OWN_HELP = {
+    "machines": "Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
+    "data": "Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
+    "min_machines": "Run the command with at least this many machines; pause with fewer.  [default: 1]",
+    "lost_seconds": "Give up a machine that has sent no heartbeat for this long.  [default: 5.0]",
+}
+
+
+def shared_options() -> list[GroupedOption]:
+    """Return the options that a command has in common with a launch."""
+    from cluster.planning.launch_options import LaunchOptions
+
+    options = dataclass_options(LaunchOptions, *SHARED_OPTIONS, is_configurable=True)
+    for option in options:
+        option.help = OWN_HELP.get(str(option.name), option.help)
+    return options
+
+
+def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+    """Return the number of processes, or "gpu". Raises `click.BadParameter`."""
+    from train.recipe.command import MAX_PROCS
+
+    if value == "gpu":
+        return value
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_PROCS:
+        raise click.BadParameter(f"{value!r} is neither a number from 1 to {MAX_PROCS} nor the word gpu")
+    return int(value)
+
+
+@click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@deferred_options(backend_choices)
+@deferred_options(shared_options)
+@grouped_option(
+    "Machines",
+    "--procs",
+    metavar="P|gpu",
+    default="gpu",
+    callback=parse_procs,
+    help="Processes of each machine: a number, or gpu for one per GPU.  [default: gpu; without GPUs, 1]",
+)
+@grouped_option("Command", "--name", default="", metavar="NAME", help="Name of the work.  [default: the script's]")
+@grouped_option(
+    "Command",
+    "--workdir",
+    default="",
+    metavar="DIR",
+    help="Run the command in the copy of this folder. Its git repository travels to the machines; outside git, the "
+    "folder itself.  [default: the current folder]",
+)
+@grouped_option(
+    "Command",
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE|NAME",
+    help="Environment variable of the processes. NAME alone takes the value of this shell and keeps it secret: it is "
+    "in no file of the job. Can be given several times.",
+)
+@grouped_option(
+    "Command", "--env-file", multiple=True, metavar="FILE", help="File of secret variables, a line NAME=VALUE for each."
+)
+@grouped_option(
+    "Command",
+    "--requirements",
+    default="",
+    metavar="FILE",
+    help="File in the project whose requirements are installed.  [default: on other machines uv.lock, requirements.txt "
+    "or pyproject.toml; on this computer the active environment is used]",
+)
+@grouped_option(
+    "Command", "--image", default="", metavar="IMAGE", help="Run the processes in containers of this image, by docker."
+)
+@grouped_option(
+    "Command",
+    "--progress",
+    default="",
+    metavar="PATTERN",
+    help="Regular expression of the lines by which rank 0 tells its step, such as 'step (?P<step>\\d+)'. Further "
+    "groups: steps, epoch, epochs, loss, lr.",
+)
+@grouped_option(
+    "Recovery",
+    "--stall-seconds",
+    default=0.0,
+    type=click.FloatRange(0),
+    metavar="S",
+    help="After this time without progress, the command counts as failed.  [default: no limit]",
+)
+@grouped_option(
+    "Recovery",
+    "--retries",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="How many failures of its own the command may have; lost machines do not count.  [default: 0]",
+)
+@grouped_option(
+    "Recovery",
+    "--save-signal",
+    default="TERM",
+    metavar="NAME",
+    help="Signal that asks the processes to save and exit: TERM, INT, USR1, USR2 or HUP.  [default: TERM]",
+)
+@grouped_option(
+    "Recovery",
+    "--elastic/--no-elastic",
+    default=True,
+    help="After a loss, go on with the machines that are left, or wait for all.  [default: go on]",
+)
+@deferred_options(backend_options)
+@detach_option
+@dry_run_option
+@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
+@yes_option
+def run(
+    command: tuple[str, ...],
+    procs: int | str,
+    name: str,
+    workdir: str,
+    env: tuple[str, ...],
+    env_file: tuple[str, ...],
+    progress: str,
+    requirements: str,
+    image: str,
+    stall_seconds: float,
+    retries: int,
+    save_signal: str,
+    elastic: bool,
+    detach: bool,
+    dry_run: bool,
+    requests: bool,
+    yes: bool,
+    **options: object,
+) -> None:
+    """Run your own training script as torchrun would.
+
+    COMMAND comes after --, such as: imgnet-cluster run --local --machines 2 -- python train.py --lr 0.1. Each process
+    is one rank and gets the environment variables of torchrun. It runs in a copy of the project in the current folder.
+    When a machine is lost, the command starts again on the others; it should save to $IMGNET_CHECKPOINTS, and save and
+    exit at SIGTERM. Without --local or another choice, the machines are rented from AWS, after a yes. Exit code: 0
+    done, 100 failed, 103 stopped.
+    """
+    import functools
+
+    from cluster.planning.commands import plan_command, read_environment
+    from cluster.planning.launch_options import add_configured, make_launch_options
+    from train.recipe.command import Command
+
+    if not command:
+        raise BadInput("no command is given; type it after --, such as: imgnet-cluster run --local -- python train.py")
+    if requests and not dry_run:
+        raise BadInput("--requests needs --dry-run")
+    variables, secrets = read_environment(env, env_file)
+    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
+    keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
+    try:
+        own_command = Command(
+            argv=command,
+            name=name,
+            procs=procs if isinstance(procs, int) else "gpu",
+            env=variables,
+            secrets=tuple(secrets),
+            progress=progress,
+            requirements=requirements,
+            image=image,
+            stall_seconds=stall_seconds,
+            save_signal=save_signal,
+            elastic=elastic,
+            retries=retries,
+        )
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    launch_options = make_launch_options(backend, **keywords)
+    plan = functools.partial(plan_command, own_command, launch_options, workdir=workdir, secrets=secrets)
+    plans, unasked_reason = plan_all([plan], dry_run)
+    carry_out(plans, unasked_reason, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+
+
+COMMANDS = (run,)

@@ -1,0 +1,155 @@
+"""The plan of a resume: the rest of a job, on its machines or on others, with changed options."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, replace
+
+from cluster.backends import catalog, registry
+from cluster.backends.planner import MachineRequest, ResumedRun
+from cluster.errors import BadInput
+from cluster.notifications.targets import chosen_targets
+from cluster.state.run_folder import Run
+from cluster.state.spec import JobSpec
+from train.tools.option_fields import Option, OptionError
+from train.tools.records import decode, encode
+
+from .calibration import constants_so_far
+from .launch_options import LaunchOptions, refuse_keyword
+from .plan import Plan
+from .resolve import check_machine_counts, gpu_mismatch_note
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePlan(Plan):
+    """The plan of a resume, of whose schedule `steps_done` steps are done."""
+
+    steps_done: int
+    changes: tuple[str, ...]  # a line for each option whose value the resume changes
+
+
+def plan_resume(
+    run: Run, steps_done: int, spent_dollars: float, *, rented_type: str = "", **keywords: object
+) -> ResumePlan:
+    """Plan the rest of a job, with options that the keyword arguments change; None keeps the value of the job.
+
+    The schedule stays as it is, on other machines too. What the job has measured on machines of its `rented_type` is
+    used to forecast the rest on them. Raises `BadInput` for options that a resume does not have, or
+    that do not fit together or to the job; `ClusterError` for all else.
+    """
+    values = {name: value for name, value in keywords.items() if value is not None}
+    job_options = options_of(run.spec)
+    _check_names(values, run.spec.backend)
+    try:
+        options = job_options.changed(values)
+    except OptionError as error:
+        raise BadInput(str(error)) from error
+    machines = options.machines or run.spec.machines
+    check_machine_counts(machines, options.recovery)
+    planner = registry.open_planner(
+        options.backend,
+        MachineRequest(
+            workload=run.spec.workload,
+            options=options.backend_options,
+            machines=machines,
+            spares=options.recovery.spares,
+            resumed=ResumedRun(
+                run=run,
+                steps_done=steps_done,
+                spent_dollars=spent_dollars,
+                constants=constants_so_far(run, run.spec.schedule) if rented_type and run.spec.schedule else None,
+                rented_type=rented_type,
+            ),
+        ),
+    )
+    notify = chosen_targets(options.notify)
+    has_other_machines = (machines, options.backend_options) != (job_options.machines, job_options.backend_options)
+    default_procs = planner.default_procs(machines) if has_other_machines else run.spec.procs
+    spec = replace(
+        run.spec,
+        train=options.train,
+        recovery=options.recovery,
+        backend_options=encode(options.backend_options),
+        machines=machines,
+        procs=options.procs or default_procs,
+        requested_procs=options.procs,
+        max_hours=options.max_hours,
+        notify=notify,
+    )
+    schedule = spec.schedule
+    machine_plan = planner.complete(spec, schedule)
+    spec = replace(machine_plan.spec, forecast=run.spec.forecast)  # which is about the whole job
+    _check_price_limit(spec, spent_dollars)
+    notes = []
+    if schedule and schedule.gpus != spec.machines * spec.procs:
+        notes.append(gpu_mismatch_note(spec.machines * spec.procs, schedule.gpus))
+    return ResumePlan(
+        spec=spec,
+        schedule=schedule,
+        notes=(*notes, *machine_plan.notes),
+        rental_plan=machine_plan.rental_plan,
+        obstacles=machine_plan.obstacles,
+        steps_done=min(steps_done, schedule.steps) if schedule else steps_done,
+        changes=tuple(_describe_changes(job_options, options)),
+    )
+
+
+def options_of(spec: JobSpec) -> LaunchOptions:
+    """Return the options with which a job was launched, from its specification. Raises `DamagedRecord`."""
+    options_class = catalog.options_class(spec.backend)
+    return LaunchOptions(
+        backend=spec.backend,
+        machines=spec.machines,
+        procs=spec.requested_procs,
+        max_hours=spec.max_hours,
+        notify=spec.notify,
+        recovery=spec.recovery,
+        train=spec.train,
+        backend_options=decode(options_class, spec.backend_options or {}, "backend_options"),
+    )
+
+
+def _all_options(backend: str) -> dict[str, Option]:
+    """Return the options of a launch on a backend, by name."""
+    options_class = catalog.options_class(backend)
+    return {option.name: option for option in (*LaunchOptions.launch_options(), *options_class.launch_options())}
+
+
+def _check_names(values: dict[str, object], backend: str) -> None:
+    """Raise `BadInput` for options that a resume cannot change."""
+    options = _all_options(backend)
+    for name in values:
+        if name not in options:
+            refuse_keyword(name, backend)
+        if options[name].is_fixed:
+            flags = " or ".join(options[name].all_flags)
+            raise BadInput(f"{flags}: a resume cannot change it; start a new job: imgnet-cluster launch")
+
+
+def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
+    """Raise `BadInput` when the job has reached its limit in dollars."""
+    max_dollars = spec.rental_facts.max_dollars
+    if max_dollars is not None and spent_dollars >= max_dollars:
+        raise BadInput(
+            f"--max-price-total {max_dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already; "
+            f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
+        )
+
+
+def _describe_changes(before: LaunchOptions, after: LaunchOptions) -> Iterator[str]:
+    """Yield a line for each option whose values differ."""
+    values, changed_values = before.launch_values(), after.launch_values()
+    for name, option in _all_options(after.backend).items():
+        old, new = values[name], changed_values[name]
+        if old != new:
+            label = name if option.switches else option.flags[0].partition("/")[0]
+            yield f"{label}: {_value_text(option.show(old), option)} -> {_value_text(option.show(new), option)}"
+
+
+def _value_text(value: object, option: Option) -> str:
+    if isinstance(value, bool):
+        is_given = value if "/" in option.flags[0] else value is not option.default
+        return "yes" if is_given else "no"
+    if value in (None, (), "", MISSING):
+        return "default"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

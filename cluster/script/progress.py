@@ -1,0 +1,223 @@
+"""How far a script is, without its help: from the lines that it prints, its TensorBoard events, or a file it touches.
+
+- `--progress 'step (?P<step>\\d+)'` is searched in the lines of rank 0. The newest line that matches counts.
+- The steps of TensorBoard scalars below `IMGNET_EVENTS`.
+- The file `IMGNET_PROGRESS`: a number in it is the step; also without one, each touch is a sign of life.
+
+Without any of them nothing is known but that the processes live.
+"""
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from train.tools.filesystem import file_version, open_regular, read_file
+
+from .event_steps import EventSteps
+
+INTEGER_GROUPS = ("step", "steps", "epoch", "epochs")
+NUMBER_GROUPS = ("loss", "lr", "images_per_second")
+MAX_PATTERN_CHARACTERS = 500
+MAX_LINE_CHARACTERS = 500  # of a line; what follows is not searched
+MAX_POLL_BYTES = 1 << 18  # of a log, at one look; of more, the newest are taken
+MATCH_SECONDS = 0.25  # for all lines of one look
+TRIAL_SECONDS = 0.2  # for each of the lines by which a launch tries a pattern
+MAX_DIGITS = 15
+MAX_PROGRESS_FILE_BYTES = 100
+LINE_END = re.compile(r"[\r\n]+")  # a progress bar ends its states by a carriage return
+
+
+class BadPattern(ValueError):
+    """The pattern of --progress cannot be used. The text is one line."""
+
+
+class _OutOfTime(Exception):
+    """The search for a pattern took too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptNumbers:
+    """What a script has told of its progress. None: not known. `signs` grows with each sign of life."""
+
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    lr: float | None = None
+    images_per_second: float | None = None
+    signs: int = 0
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """Return the compiled pattern of --progress. Raises `BadPattern`.
+
+    The pattern is tried on lines on which patterns with nested repeats take very long.
+    """
+    if len(text) > MAX_PATTERN_CHARACTERS:
+        raise BadPattern(f"--progress: the pattern has more than {MAX_PATTERN_CHARACTERS} characters")
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadPattern(f"--progress {text!r}: is not a regular expression: {error}") from None
+    names = set(pattern.groupindex)
+    known = (*INTEGER_GROUPS, *NUMBER_GROUPS)
+    if "step" not in names:
+        raise BadPattern(f"--progress {text!r}: has no group `step`; write for example 'step (?P<step>\\d+)'")
+    if unknown := sorted(names - set(known)):
+        raise BadPattern(f"--progress {text!r}: the group {unknown[0]} is none of {', '.join(known)}")
+    try:
+        for line in _trial_lines(text):
+            with time_limit(TRIAL_SECONDS):
+                pattern.search(line)
+    except _OutOfTime:
+        raise BadPattern(
+            f"--progress {text!r}: takes too long on long lines; leave out a repeat inside of a repeat, such as (a+)+"
+        ) from None
+    return pattern
+
+
+def _trial_lines(pattern: str) -> Iterator[str]:
+    """Yield long lines of one character, of each of the pattern's words, and of kinds of characters, that fail late."""
+    words = re.findall(r"\w+|[^\w\\]", pattern)
+    for unit in dict.fromkeys(["0", "a", "A", " ", "_", "0 ", "a ", "0.", *words]):
+        for end in ("", "!", "\x00"):
+            yield (unit * MAX_LINE_CHARACTERS)[: MAX_LINE_CHARACTERS - 1] + end
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `_OutOfTime` when the `with` block has used this many seconds of CPU time, even during a search by `re`.
+
+    CPU time, not elapsed time: the ranks may keep the processors busy. Signals reach the main thread only; in any
+    other thread there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise _OutOfTime
+
+    previous = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def read_numbers(match: re.Match[str]) -> ScriptNumbers:
+    """Return the numbers of a line that matches. A group that is no number is not known."""
+    groups = {name: text for name, text in match.groupdict().items() if text is not None}
+    return ScriptNumbers(
+        step=parse_integer(groups.get("step", "")),
+        steps=parse_integer(groups.get("steps", "")),
+        epoch=parse_integer(groups.get("epoch", "")),
+        epochs=parse_integer(groups.get("epochs", "")),
+        loss=_parse_number(groups.get("loss", "")),
+        lr=_parse_number(groups.get("lr", "")),
+        images_per_second=_parse_number(groups.get("images_per_second", "")),
+    )
+
+
+def parse_integer(text: str) -> int | None:
+    """Return a whole number such as 1200 or 1,200, None for another text."""
+    digits = text.strip().replace(",", "").replace("_", "")
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS
+    return int(digits) if is_number else None
+
+
+def _parse_number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        return number if abs(number) < 1e300 else None  # neither NaN nor infinity
+    return None
+
+
+class ScriptProgress:
+    """Follows one attempt of a script. `problem` is one line about the pattern when its search took too long.
+
+    `log` is the output of rank 0, `touched` the file `IMGNET_PROGRESS`. With `counts_output` each output is a sign of
+    life, which it is when nothing better is known.
+    """
+
+    def __init__(
+        self, log: Path, events: Path, touched: Path, pattern: re.Pattern[str] | None, counts_output: bool = False
+    ) -> None:
+        self.log = log
+        self.touched = touched
+        self.pattern = pattern
+        self.counts_output = counts_output
+        self.problem = ""
+        self.numbers = ScriptNumbers()
+        self._events = EventSteps(events)
+        self._events.poll()  # those of earlier attempts
+        self._events.step = None
+        self._records = self._events.record_count
+        self._offset = 0
+        self._rest = ""  # a line that is not complete
+        self._touched_version = file_version(touched)
+
+    def poll(self) -> ScriptNumbers:
+        """Return the newest numbers. What cannot be read is left out."""
+        with contextlib.suppress(OSError):
+            self._poll_log()
+        self._poll_events()
+        with contextlib.suppress(OSError):
+            self._poll_touched()
+        return self.numbers
+
+    def _note(self, new: ScriptNumbers) -> None:
+        """Count a sign of life, and take the numbers that are known."""
+        old = self.numbers
+        known = {name: value for name, value in vars(new).items() if value is not None and name != "signs"}
+        self.numbers = replace(old, **known, signs=old.signs + 1)
+
+    def _poll_log(self) -> None:
+        with open_regular(self.log) as file:
+            size = file.seek(0, 2)
+            if size <= self._offset:
+                return
+            if size - self._offset > MAX_POLL_BYTES:
+                self._offset, self._rest = size - MAX_POLL_BYTES, ""
+            file.seek(self._offset)
+            data = file.read(MAX_POLL_BYTES)
+        self._offset += len(data)
+        if self.counts_output:
+            self._note(ScriptNumbers())
+        *lines, self._rest = LINE_END.split(self._rest + data.decode(errors="replace"))
+        self._rest = self._rest[:MAX_LINE_CHARACTERS]
+        if self.pattern and (numbers := self._search(self.pattern, lines)):
+            self._note(numbers)
+
+    def _search(self, pattern: re.Pattern[str], lines: list[str]) -> ScriptNumbers | None:
+        """Return the numbers of the last line that matches, None when none does."""
+        try:
+            with time_limit(MATCH_SECONDS):
+                for line in reversed(lines):
+                    if match := pattern.search(line[:MAX_LINE_CHARACTERS]):
+                        return read_numbers(match)
+        except _OutOfTime:
+            self.pattern = None
+            self.counts_output = True
+            self.problem = f"--progress {pattern.pattern!r} takes too long on this output and is no longer searched"
+        return None
+
+    def _poll_events(self) -> None:
+        self._events.poll()
+        if self._events.record_count > self._records:
+            self._records = self._events.record_count
+            self._note(ScriptNumbers(step=None if self.pattern else self._events.step))
+
+    def _poll_touched(self) -> None:
+        version = file_version(self.touched)
+        if version and version != self._touched_version:
+            self._touched_version = version
+            text = read_file(self.touched, MAX_PROGRESS_FILE_BYTES).decode(errors="replace")
+            self._note(ScriptNumbers(step=None if self.pattern else parse_integer(text)))

@@ -1,0 +1,274 @@
+"""Tests of the processes of a user's command: their variables, their folder, their end, and what they leave behind."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import wait_for
+
+from cluster.agent.processes import commands, guard
+from cluster.agent.processes.base import ProcessesExit
+from cluster.agent.processes.commands import CommandProcesses
+from cluster.connectors.local import PROJECT_ROOT
+from cluster.state.attempts import Attempt
+from cluster.state.spec import UserProject
+from cluster.state.states import AgentPhase
+from train.recipe import Command
+from train.tools import process
+from train.tools.trainer_reports import Fault
+
+Fixture = Any
+ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"
+
+
+@pytest.fixture
+def make(hand_made: Fixture, tmp_path: Path) -> Iterator[Callable[..., CommandProcesses]]:
+    """Make the processes of machine 1 that run a shell script. None of them may be left."""
+    started: list[CommandProcesses] = []
+
+    def make_processes(script: str, argv: tuple[str, ...] = (), procs: int = 1, **fields: Any) -> CommandProcesses:
+        command = Command(argv=argv or ("sh", "-c", script), **fields)
+        source = tmp_path / "source"
+        (source / "sub").mkdir(parents=True, exist_ok=True)
+        (source / "sub/data.txt").write_text("first\n")
+        project = UserProject(folder="/elsewhere", workdir="sub")
+        run = hand_made(workload=command, user_project=project, procs=procs)
+        (tmp_path / "temp").mkdir(exist_ok=True)
+        work = run.run_folder.work_folder("1")
+        started.append(CommandProcesses(run.spec, command, run.run_folder.shared, work, tmp_path / "temp", source))
+        return started[-1]
+
+    process.adopt_orphans()  # as the agent does
+    yield make_processes
+    process._LIBC.prctl(process._PR_SET_CHILD_SUBREAPER, 0)
+    for processes in started:
+        processes.stop(include_standby=True)
+        assert processes.guard is None and not processes.processes
+
+
+def wait_for_exit(processes: CommandProcesses) -> ProcessesExit:
+    """Wait until the command has ended on this machine, and return how."""
+    return wait_for(lambda: processes.collect_exit(processes.exit_codes()))
+
+
+def log(processes: CommandProcesses, rank: int = 1) -> str:
+    return (processes.work / f"logs/000002/rank-{rank}.log").read_text()
+
+
+def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT), "/own"]))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    processes = make("env", procs=2, env={"OWN": "a b", "OMP_NUM_THREADS": "7"})
+    assert processes.start(ATTEMPT, 1).name == "rank-2.log"
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FINISHED)
+    text = log(processes, 3)
+    assert text.startswith("attempt 2: machine 2 lost; machines: 0, 1\n")
+    variables = dict(line.split("=", 1) for line in text.splitlines()[1:] if "=" in line)
+    expected = {
+        **{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
+        **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "OWN": "a b"},
+        **{"TORCHELASTIC_RESTART_COUNT": "1", "OMP_NUM_THREADS": "7", "PYTHONPATH": "/own"},
+        **{"IMGNET_EVENTS": str(processes.work / "events")},
+    }
+    assert {name: variables.get(name) for name in expected} == expected
+    assert "PYTHONSAFEPATH" not in variables, "Python would not search modules beside the script"
+    assert variables["PATH"].startswith(f"{Path(sys.executable).parent}:")
+    assert Path(variables["IMGNET_CHECKPOINTS"]).is_dir()
+
+
+def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_path: Path) -> None:
+    processes = make("cat data.txt; pwd; echo mine >own.txt; echo changed >data.txt")
+    processes.start(ATTEMPT, 1)
+    wait_for_exit(processes)
+    folder = processes.work / "project/sub"
+    assert log(processes).splitlines()[1:] == ["first", str(folder)]
+    assert (tmp_path / "source/sub/data.txt").read_text() == "first\n"
+    (tmp_path / "source/link").symlink_to("sub/data.txt")
+    command = Command(argv=("sh", "-c", "cat data.txt own.txt ../link"))
+    later = CommandProcesses(  # of another agent of this machine
+        processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source"
+    )
+    later.start(ATTEMPT, 1)
+    wait_for_exit(later)
+    later.stop(include_standby=True)
+    assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
+
+
+def test_copy_of_the_project_replaces_what_the_command_made_of_it(make: Fixture, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("not of the project\n")
+    change = f"rm data.txt; ln -s {tmp_path}/mine data.txt; mkdir ../file; touch ../file/inner; rm -r ../folder"
+    processes = make(f"{change}; touch ../folder")
+    (tmp_path / "source/folder").mkdir()
+    processes.start(ATTEMPT, 1)
+    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+    (tmp_path / "source/file").write_text("file\n")
+    (tmp_path / "source/folder/inner").write_text("inner\n")
+    processes.is_copied = False  # as after a resume
+    processes.command = Command(argv=("sh", "-c", "cat data.txt ../file ../folder/inner"))
+    processes.start(ATTEMPT, 1)
+    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+    assert log(processes).splitlines()[-3:] == ["first", "file", "inner"]
+    assert (tmp_path / "mine").read_text() == "not of the project\n"
+
+
+def test_working_folder_without_files_is_there(make: Fixture) -> None:
+    processes = make("pwd")
+    processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
+    processes.start(ATTEMPT, 1)
+    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+    assert log(processes).splitlines()[-1].endswith("/project/only/ignored")
+
+
+def test_time_without_progress_counts_from_the_start_of_the_processes(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = make("sleep 1000", stall_seconds=60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_start_if_restored", lambda: None)
+        processes.start(ATTEMPT, 0)
+    processes.last_sign = (0, time.monotonic() - 1000)  # so long takes the copy of a large checkpoint
+    wait_for(lambda: processes.exit_codes() and processes.processes)
+    processes.collect_exit(processes.exit_codes())
+    assert processes.found_exit is None
+
+
+def test_checkpoints_that_cannot_be_copied_are_a_problem_that_is_told(make: Fixture, tmp_path: Path) -> None:
+    processes = make(f"rm -r $IMGNET_CHECKPOINTS; ln -s {tmp_path} $IMGNET_CHECKPOINTS; sleep 1000")
+    processes.start(ATTEMPT, 0)
+    wait_for(processes.problem)
+    assert processes.problem().startswith("the checkpoint folder cannot be copied: ")
+    assert processes.problem().endswith("/checkpoints: the script has put a link in its place, which is not followed")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "fault"),
+    [
+        ("echo ValueError: bad >&2; exit 3", "rank 1 ended with code 3: ValueError: bad", Fault.OWN),
+        ("kill -9 $$", "rank 1 was killed by SIGKILL", Fault.OWN),
+        ("kill -40 $$", "rank 1 was killed by signal 40", Fault.OWN),
+        ("printf 'bad\\033[1m\\001 end'; exit 1", "rank 1 ended with code 1: bad [1m end", Fault.OWN),
+        (
+            "head -c 9000 /dev/zero | tr '\\0' x; exit 1",
+            f"rank 1 ended with code 1: {'x' * (commands.MAX_REASON_CHARACTERS - 3)}...",
+            Fault.OWN,
+        ),
+        (
+            "echo 'RuntimeError: Connection closed by peer'; exit 1",
+            "rank 1 ended with code 1: RuntimeError: Connection closed by peer",
+            Fault.NONE,
+        ),
+    ],
+)
+def test_failure_is_told_with_code_and_last_line(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
+) -> None:
+    monkeypatch.setattr(commands, "COLLATERAL_SECONDS", 0.0)
+    processes = make(script)
+    processes.start(ATTEMPT, 1)
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, fault, rank=1)
+
+
+def test_stall_of_rank_0_counts_as_its_failure(make: Fixture) -> None:
+    processes = make("sleep 1000", stall_seconds=0.1)
+    processes.start(ATTEMPT, 0)
+    reason = "no progress of rank 0 for 0.1 s (--stall-seconds)"
+    # Without the rank, the retries would not be counted.
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.OWN, rank=0)
+
+
+def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Fixture, tmp_path: Path) -> None:
+    processes = make(f'[ "$LOCAL_RANK" = 0 ] || until [ -e {tmp_path}/end ]; do sleep 0.01; done', procs=2)
+    processes.start(ATTEMPT, 1)
+    wait_for(lambda: processes.exit_codes() == [0, None])
+    assert processes.collect_exit(processes.exit_codes()) is None
+    (tmp_path / "end").touch()
+    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+
+
+def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_path: Path) -> None:
+    script = f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo on; exec sleep 1000"
+    processes = make(script, stall_seconds=60.0)
+    processes.start(ATTEMPT, 0)
+
+    def wait_for_sign(text: str) -> None:
+        wait_for(lambda: text in log(processes, 0))
+        processes.looked_at = 0.0  # it is looked at twice a second
+        processes.read_progress()
+
+    wait_for_sign("ready")
+    assert processes.collect_exit(processes.exit_codes()) is None
+    processes.last_sign = (processes.last_sign[0], processes.last_sign[1] - 60.0)
+    (tmp_path / "go").touch()
+    wait_for_sign("on")
+    assert processes.collect_exit(processes.exit_codes()) is None and processes.found_exit is None, "output is a sign"
+    processes.last_sign = (processes.last_sign[0], processes.last_sign[1] - 60.0)
+    reason = "no progress of rank 0 for 60 s (--stall-seconds)"
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.OWN, rank=0)
+
+
+def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
+    processes = make("", argv=("no-such-program", "x"))
+    processes.start(ATTEMPT, 1)
+    reason = "the command cannot be started: no-such-program: No such file or directory"
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
+    assert reason in log(processes)
+
+
+def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: Fixture) -> None:
+    processes = make("trap 'echo saving; exit 1' USR1; echo ready; while :; do sleep 0.01; done", save_signal="USR1")
+    processes.start(ATTEMPT, 1)
+    wait_for(lambda: "ready" in log(processes))
+    assert processes.collect_exit(processes.exit_codes()) is None
+    processes.request_save_and_exit()
+    processes.request_save_and_exit()
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.SAVED)
+    assert log(processes).count("saving") == 1
+
+
+def test_command_that_ignores_the_signal_is_killed_after_the_grace(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = make("", argv=(sys.executable, "-S", "-c", DEAF))
+    processes.start(ATTEMPT, 1)
+    wait_for(lambda: "deaf" in log(processes))
+    processes.request_save_and_exit()
+    assert processes.collect_exit(processes.exit_codes()) is None
+    monkeypatch.setattr(commands, "SAVE_GRACE_SECONDS", 0.0)
+    end = wait_for(lambda: processes.collect_exit(processes.exit_codes()))
+    assert end.phase == AgentPhase.SAVED and "after SIGTERM, which it ignored" in end.reason
+    assert processes.exit_codes() == [-9]
+
+
+def test_stop_ends_a_process_that_went_to_the_background(make: Fixture) -> None:
+    processes = make("setsid sleep 1000 & echo $!")
+    processes.start(ATTEMPT, 1)
+    wait_for_exit(processes)
+    pid = int(log(processes).splitlines()[-1])
+    assert Path(f"/proc/{pid}").exists()
+    processes.stop()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+def test_guard_kills_marked_processes_when_its_pipe_ends(tmp_path: Path) -> None:
+    mark = f"IMGNET_AGENT={tmp_path}"
+    name, _, value = mark.partition("=")
+    marked = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
+    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: f"{value}-other"})
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, mark], stdin=subprocess.PIPE)
+    try:
+        assert watcher.stdin
+        watcher.stdin.close()
+        assert marked.wait(20) == -9 and watcher.wait(20) == 0
+        assert other.poll() is None
+    finally:
+        for child in (marked, other, watcher):
+            child.kill()
+            child.wait()

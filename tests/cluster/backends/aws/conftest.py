@@ -1,0 +1,5 @@
+"""Fixtures with a simulated AWS in this process."""
+
+from support.simcloud.in_process import front, front_of_session
+
+__all__ = ["front", "front_of_session"]

@@ -1,0 +1,77 @@
+"""Images of a rented job: the plan says where they must be, and a job that certainly has none is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.backends.aws.planning import image_location
+from cluster.backends.aws.planning.image_location import find_obstacle
+from cluster.errors import BadInput
+from cluster.jobs import submit
+from cluster.planning.launch_options import make_launch_options
+from train.recipe import IMAGENET, SAMPLE, Model, Phase, Recipe
+
+RECIPE = Recipe(
+    name="small",
+    data=IMAGENET,
+    model=Model(name="resnet50"),
+    gpus=8,
+    types=("p4d.24xlarge",),
+    phases=[Phase(epochs=(0, 1), size=128, batch=32, lr=0.1)],
+)
+
+
+def plan(recipe: Recipe = RECIPE, **options: Any) -> submit.Plan:
+    """Return the plan of a launch without asking AWS."""
+    return submit.plan(recipe, make_launch_options("aws", **options), offline=True)
+
+
+@pytest.mark.parametrize(
+    ("folder", "ami", "has_file_system", "expected"),
+    [
+        ("~/data/imagenet", "", True, "no folder of this computer"),
+        (str(Path.home() / "data/imagenet"), "", True, "no folder of this computer"),
+        ("~/data/imagenet", "ami-1", True, ""),
+        ("/data/imagenet", "", False, ""),
+        ("~/.imgnet/shared/data/own", "", True, ""),
+        ("~/.imgnet/shared/data/own", "ami-1", False, "does not exist yet"),
+        ("/home/ubuntu/.imgnet/shared/own", "", False, "does not exist yet"),
+    ],
+)
+def test_folder_without_images_is_an_obstacle(folder: str, ami: str, has_file_system: bool, expected: str) -> None:
+    obstacle = find_obstacle(Path(folder), ami, has_file_system)
+    assert expected in obstacle and bool(expected) == bool(obstacle)
+    assert not obstacle or "imgnet-cluster data put FOLDER s3://BUCKET/NAME" in obstacle
+
+
+def test_launch_with_images_of_this_computer_alone_rents_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
+    planned = plan()
+    assert planned.obstacles == (find_obstacle(Path("~/data/imagenet"), "", True),)
+    with pytest.raises(BadInput, match=r"^~/data/imagenet: rented machines have no folder of this computer"):
+        submit.launch(planned)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"data": "/data/imagenet"}, "must be in /data/imagenet already, on each machine, and AWS's"),
+        ({"data": "own"}, "must be in ~/.imgnet/shared/own already, on the stack's shared file system"),
+        ({"ami": "ami-0123456789abcdef0"}, "must be in ~/data/imagenet already, in the machine image ami-01"),
+    ],
+)
+def test_plan_says_where_the_images_must_be(options: dict[str, Any], expected: str) -> None:
+    planned = plan(**options)
+    (note,) = [note for note in planned.notes if note.startswith("the images must be in")]
+    assert expected in note and not planned.obstacles
+
+
+def test_images_from_s3_or_drawn_need_no_folder() -> None:
+    assert not plan(replace(RECIPE, data=SAMPLE)).obstacles
+    stored = replace(plan(data="/x").spec, data_source="s3://bucket/imagenet")
+    assert image_location.image_folder(stored) is None

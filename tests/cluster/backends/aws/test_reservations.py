@@ -1,0 +1,261 @@
+"""A launch into reserved machines, planned with the simulated EC2: type, zone, price, limits, refusals, offers."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.simcloud.http_server import AwsFrontend
+
+from cluster.backends.aws.planning.plan import AwsRentalPlan
+from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.terms.rental_spec import RentalSpec
+from cluster.cli.app import cli
+from cluster.display import cloud as display_cloud
+from cluster.errors import BadInput, ClusterError
+from cluster.jobs import submit
+from cluster.planning.launch_options import make_launch_options
+from cluster.planning.plan import Plan
+from infra.aws.launch_request import ReservationTarget
+from infra.aws.market import reservations
+from infra.errors import NoMachines
+from train.recipe import SAMPLE, Model, Phase, Recipe
+
+Fixture = Any
+ZONE, TYPE = "us-east-1b", "p5.48xlarge"
+HOUR = 3600.0
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+RECIPE = Recipe(
+    name="tiny",
+    data=SAMPLE,
+    model=Model(name="resnet10_tiny"),
+    gpus=8,
+    types=("p4d.24xlarge", "g5.48xlarge"),  # others than the reserved one
+    phases=[Phase(epochs=(0, 1), size=32, batch=1, lr=0.1)],
+)
+
+
+@pytest.fixture(autouse=True)
+def two_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only two regions are asked for reservations."""
+    monkeypatch.setattr(reservations, "list_regions", lambda account: ["us-east-1", "us-west-2"])
+
+
+def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **details: Any) -> str:
+    end = front.sim.now() + hours * HOUR
+    return front.sim.reserve(TYPE, ZONE, count, **{"is_block": True, "end": end, **details})
+
+
+def make_plan(reservation: str, *, offline: bool = False, **options: Any) -> Plan:
+    launch_options = make_launch_options(backend="aws", reservation=reservation, **{"machines": 2, **options})
+    return submit.plan(RECIPE, launch_options, offline=offline)
+
+
+def rental_plan_of(plan: Plan) -> AwsRentalPlan:
+    assert isinstance(plan.rental_plan, AwsRentalPlan)
+    return plan.rental_plan
+
+
+def refusal(reservation: str, **options: Any) -> str:
+    with pytest.raises(ClusterError) as caught:
+        make_plan(reservation, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def test_plan_of_a_capacity_block_has_its_type_zone_price_and_end(
+    front: AwsFrontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    id = reserve_block(front)
+    plan = make_plan(id)
+    rental_plan = rental_plan_of(plan)
+    (place,) = rental_plan.rental_spec.places
+    assert (place.type, place.zone, place.market, place.price) == (TYPE, ZONE, "capacity-block", 0.0)
+    assert not rental_plan.rental_spec.use_placement_group
+    assert rental_plan.max_hours * HOUR + rental_plan.poweroff_grace == pytest.approx(23.5 * HOUR, abs=60)
+    assert rental_plan.poweroff_grace == 900 and plan.spec.max_hours is None
+    display_cloud.show_rental_plan(rental_plan.summary(plan.spec))
+    output = capsys.readouterr().out
+    assert f"rents 2 x {TYPE} (8 x H100 each), capacity-block: $0.00 an hour\n" in output
+    assert "limits         23.2 hours; the machines power off 15 minutes later" in output
+    (note,) = [note for note in plan.notes if note.startswith(id)]
+    assert "4 of 4 machines are free" in note and "was paid for when it was bought" in note
+    assert "30 minutes before the block ends" in note
+    (request,) = [arguments for action, arguments in rental_plan.preview_requests(plan.spec)]
+    assert request["CapacityReservationSpecification"] == {"CapacityReservationTarget": {"CapacityReservationId": id}}
+    assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
+
+
+def test_plan_of_a_reservation_on_demand_has_its_price_and_no_end(front: AwsFrontend) -> None:
+    id = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
+    plan = make_plan(id)
+    rental_plan = rental_plan_of(plan)
+    (place,) = rental_plan.rental_spec.places
+    assert (place.market, place.price, place.closing_time) == ("on-demand", 55.04, None)
+    assert rental_plan.rental_spec.use_placement_group and rental_plan.max_hours == 2.0
+    assert any("cost the on-demand price, whether they are used or not" in note for note in plan.notes)
+    assert rental_plan_of(make_plan(id, market="on-demand")).rental_spec.places == (place,)
+
+
+def test_plan_joins_the_placement_group_of_the_reservation(front: AwsFrontend) -> None:
+    plan = make_plan(front.sim.reserve(TYPE, ZONE, 4, placement_group="theirs"))
+    (request,) = [arguments for action, arguments in rental_plan_of(plan).preview_requests(plan.spec)]
+    assert request["Placement"] == {"GroupName": "theirs"}
+
+
+def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> None:
+    group = GROUP.replace("us-east-1", "us-west-2")
+    for _ in range(2):
+        front.sim.reserve(TYPE, "us-west-2a", 1, groups=[group])
+    (place,) = rental_plan_of(make_plan(group)).rental_spec.places
+    assert (place.region, place.zone) == ("us-west-2", "us-west-2a") and place.reservation
+    assert place.reservation.id == group
+
+
+def test_users_limits_hold_in_a_capacity_block_too(front: AwsFrontend) -> None:
+    id = reserve_block(front, hours=3.0)
+    assert rental_plan_of(make_plan(id, max_hours=1.0)).max_hours == 1.0
+    late = rental_plan_of(make_plan(id, max_hours=5.0))
+    assert late.max_hours * HOUR + late.poweroff_grace == pytest.approx(2.5 * HOUR, abs=60)
+    paid = rental_plan_of(make_plan(id, max_dollars=0.01))  # of disks and addresses
+    assert paid.max_hours < 1.0 and paid.rental_spec.max_dollars == 0.01
+
+
+def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
+    id = reserve_block(front)
+    specs = []
+    for _ in range(2):
+        specs.append(make_plan(id).spec)
+        front.sim.advance(60)
+    first, second = (submit.request_fingerprint(spec) for spec in specs)
+    assert first == second
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_launch_that_the_reservation_does_not_fit_is_refused(front: AwsFrontend) -> None:
+    id = reserve_block(front)
+    assert refusal(id, machines=5) == (f"{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4")
+    assert "the job needs 5" in refusal(id, machines=3, spares=2)
+    assert refusal(id, types=["p4d.24xlarge"]).startswith(f"{id}: it has machines of type {TYPE}, not p4d.24xlarge")
+    assert refusal(id, zones=("us-east-1a",)).startswith(f"{id}: it is in {ZONE}")
+    assert refusal(id, regions=("us-west-2",)) == f"{id}: it is in us-east-1, not in us-west-2; pass --region us-east-1"
+    assert refusal(id, market="on-demand") == (
+        f"{id}: its machines are of the market capacity-block; leave out --on-demand"
+    )
+    assert refusal(GROUP, regions=("us-west-2",)).endswith("pass --region us-east-1")
+    assert "only AWS knows its type and zone" in refusal(id, offline=True)
+
+
+def test_launch_into_a_reservation_that_is_not_active_is_refused(front: AwsFrontend) -> None:
+    coming = reserve_block(front, start=front.sim.now() + HOUR)
+    assert "it is not active yet (scheduled), it starts at " in refusal(coming)
+    over = reserve_block(front, start=front.sim.now() - 2 * HOUR, hours=-1.0)
+    assert "it ended at " in refusal(over)
+    assert "no such reservation in us-east-1" in refusal("cr-0123456789abcdef0")
+
+
+def test_full_reservation_is_refused(front: AwsFrontend) -> None:
+    id = front.sim.reserve(TYPE, ZONE, 0)
+    assert refusal(id).endswith("0 of its 0 machines are free, and the job needs 2; wait until others end")
+
+
+def test_text_that_is_no_reservation_is_refused_by_the_command_line() -> None:
+    with pytest.raises(BadInput, match="'p5' is neither a reservation"):
+        make_launch_options(backend="aws", reservation="p5")
+    result = CliRunner().invoke(cli, ["launch", "--reservation", "p5", "recipes/quickstart.py"])
+    assert result.exit_code == 2 and "'p5' is neither a reservation (cr-" in result.output
+
+
+# --- the supervisor -------------------------------------------------------------------------------------------------
+
+
+def job_instances(hand_made: Fixture, plan: Plan) -> JobInstances:
+    run = hand_made(machines=2, backend="aws", cloud=rental_plan_of(plan).rental_spec.to_json())
+    return JobInstances(run.spec, run.run_folder)
+
+
+def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Fixture) -> None:
+    job = job_instances(hand_made, make_plan(reserve_block(front, hours=1.5)))
+    hours, grace_seconds = job.compute_limits(job.dollars_per_hour)
+    assert hours * HOUR + grace_seconds == pytest.approx(HOUR, abs=60)
+    assert job.explain_limit(hours, grace_seconds) == "the end of its reserved machines on EC2"
+    hours, grace_seconds = job.compute_limits(job.dollars_per_hour, 0.5)
+    assert (hours, grace_seconds, job.explain_limit(hours, grace_seconds)) == (0.5, 900.0, "")
+
+
+def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Fixture) -> None:
+    id = reserve_block(front)
+    job = job_instances(hand_made, make_plan(id))
+    reservation = front.sim.reservations[id]
+    assert reservation.end is not None and job.closing_time == pytest.approx(reservation.end - 0.5 * HOUR)
+    reservation.end += 24 * HOUR  # extended
+    (place,) = (job._refresh_reservation(place) for place in job.rental_spec.places)
+    assert place.closing_time == pytest.approx(reservation.end - 0.5 * HOUR)
+    reservation.state = "payment-failed"
+    with pytest.raises(NoMachines, match=r"it is payment-failed"):
+        job.rent_all()
+    assert front.count("RunInstances") == 0
+
+
+def test_rental_spec_with_a_reservation_is_unchanged_by_job_json(front: AwsFrontend) -> None:
+    rental_spec = rental_plan_of(make_plan(reserve_block(front))).rental_spec
+    assert RentalSpec.from_json(rental_spec.to_json()) == rental_spec
+    assert isinstance(rental_spec.places[0].reservation, ReservationTarget)
+    hours, grace_seconds = rental_spec.compute_limits(2, rental_spec.places[0], None)
+    assert hours * HOUR + grace_seconds <= (rental_spec.places[0].closing_time or 0) - time.time() + 1
+
+
+# --- offers ---------------------------------------------------------------------------------------------------------
+
+
+def offers(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["offers", *arguments])
+
+
+def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFrontend) -> None:
+    result = offers("--capacity-blocks", "--gpu", "h100", "--machines", "4", "--hours", "6")
+    assert result.exit_code == 0, result.output
+    assert TYPE in result.output and "p4d.24xlarge" not in result.output and "8 x H100" in result.output
+    assert "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-" in result.output
+    assert "nothing was bought" in result.output and "launch --reservation cr-" in result.output
+    assert front.count("PurchaseCapacityBlock") == 0
+
+
+def test_offers_of_capacity_blocks_as_json(front: AwsFrontend) -> None:
+    rows = json.loads(offers("--capacity-blocks", "--gpu", "H100", "-o", "json").output)
+    fees = [row["fee"] for row in rows]
+    assert fees == sorted(fees) and {(row["machines"], row["hours"]) for row in rows} == {(1, 23.5)}
+    assert all(row["buy"].startswith("aws ec2 purchase-capacity-block ") for row in rows)
+
+
+def test_offers_without_blocks_says_what_else_to_try(front: AwsFrontend) -> None:
+    result = offers("--capacity-blocks", "--gpu", "T4")
+    assert result.exit_code == 0 and "EC2 offers no such capacity blocks here now" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe")],
+)
+def test_offers_options_that_do_not_fit_are_refused(arguments: list[str], reason: str) -> None:
+    result = offers(*arguments)
+    assert result.exit_code == 2 and reason in result.output.splitlines()[-1]
+
+
+def test_limit_of_dollars_that_pays_for_less_than_a_minute_is_refused(front: AwsFrontend) -> None:
+    reservation = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
+    message = refusal(reservation, max_dollars=0.5)
+    assert message.startswith("--max-price-total 0.5: pays for ") and "EC2 bills at least 60 s of each" in message
+
+
+def test_most_that_a_launch_can_cost_is_the_smaller_of_its_limits(front: AwsFrontend) -> None:
+    reservation = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
+    by_hours = rental_plan_of(make_plan(reservation, max_hours=0.1)).max_dollars(2)
+    by_both = rental_plan_of(make_plan(reservation, max_hours=0.1, max_dollars=999.0)).max_dollars(2)
+    assert by_hours == by_both and by_hours is not None and by_hours < 100

@@ -1,0 +1,79 @@
+"""`launch --dry-run` for AWS: a plan that a person reads, with AWS and without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.aws_user import TYPE, Renter, renter
+from support.simcloud.fixture import simcloud
+
+from cluster.connectors.local import PROJECT_ROOT
+from cluster.display.terminal import clean
+
+Fixture = Any
+__all__ = ["renter", "simcloud"]  # fixtures
+
+DRY_RUN = ("launch", "--dry-run", "--machines", "16", str(PROJECT_ROOT / "recipes" / "resnet50_18min.py"))
+
+
+def words(text: str) -> str:
+    """Return a text without line breaks, as a sentence that was wrapped is read."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, ["min scale", "val crop"]), (60, ["val crop"])])
+def test_plan_without_aws_is_a_page_that_fits_the_terminal(
+    on_terminal: Callable[..., tuple[int, str]], width: int, columns: list[str]
+) -> None:
+    code, output = on_terminal(*DRY_RUN, COLUMNS=str(width))
+    screen = clean(output)
+    lines = [line for line in screen.splitlines() if "/runs" not in line]  # the path of a test is long
+    assert code == 0 and max(map(len, lines)) <= width, screen
+    assert [name for name in ("min scale", "val crop") if f" {name} " in screen] == columns
+    text = words(screen)
+    for expected in (
+        "the cloud could not be asked: AWS: no region is set",
+        "does not know what is on offer, spot prices, the image, quotas",
+        "rents 16 x p4d.24xlarge (8 x A100 each), spot: unknown price (on demand $351.32 an hour, us-east-1, 2026)",
+        "the run about 10.8 minutes, on demand $63.15, with boot and set-up",
+        "limits 2 hours; the machines power off 15 minutes later",
+        "not counted what stays in the shared file system (EFS): about $0.30 per GB and month",
+        "then p5.48xlarge spot in us-east-1",
+        "image the newest of AWS with PyTorch 2.13, else another one; not looked up",
+        "internet a public address for each machine, $0.08 an hour; if EC2 refuses them, a NAT gateway",
+        "network 4 cards: IP and EFA on card 0, EFA only on the 3 others; 400 Gbit/s in all",
+        "placement all machines in one zone or none, a new placement group (cluster)",
+        "shared folder ~/.imgnet/shared, the stack's file system (EFS)",
+        "nothing was started",
+    ):
+        assert expected in text, (expected, text)
+    assert "ec2:RunInstances" not in screen
+
+
+def test_requests_are_shown_only_when_asked_for(sandbox: Fixture) -> None:
+    ran = sandbox.cli(*DRY_RUN, "--requests")
+    assert ran.code == 0 and ran.out.index("shared folder") < ran.out.index("ec2:RunInstances\n{"), ran
+    refused = sandbox.cli("launch", "--local", "--requests", sandbox.write_recipe())
+    assert (refused.code, refused.err) == (2, "error: --requests needs --dry-run\n")
+
+
+def test_dry_run_asks_aws_and_rents_nothing(renter: Renter) -> None:
+    output = renter.run("launch", "--dry-run", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
+    for expected in ("zones in order us-east-1", " an hour each)", "image ami-", "creates us-east-1: file system"):
+        assert expected in words(output), output
+    assert "could not be asked" not in output and not renter.all_instance_ids()
+    assert not [name for _, name in renter.cloud.post("calls")["calls"] if name.startswith(("Run", "Create"))]
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_dry_run_says_when_aws_does_not_answer(renter: Renter, is_reachable: bool) -> None:
+    environment: dict[str, str] = {} if is_reachable else {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    reason = "not permitted" if is_reachable else "cannot be reached"
+    renter.cloud.post("set", policy={"Version": "2012-10-17", "Statement": []})
+    recipe = renter.sandbox.write_recipe()
+    ran = renter.cli("launch", "--dry-run", "--type", TYPE, recipe, env=environment, timeout=120)
+    assert ran.code == 0 and "the cloud could not be asked: " in ran.out and reason in ran.out, ran
+    launched = renter.cli("launch", "-y", "--type", TYPE, recipe, env=environment, timeout=120)
+    assert launched.code == 1 and reason in launched.err, launched
+    assert not (Path(renter.path) / "runs").exists()

@@ -1,0 +1,139 @@
+"""The commands about rented machines: which regions they ask, which job they end, and what they ask before."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.sandbox import Sandbox
+
+from cluster.backends import registry
+from cluster.backends.rentals import Garbage
+from cluster.cli.app import cli
+from cluster.errors import NoCloudAccess
+from cluster.jobs import billing
+from cluster.state.states import JobState
+
+Fixture = Any
+
+
+class FakeCloud:
+    """A cloud with the jobs of `rented`, by region. `asked` has each region that was asked for jobs or garbage."""
+
+    backend = "aws"
+
+    def __init__(self) -> None:
+        self.rented: dict[str, list[str]] = {}
+        self.asked: list[str] = []
+        self.terminated: list[tuple[str, str]] = []
+        self.refusal: Exception | None = None
+
+    def resolve_regions(self, requested: Sequence[str]) -> list[str]:
+        return list(requested) or ["us-east-1"]
+
+    def regions_of(self, spec: Any) -> set[str]:
+        return {place["region"] for place in spec.cloud["places"]}
+
+    def rented_jobs(self, region: str) -> list[Any]:
+        if self.refusal:
+            raise self.refusal
+        self.asked.append(region)
+        return [SimpleNamespace(uid=uid, job=uid.rpartition("-")[0]) for uid in self.rented.get(region, [])]
+
+    def find_garbage(self, region: str, *_: Any) -> Garbage:
+        self.asked.append(region)
+        return Garbage(region=region, remove={}, stay=())
+
+    def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
+        self.terminated.append((region, uid_or_name))
+        return []
+
+
+@pytest.fixture
+def cloud(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
+    """The user's cloud, in a folder without jobs."""
+    fake_cloud = FakeCloud()
+    monkeypatch.setattr(registry, "open_cloud", lambda _: fake_cloud)
+    monkeypatch.chdir(sandbox.path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.path / "config"))
+    return fake_cloud
+
+
+def run(*words: str) -> Result:
+    """Run a command in this process, without a terminal."""
+    return CliRunner().invoke(cli, words)
+
+
+@pytest.mark.parametrize("words", [("ls", "--cloud"), ("gc",), ("down", "--all")])
+def test_commands_about_all_rented_machines_ask_the_same_regions(
+    cloud: FakeCloud, hand_made: Fixture, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hand_made(backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
+    job.run_folder.result_path.write_text("{}")
+    run(*words)
+    assert cloud.asked == ["us-east-1", "eu-west-1"]
+    cloud.asked.clear()
+    run(*words, "--region", "us-west-2")
+    assert cloud.asked == ["us-west-2"]
+    cloud.asked.clear()
+    monkeypatch.setenv("IMGNET_REGION", "us-east-2 us-west-1")
+    run(*words)
+    assert cloud.asked == ["us-east-2", "us-west-1", "eu-west-1"]
+
+
+def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after_a_yes(
+    cloud: FakeCloud, hand_made: Fixture
+) -> None:
+    job = hand_made(backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
+    job.run_folder.result_path.write_text("{}")
+    uid = "job-7-0123abcd"
+    cloud.rented = {"eu-west-1": [uid]}
+    refused = run("down", uid)
+    assert refused.exit_code == 1 and not cloud.terminated
+    assert f"terminate {uid}, which has machines in eu-west-1, without saving? There is no terminal" in refused.output
+    assert run("down", uid, "-y").exit_code == 0 and cloud.terminated == [("eu-west-1", uid)]
+    cloud.rented["us-east-1"] = ["job-7-00000000"]
+    ambiguous = run("down", "job-7", "-y")
+    assert ambiguous.exit_code == 2 and "found in us-east-1, eu-west-1; give one --region" in ambiguous.output
+    assert run("down", "--stack", "--region", "a", "--region", "b").exit_code == 2
+
+
+def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_asked(
+    cloud: FakeCloud, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(billing, "terminate_job", lambda job: ended.append(job.name))
+    hand_made()
+    cloud.refusal = NoCloudAccess("AWS: no credentials")
+    down = run("down", "--all", "-y")
+    assert (down.exit_code, ended) == (0, ["job-1"]) and "job-1: gone" in down.output, down.output
+    assert "warning: machines of other folders and computers were not looked for: AWS: no cred" in down.output
+    assert run("down", "--all", "-y", "--region", "us-east-1").exit_code == 1  # there may be machines
+    job = hand_made("job-2", backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
+    job.run_folder.result_path.write_text("{}")
+    refused = run("down", "--all", "-y")
+    assert refused.exit_code == 1 and "error: machines of other folders" in refused.output
+
+
+def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
+    sandbox: Sandbox, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.chdir(sandbox.path)
+    monkeypatch.setattr(billing, "terminate_job", lambda job: ended.append(job.name))
+    job = hand_made()
+    job.write_status("training", step=120, steps=400)
+    with job.hold_agent_lock():
+        refused = run("down", "job-1")
+        assert refused.exit_code == 1 and not ended, refused.output
+        text = " ".join(refused.output.split())
+        assert "job-1 is running, at step 120 of 400. `down` saves nothing: the steps since its last" in text
+        assert "imgnet-cluster stop job-1" in text and "error: terminate job-1 without saving? There is no" in text
+        assert run("down", "job-1", "-y").exit_code == 0 and ended == ["job-1"]
+    hand_made("job-2").run_folder.result_path.write_text("{}")  # nothing can be lost any more
+    run("down", "job-2")
+    assert ended == ["job-1", "job-2"]
+    acquiring = hand_made("job-3", backend="aws", cloud={"places": []})
+    monkeypatch.setattr(type(acquiring.job), "status", lambda _: SimpleNamespace(step=None, state=JobState.ACQUIRING))
+    assert run("down", "job-3").exit_code == 0 and ended[-1] == "job-3"  # nothing was trained: no question

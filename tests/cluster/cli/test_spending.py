@@ -1,0 +1,72 @@
+"""Machines that cost money are rented only after a yes: on a terminal, or by `-y`. Nothing else is asked."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.aws_user import TYPE, Renter, renter
+from support.simcloud.fixture import simcloud
+
+from cluster.cli import launch as launch_module
+from cluster.display.terminal import clean
+from cluster.errors import ClusterError
+from cluster.jobs import submit
+from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
+
+Fixture = Any
+__all__ = ["renter", "simcloud"]  # fixtures
+
+
+def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_terminal: Fixture) -> None:
+    arguments = ("launch", "-d", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
+    ran = renter.cli(*arguments)
+    assert ran.code == 1 and ran.err.startswith("error: rent 2 machines for at most $"), ran
+    assert ran.err.endswith("? There is no terminal to confirm on; pass -y\n") and ran.err.count("\n") == 1
+    assert "2 hours; the machines power off" in ran.out, "the plan is shown all the same"
+
+    code, output = on_terminal(*arguments, typed=b"n\n")
+    screen = clean(output)
+    assert code == 1 and "rent 2 machines for at most $" in screen and screen.endswith("nothing was done\n"), screen
+    assert not (renter.path / "runs").exists() and not renter.all_instance_ids()
+
+
+def test_launch_that_costs_nothing_does_not_ask(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(question: str, assume_yes: bool) -> None:
+        raise AssertionError(question)
+
+    def start(plan: object) -> None:
+        raise ClusterError("it was started")
+
+    monkeypatch.setattr(launch_module, "confirm_or_abort", ask)
+    monkeypatch.setattr(submit, "launch", start)
+    result = CliRunner().invoke(launch_module.launch, ["--local", "-d", sandbox.write_recipe()])
+    assert str(result.exception) == "it was started", result.output
+
+
+def test_second_launch_of_a_job_that_runs_is_told(
+    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IMGNET_RUNS", str(sandbox.path / "runs"))
+    monkeypatch.setattr(Job, "is_alive", property(lambda job: not job.has_ended))
+    (recipe,) = submit.load_recipes(sandbox.write_recipe())
+
+    def plan(**options: Any) -> submit.Plan:
+        return submit.plan(recipe, make_launch_options("aws", types=(TYPE,), **options), offline=True)
+
+    job = submit.create_job(plan().spec)
+    launch_module._tell_of_duplicate(plan(max_hours=1.0))
+    assert capsys.readouterr().err == "", "another request"
+    launch_module._tell_of_duplicate(plan())
+    text = capsys.readouterr().err
+    assert text.startswith("note: job-1 runs already, with the same recipe and options; it was launched 0:0")
+    assert text.endswith("and has cost $0.00. Follow it instead of a second job: imgnet-cluster logs -f job-1\n")
+    job.run_folder.result_path.write_text("{}")
+    assert submit.find_running_duplicate(plan().spec) is None
+
+
+@pytest.mark.parametrize("name", ["launch", "resume", "extend", "selftest", "down"])
+def test_commands_that_ask_have_the_option_yes(name: str) -> None:
+    from cluster.cli.app import cli
+
+    assert "-y" in {flag for param in cli.commands[name].params for flag in param.opts}

@@ -1,0 +1,102 @@
+"""`export`, `predict` and `pull` of a finished job, and what they refuse."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.cli import evaluate
+from train.weights.safetensors_file import read_safetensors
+
+Fixture = Any
+
+
+def test_job_leaves_its_network_in_the_run_folder(finished: Fixture) -> None:
+    folder = finished.job().path / "network"
+    description = json.loads((folder / "classes.json").read_text())
+    result = finished.job().result
+    assert description["top1"] == result.top1 and description["epoch"] == 3
+    assert description["classes"] == sorted(path.name for path in (finished.data / "val").iterdir() if path.is_dir())
+    assert {"classes.json", "confusion.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+
+
+def test_export_writes_a_state_dict_for_plain_torch(finished: Fixture, tmp_path: Path) -> None:
+    file = tmp_path / "net.pt"
+    # An export in another format has left it already.
+    shutil.copy(finished.job().path / "network" / "classes.json", tmp_path / "net.classes.json")
+    ran = finished.cli("export", "job-1", "--format", "torch", "-o", file)
+    assert ran.code == 0, ran
+    state = torch.load(file, weights_only=True)
+    expected = read_safetensors(finished.job().path / "network" / "model.safetensors")
+    assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
+    lines = ran.out.splitlines()
+    assert lines[0].startswith(f"{file}: resnet10_tiny after 3 epochs, top-1 ")
+    assert lines[1].startswith(f"{tmp_path / 'net.classes.json'}: ") and lines[2].startswith("load it: ")
+    for written in (file, tmp_path / "net.safetensors"):
+        if written != file:
+            lines = finished.cli("export", "job-1", "-o", written).out.splitlines()
+        loaded: dict[str, torch.nn.Module] = {}
+        exec(lines[2].removeprefix("load it: "), {}, loaded)  # the line runs as it is printed
+        assert all(torch.equal(loaded["net"].state_dict()[name], expected[name]) for name in expected)
+    again = finished.cli("export", "job-1", "--format", "torch", "-o", file)
+    assert again.code == 2 and again.err == f"error: {file}: exists already; remove it, or name another file: -o FILE\n"
+
+
+def test_export_default_name_is_the_jobs(finished: Fixture, tmp_path: Path) -> None:
+    ran = finished.cli("export", "job-1", cwd=tmp_path, env={"IMGNET_RUNS": str(finished.path / "runs")})
+    assert ran.code == 0 and sorted(path.name for path in tmp_path.iterdir()) == [
+        "job-1.classes.json",
+        "job-1.safetensors",
+    ]
+    ran = finished.cli("predict", tmp_path / "job-1.safetensors", next((finished.data / "val").glob("*/*")))
+    assert ran.code == 0 and len(ran.out.splitlines()) == 6, ran
+
+
+def test_predict_answers_for_each_image(finished: Fixture, tmp_path: Path) -> None:
+    images = sorted((finished.data / "val").glob("*/*"))[:2]
+    ran = finished.cli("predict", "job-1", *images, "-o", "json")
+    assert ran.code == 0, ran
+    predictions = json.loads(ran.out)
+    assert [prediction["file"] for prediction in predictions] == list(map(str, images))
+    for prediction in predictions:
+        percents = [answer["percent"] for answer in prediction["answers"]]
+        assert len(percents) == 5 and percents == sorted(percents, reverse=True) and sum(percents) <= 100.01
+    (tmp_path / "bad.jpg").write_text("no image")
+    ran = finished.cli("predict", "job-1", images[0], tmp_path / "bad.jpg")
+    assert ran.code == 1 and ran.out.splitlines()[0] == str(images[0]) and len(ran.out.splitlines()) == 6
+    assert ran.err.splitlines() == [
+        f"warning: {tmp_path / 'bad.jpg'}: not an image",
+        "error: 1 of 2 images could not be read",
+    ]
+
+
+def test_pull_says_where_the_files_are(finished: Fixture) -> None:
+    ran = finished.cli("pull", "job-1")
+    assert ran.code == 0, ran
+    files = [Path(line.rsplit("  ", 1)[0]) for line in ran.out.splitlines()]
+    assert finished.job().path / "network" / "model.safetensors" in files and all(file.is_file() for file in files)
+
+
+def test_small_networks_have_numbers_and_large_ones_millions() -> None:
+    texts = [evaluate._format_parameters(number) for number in (1, 12_345, 999_999, 25_557_032)]
+    assert texts == ["1 value", "12,345 values", "999,999 values", "25.6 million values"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("export", "nowhere.pt"), "nowhere.pt: there is no such file"),
+        (("export", "job-7"), "no such job"),
+        (("export", "x.pt", "--names", "keras"), "--names"),
+        (("export", "job-1", "--format", "onnx", "--names", "timm"), "leave it out with --format onnx"),
+        (("predict", "job-1"), "IMAGE..."),
+        (("predict", "job-1", "a.jpg", "--model", "a:b"), "--model is for a file; the network of a job is known"),
+        (("pull", "job-7"), "no such job"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(sandbox: Fixture, words: tuple[str, ...], message: str) -> None:
+    ran = sandbox.cli(*words)
+    assert ran.code in (2, 102) and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran

@@ -1,0 +1,98 @@
+"""The tables of a sweep: the differences between its plans, and the results of its jobs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.display import progress, sweep
+from cluster.planning.commands import plan_command
+from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resolve import plan
+from train.recipe import Command, Data, Model, Phase, Recipe
+
+Fixture = Any
+
+
+def make_recipe(lr: float) -> Recipe:
+    """A recipe of a sweep over the learning rate."""
+    return Recipe(
+        name=f"lr{lr:g}",
+        data=Data(name="drawn", root="nowhere", train=60, val=20),
+        model=Model(name="resnet10_tiny"),
+        gpus=1,
+        phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=lr)],
+    )
+
+
+def rows(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_differing_settings_leaves_out_what_is_the_same_and_the_name() -> None:
+    settings: list[dict[str, Any]] = [
+        {"recipe": "a", "lr": 0.1, "seed": 0, "loss": "x"},
+        {"recipe": "b", "lr": 0.4, "seed": 0, "loss": "y"},
+    ]
+    assert sweep.differing_settings(settings) == ["lr", "loss"]
+    assert sweep.differing_settings(settings[:1]) == []
+
+
+def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = [plan(make_recipe(lr), make_launch_options(procs=1)) for lr in (0.01, 0.1, 0.4)]
+    plans[2] = replace(plans[2], notes=("only this one warns",))
+    sweep.show_other_plans(plans)
+    shown = capsys.readouterr().out
+    assert ["recipe", "lr", "steps"] in rows(shown) and ["lr0.4", "0.4", "16"] in rows(shown)
+    assert "the first of 3 runs" in shown and "note: only this one warns" in shown
+
+
+def test_plans_of_commands_show_their_arguments_under_command(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [Command(argv=["python", "-c", "1", "--lr", str(lr)], name=f"lr{lr:g}", procs=1) for lr in (0.1, 0.2)]
+    sweep.show_other_plans([plan_command(command, make_launch_options()) for command in commands])
+    shown = rows(capsys.readouterr().out)
+    assert ["command", "lr"] in shown and ["lr0.2", "0.2"] in shown
+
+
+def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (lr, top1) in enumerate(((0.01, 48.33), (0.1, 55.5), (0.4, None)), 1):
+        run = hand_made(f"job-{number}", recipe=make_recipe(lr))
+        run.write_status("failed" if top1 is None else "stopped", reason="why", ended=True, top1=top1)
+        if top1 is not None:
+            epoch = {"epoch": 1, "top1": top1, "top5": 90.0, "val_loss": 1.0, "val_images": 20, "view": "square"}
+            run.write_metrics(1, {**EPOCH, **epoch})
+    jobs = [hand_made_job(number) for number in (1, 2, 3)]
+    for job in jobs:
+        job.refresh()
+    sweep.show_sweep(jobs)
+    shown = capsys.readouterr().out
+    assert rows(shown)[0] == ["job", "recipe", "state", "lr", "top-1", "best", "at", "work"]
+    assert ["job-1", "lr0.01", "stopped", "0.01", "48.33", "0:00"] in rows(shown)
+    assert ["job-2", "lr0.1", "stopped", "0.1", "55.50", "*", "0:00"] in rows(shown)
+    assert ["job-3", "lr0.4", "failed", "0.4", "0:00"] in rows(shown)
+    assert "imgnet-cluster report job-1 job-2 job-3" in shown
+
+
+EPOCH = {
+    **{"kind": "epoch", "attempt": 1, "time": 1.0, "step": 8, "images": 60, "size": 32, "global_batch": 8, "lr": 0.1},
+    **{"steps": 8, "seconds": 1.0, "train_seconds": 0.8, "val_seconds": 0.2, "train_loss": 2.0, "train_top1": 30.0},
+    **{"train_top5": 80.0, "train_images": 60, "images_per_second": 75.0},
+}
+
+
+def hand_made_job(number: int) -> Any:
+    """The job of a number in the folder of this test."""
+    from cluster.jobs import store
+
+    return store.find(f"job-{number}")
+
+
+def test_bar_of_a_sweep_says_how_far_the_other_runs_are(hand_made: Fixture) -> None:
+    run = hand_made("job-7")
+    run.write_status("training", step=3, steps=12)
+    with run.hold_agent_lock():
+        assert progress._describe_other(run.job) == "job-7 25%"
+    run.write_status("stopped", ended=True)
+    run.job.refresh()
+    assert progress._describe_other(run.job) == "job-7 stopped"

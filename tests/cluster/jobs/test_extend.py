@@ -1,0 +1,231 @@
+"""`extend`: a job gets more hours or dollars. What its machines and its run folder have then, and what is refused."""
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+from support.toy_cloud import ToyBackend, ToyCloud
+
+from cluster.backends import registry
+from cluster.backends.rented.provider import CloudProvider
+from cluster.cli import cloud
+from cluster.connectors.hosts_file import Hosts
+from cluster.errors import BadInput, ClusterError
+from cluster.jobs import billing, store
+from cluster.state.result import write_result
+from cluster.state.run_folder import Run
+from cluster.state.spec import JobSpec
+from cluster.state.states import JobState
+
+Fixture = Any
+HOUR = 3600.0
+RATE = 6.0  # dollars an hour
+DOLLARS_LIMIT = "the limit of {} dollars (--max-price-total)"
+
+
+class PricedCloud(ToyCloud):
+    """The toy cloud with a price. The job has been running for half an hour and has cost 3 dollars."""
+
+    dollars_per_hour: Any = RATE
+    max_dollars: Any = CloudProvider.max_dollars
+    expiry_times: ClassVar[list[float]] = []
+
+    def total_dollars(self, moment: float) -> float:
+        return RATE * max(0.0, moment - (self.first_time or moment)) / HOUR
+
+    def set_expiry(self, expiry_time: float) -> None:
+        self.expiry_times.append(expiry_time)
+
+
+class Machine:
+    """A machine of which only the commands and files that `extend` sends are known."""
+
+    def __init__(self) -> None:
+        self.poweroff_seconds = 0.0
+        self.files: dict[str, Any] = {}
+        self.error = ""
+
+    def run(self, argv: list[str], timeout: float) -> None:
+        if self.error:
+            raise ClusterError(self.error)
+        assert argv[:3] == ["sudo", "-n", "imgnet-limit"]
+        self.poweroff_seconds = float(argv[3])
+
+    def write(self, path: str, content: bytes) -> None:
+        self.files[path] = json.loads(content)
+
+
+class RunningJob:
+    """A job on two machines with limits of 2 hours and 9 dollars, which has been running for half an hour."""
+
+    def __init__(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = run
+        self.folder = run.run_folder
+        self.machines = {"0": Machine(), "1": Machine()}
+        self.fleet: Any = SimpleNamespace(
+            connectors=self.machines,
+            setup_progress=SimpleNamespace(
+                rows={name: SimpleNamespace(work=f"/work/{name}", reason="") for name in "01"}
+            ),
+            provisioner=SimpleNamespace(job_folder=lambda name: "/shared/job"),
+            close=lambda: None,
+        )
+        monkeypatch.setattr(ToyBackend, "provider_class", PricedCloud)
+        monkeypatch.setattr(ToyBackend, "open_fleet", lambda _: self.fleet)
+        monkeypatch.setattr(registry, "open_backend", ToyBackend)
+        PricedCloud.reset(free_machines=2)
+        PricedCloud.expiry_times.clear()
+        PricedCloud.first_time = time.time() - HOUR / 2
+
+    def end(self, state: JobState) -> None:
+        """Let the job end."""
+        run = Run(self.run.spec, self.folder)
+        write_result(run, ToyBackend(run), end_reason="spent", end_state=state)
+
+    def extend(self, hours: float | None = None, dollars: float | None = None) -> float | None:
+        return billing.extend(self.run.job, hours, dollars)
+
+    @property
+    def written(self) -> JobSpec:
+        """The specification in the run folder."""
+        return Run.read(self.folder.path).spec
+
+    @property
+    def shared(self) -> JobSpec:
+        """The specification in the machines' shared folder, of which the run folder has a copy."""
+        sent = self.machines["0"].files["/shared/job/job.json"]
+        assert sent == json.loads((self.folder.shared / "job.json").read_text())
+        return JobSpec.from_json(sent)
+
+    def limits(self) -> list[dict[str, Any]]:
+        return [machine.files.get(f"/work/{name}/limit", {}) for name, machine in self.machines.items()]
+
+
+@pytest.fixture
+def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> RunningJob:
+    run = hand_made(machines=2, backend="toy", cloud={"max_dollars": 9.0}, hosts=Hosts(None, ()), max_hours=2.0)
+    return RunningJob(run, monkeypatch)
+
+
+def test_more_dollars_give_the_machines_more_time(job: RunningJob) -> None:
+    """9 dollars pay for 1.5 hours of which a part is for saving; with 12 dollars it is 2 hours."""
+    hours = job.extend(dollars=12.0)
+    assert hours is not None and 1.5 < hours < 2.0
+    assert job.limits() == [{"hours": hours, "name": DOLLARS_LIMIT.format(12)}] * 2
+    for machine in job.machines.values():
+        assert machine.poweroff_seconds == pytest.approx(1.5 * HOUR, abs=5), "12 dollars last for 2 hours in all"
+    assert job.written.rental_facts.max_dollars == 12.0 and job.written.max_hours == 2.0
+    assert job.shared.max_hours == hours and job.shared.limit_name == DOLLARS_LIMIT.format(12)
+    assert job.shared.rental_facts.max_dollars == 12.0
+    assert PricedCloud.expiry_times == [pytest.approx(time.time() + 1.5 * HOUR, abs=5)]
+    provider = PricedCloud(job.run.spec, job.folder)
+    assert provider.max_dollars == 12.0, "a supervisor that has been at work since before takes the new limit"
+    assert provider.compute_limits(RATE)[0] == pytest.approx(hours)
+
+
+def test_requested_hours_stay_when_dollars_abound(job: RunningJob) -> None:
+    assert job.extend(dollars=100.0) == 2.0
+    assert job.limits() == [{"hours": 2.0, "name": ""}] * 2 and job.written.max_hours == 2.0
+
+
+def test_hours_and_dollars_together(job: RunningJob) -> None:
+    assert job.extend(hours=4.0, dollars=100.0) == 4.0
+    assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (4.0, 100.0)
+    assert job.shared.max_hours == 4.0 and job.shared.limit_name == ""
+
+
+def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()), max_hours=2.0)
+    job = RunningJob(run, monkeypatch)
+    hours = job.extend(dollars=6.0)
+    assert hours is not None and hours < 1.0 and job.shared.limit_name == DOLLARS_LIMIT.format(6)
+
+
+def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:
+    job.machines["1"].error = "machine 1: does not answer"
+    with pytest.raises(
+        ClusterError,
+        match=r"did not get the new limit: machine 1: .*does not answer; run the command again",
+    ):
+        job.extend(dollars=12.0)
+    assert job.written.rental_facts.max_dollars == 9.0, "the supervisor stops the job at the old limit"
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost 3 dollars already$"),
+        (
+            {"dollars": 3.01},
+            r"^job-1 has been running for more than 0.3\d* hours, all that the limit of 3.01 dollars .* allows;",
+        ),
+        ({"hours": 3.0}, r"^--max-hours 3: the limit of 9 dollars \(--max-price-total\) allows only 1.\d+ hours$"),
+        ({"hours": 0.1}, r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
+    ],
+)
+def test_limit_that_is_over_or_contradicts_the_other_is_refused(
+    job: RunningJob, limits: dict[str, float], message: str
+) -> None:
+    before = job.folder.spec_path.read_bytes()
+    with pytest.raises(BadInput, match=message):
+        job.extend(**limits)
+    assert job.folder.spec_path.read_bytes() == before and job.limits() == [{}, {}]
+
+
+def test_price_that_is_unknown_allows_no_limit_in_dollars(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PricedCloud, "dollars_per_hour", None)
+    with pytest.raises(BadInput, match="the price of the machines of job-1 is unknown"):
+        job.extend(dollars=12.0)
+
+
+def test_job_that_stopped_at_its_price_limit_gets_more_before_it_is_resumed(job: RunningJob) -> None:
+    job.end(JobState.STOPPED)
+    assert job.extend(dollars=12.0) is None
+    assert job.written.rental_facts.max_dollars == 12.0 and job.written.max_hours == 2.0
+    assert PricedCloud(job.run.spec, job.folder).max_dollars == 12.0
+    with pytest.raises(BadInput, match="has cost 3 dollars already"):
+        job.extend(dollars=2.0)
+    with pytest.raises(ClusterError, match=r"^job-1 is stopped: no machines are running; see: imgnet-cluster status"):
+        job.extend(hours=3.0)
+
+
+def test_done_job_is_refused(job: RunningJob) -> None:
+    job.end(JobState.DONE)
+    with pytest.raises(ClusterError, match=r"^job-1 is done: no machines are running"):
+        job.extend(dollars=12.0)
+
+
+def test_job_without_rented_machines_is_refused(hand_made: Fixture) -> None:
+    with pytest.raises(
+        ClusterError,
+        match=r"^job-1 has no rented machines: it runs on this computer; to change its time .* resume job-1",
+    ):
+        billing.extend(hand_made().job, dollars=12.0)
+
+
+def test_command_says_what_the_job_may_cost_and_take(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "find", lambda name: job.run.job)
+    runner = CliRunner()
+
+    def run(*arguments: str) -> str:
+        result = runner.invoke(cloud.extend, ["job-1", *arguments], standalone_mode=False)
+        if result.exception:
+            raise result.exception
+        return result.output
+
+    with pytest.raises(
+        ClusterError, match=r"^let job-1 run for 3 hours instead of 75 minutes, for at most \$19.50 in all"
+    ):
+        run("--max-price-total", "100", "--max-hours", "3")
+    assert job.written.max_hours == 2.0 and job.limits() == [{}, {}], "nobody was asked"
+    assert run("-y", "--max-price-total", "100", "--max-hours", "3") == "job-1 may cost 100 dollars and take 3 hours\n"
+    assert run("--max-hours", "2.5") == "job-1 may take 2.5 hours\n"
+    with pytest.raises(BadInput, match="give a limit: --max-hours HOURS, --max-price-total DOLLARS, or both"):
+        run()
+    job.end(JobState.STOPPED)
+    assert run("--max-price-total", "120") == (
+        "job-1 may cost 120 dollars\n  continue     imgnet-cluster resume job-1\n"
+    )

@@ -1,0 +1,270 @@
+"""The user's project: how its folder is found, which of its files are copied, and a job's copy of them."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.backends.local import LocalBackend
+from cluster.errors import BadInput
+from cluster.jobs import submit
+from cluster.machines import requirements, user_project
+from cluster.state.spec import UserProject
+from train.recipe import SAMPLE, Command, Model, Phase, Recipe
+
+OWN_MODEL = Recipe(
+    name="own",
+    data=SAMPLE,
+    model=Model(name="nets:small"),
+    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
+)
+
+
+def write(path: Path, content: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def git(root: Path, *arguments: str) -> None:
+    config = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *config, "-C", str(root), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe and a module beside it. Commands are typed in another folder."""
+    write(tmp_path / "mine/recipe.py")
+    write(tmp_path / "mine/nets.py")
+    monkeypatch.setenv("HOME", str(write(tmp_path / "home/.profile").parent))
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "mine"
+
+
+def find(place: Path, name: str = "recipe.py") -> UserProject:
+    project = user_project.find_project(OWN_MODEL, str(place / name))
+    assert project
+    return project
+
+
+def test_project_of_a_recipe_outside_git_is_its_folder(place: Path) -> None:
+    assert find(place) == UserProject(folder=str(place), search=(".",))
+
+
+def test_project_outside_git_is_the_launch_folder_if_that_has_the_modules(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place / "recipes/deep.py")
+    monkeypatch.chdir(place)
+    assert find(place, "recipes/deep.py") == UserProject(folder=str(place), search=("recipes", "."))
+    assert find(place) == UserProject(folder=str(place), search=(".",))
+    monkeypatch.setenv("HOME", str(place))  # the home would be too much
+    (place / "nets.py").rename(place / "recipes/nets.py")
+    assert find(place, "recipes/deep.py") == UserProject(folder=str(place / "recipes"), search=(".",))
+    (place / "recipes/nets.py").rename(place / "nets.py")
+    with pytest.raises(BadInput, match=r"is not copied for a job, .* a folder of their own"):
+        find(place)
+
+
+def test_project_is_the_git_repository_and_has_what_git_would_track(place: Path) -> None:
+    git(place, "init")
+    write(place / ".gitignore", "data/\n*.pt\n")
+    write(place / "experiments/first.py")
+    write(place / "data/train/a.jpg")
+    write(place / "weights.pt")
+    write(place / "committed.py")
+    write(place / "gone.py")
+    write(place / "other/.git/HEAD")
+    write(place / "runs/job-1/job.json")
+    write(place / "runs/job-1/user_project/nets.py")
+    write(place / "settings/job.json")
+    git(place, "add", "committed.py", "gone.py")
+    (place / "gone.py").unlink()
+    project = find(place, "experiments/first.py")
+    assert project == UserProject(folder=str(place), search=("experiments", "."))
+    assert set(user_project.list_files(place)) == {
+        *("recipe.py", "nets.py", "committed.py", "experiments/first.py", ".gitignore", "settings/job.json")
+    }
+    assert user_project.describe_project(project).startswith(f"your code travels to the machines: 6 files of {place}")
+
+
+def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
+    project = UserProject(folder=str(place))
+    assert user_project.describe_left_out(project) == ""
+    write(place / "data/images.bin")
+    (place / "empty").mkdir()
+    (place / "weights.bin").write_bytes(bytes(user_project.MAX_PLAIN_FILE_BYTES + 1))
+    os.mkfifo(place / "pipe")
+    (place / "broken").symlink_to("nowhere")
+    line = user_project.describe_left_out(project)
+    assert line.startswith(f"not copied, because {place} is not a git repository: data/, weights.bin;")
+    git(place, "init")
+    assert user_project.describe_left_out(project) == ""
+
+
+def test_file_that_is_removed_while_the_project_is_copied_is_left_out(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = user_project.list_files(place)
+    monkeypatch.setattr(user_project, "list_files", lambda _: {**sizes, "of-another-run.tmp": 1})
+    user_project.copy_project(UserProject(folder=str(place)), tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == sorted(sizes)
+
+
+def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
+    command = Command(argv=["python", "package", "x"])
+    (place / "package").mkdir()
+    with pytest.raises(BadInput, match=r"package/__main__\.py: there is no such file in"):
+        user_project.find_command_project(command, place)
+    write(place / "package/__main__.py")
+    assert user_project.find_command_project(command, place).folder == str(place)
+
+
+def test_folder_that_git_ignores_is_a_plain_one(place: Path) -> None:
+    git(place.parent, "init")
+    write(place.parent / ".gitignore", "mine/\n")
+    assert find(place).folder == str(place)
+
+
+def test_module_that_would_not_be_copied_is_named(place: Path) -> None:
+    git(place, "init")
+    write(place / ".gitignore", "nets.py\n")
+    with pytest.raises(BadInput, match=rf"{place}/nets.py: would not be copied .* correct .gitignore"):
+        find(place)
+
+
+@pytest.mark.parametrize("has_init_files", [False, True])
+def test_module_in_a_package_that_would_not_be_copied_is_named(place: Path, has_init_files: bool) -> None:
+    git(place, "init")
+    write(place / "mine/deep/small.py", "def net(classes): ...")
+    for folder in ("mine", "mine/deep") if has_init_files else ():
+        write(place / folder / "__init__.py")
+    recipe = replace(OWN_MODEL, model=Model(name="mine.deep.small:net"))
+    project = user_project.find_project(recipe, str(place / "recipe.py"))
+    assert project
+    requirements.require_functions(recipe, project)
+    with pytest.raises(BadInput, match=rf"model, name: there is no module mine.deep.gone in mine of {place}; correct"):
+        requirements.require_functions(replace(recipe, model=Model(name="mine.deep.gone:net")), project)
+    write(place / ".gitignore", "small.py\n")
+    with pytest.raises(BadInput, match=rf"{place}/mine/deep/small.py: would not be copied"):
+        user_project.find_project(recipe, str(place / "recipe.py"))
+
+
+def test_repository_that_git_refuses_is_not_copied_as_a_plain_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(place, "init")
+    refusal = "#!/bin/sh\necho fatal: detected dubious ownership in repository >&2; exit 128\n"
+    write(tmp_path / "bin/git", refusal).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    with pytest.raises(BadInput, match=r"git cannot say which files it ignores: fatal: detected dubious ownership"):
+        find(place)
+
+
+def test_modules_that_are_elsewhere_need_no_project(place: Path) -> None:
+    (place / "nets.py").unlink()
+    assert user_project.find_project(OWN_MODEL, str(place / "recipe.py")) is None
+    built_in = replace(OWN_MODEL, model=Model(name="resnet10_tiny"))
+    assert user_project.find_project(built_in, str(place / "recipe.py")) is None
+
+
+def test_plain_folder_is_copied_without_data_results_and_environments(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("data/x.jpg", "runs/job-1/job.json", "nets/__pycache__/x.pyc", "birds/train/a/1.jpg"):
+        write(place / name)
+    for name in ("birds/val/a/1.jpg", "birds-sz/64/1.jpg", "env/pyvenv.cfg", "env/lib/x.py", ".secret", ".cache/x"):
+        write(place / name)
+    write(place / "weights.pt", "w" * 1_000_001)
+    write(place / "parts/head.py")
+    assert set(user_project.list_files(place)) == {"recipe.py", "nets.py", "parts/head.py"}
+    monkeypatch.setattr(user_project, "MAX_PLAIN_FILES", 2)
+    with pytest.raises(BadInput, match=r"more than 2 files .*git init"):
+        find(place)
+
+
+def test_too_large_project_names_the_largest_files(place: Path) -> None:
+    git(place, "init")
+    for name, size in {"model.pt": 60e6, "b.bin": 50e6, "c.bin": 3e6, "small": 2e6}.items():
+        with (place / name).open("wb") as file:
+            file.truncate(int(size))
+    with pytest.raises(BadInput) as raised:
+        find(place)
+    message = str(raised.value)
+    assert "model.pt (60 MB), b.bin (50 MB), c.bin (3 MB)" in message and "small" not in message and "\n" not in message
+    (place / "model.pt").unlink()
+    assert find(place)
+
+
+def test_copy_is_replaced_as_a_whole_and_kept_when_the_project_is_gone(place: Path, tmp_path: Path) -> None:
+    write(tmp_path / "shared.py", "outside")
+    (place / "linked.py").symlink_to("../shared.py")
+    (place / "alias.py").symlink_to("nets.py")
+    (place / "run.sh").touch(mode=0o755)
+    project, copy = find(place), tmp_path / "run/user_project"
+    user_project.copy_project(project, copy)
+    assert (copy / "linked.py").read_text() == "outside" and not (copy / "linked.py").is_symlink()
+    assert (copy / "alias.py").readlink() == Path("nets.py") and os.access(copy / "run.sh", os.X_OK)
+    (place / "linked.py").unlink()
+    (place / "nets.py").write_text("new")
+    user_project.copy_project(project, copy)
+    assert (copy / "nets.py").read_text() == "new" and not (copy / "linked.py").exists()
+    place.rename(tmp_path / "moved")
+    user_project.copy_project(project, copy)
+    assert (copy / "nets.py").read_text() == "new"
+    assert [path.name for path in copy.parent.iterdir()] == ["user_project"]
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_links_lead_to_the_copy_or_count_as_what_they_lead_to(place: Path, tmp_path: Path, is_repository: bool) -> None:
+    if is_repository:
+        git(place, "init")
+    write(place / "src/real.py", "first")
+    (place / "absolute.py").symlink_to(place / "src/real.py")
+    (place / "loop.py").symlink_to("loop.py")
+    write(tmp_path / "library/helper.py")
+    for name, target in {"library": "../library", "gone.py": "../gone.py"}.items():
+        (place / name).symlink_to(target)
+    project, copy = find(place), tmp_path / "run/user_project"
+    user_project.copy_project(project, copy)
+    write(place / "src/real.py", "edited")
+    assert (copy / "absolute.py").read_text() == "first"
+    assert not {"library", "gone.py"} & {path.name for path in copy.iterdir()}
+    with (tmp_path / "weights.pt").open("wb") as file:
+        file.truncate(user_project.MAX_PROJECT_BYTES)
+    (place / "weights").symlink_to("../weights.pt")
+    if is_repository:
+        with pytest.raises(BadInput, match=r"weights \(100 MB\)"):
+            find(place)
+    else:
+        assert "weights" not in user_project.list_files(place)
+
+
+def test_search_folder_outside_of_the_project_is_refused() -> None:
+    for name in ("../elsewhere", "/tmp", "a/../../b"):
+        with pytest.raises(ValueError, match="must name folders of the project"):
+            UserProject(folder="/home/me/project", search=(".", name))
+
+
+def test_launch_and_resume_copy_the_project(
+    hand_made: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets = write(tmp_path / "mine/nets.py", "first")
+    project = UserProject(folder=str(tmp_path / "mine"), search=(".",))
+    run = hand_made("job-1", user_project=project)
+    created = submit.create_job(run.spec)
+    copied_module = created.run_folder.user_project / "nets.py"
+    assert created.name == "job-2" and created.spec.user_project == project
+    nets.write_text("corrected")
+    assert copied_module.read_text() == "first"
+
+    run.write_status("failed", ended=True)
+    run.job.refresh()
+    monkeypatch.setattr(LocalBackend, "check", lambda *_: None)
+    monkeypatch.setattr(submit.Job, "start", lambda self: None)
+    run.job.resume()
+    assert (run.run_folder.user_project / "nets.py").read_text() == "corrected"

@@ -1,0 +1,157 @@
+"""Tests of the events that a job's files show: each is found once, and only those of the last launch."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.notifications.events import Event, SupervisorView, describe, find_events
+from cluster.state.run_folder import Run
+from train.recipe import Command
+
+Fixture = Any
+
+
+class Teller:
+    """Finds events and remembers them, as the notifier does."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.told: set[str] = set()
+
+    def new(self, *dead_machines: str, dollars: float = 0.0) -> list[Event]:
+        """Return the events that are new."""
+        view = SupervisorView(dead_machines=dead_machines, dollars=dollars)
+        run = Run.read(self.run.run_folder.path)
+        events = list(find_events(run, view, self.run.job.result, self.told))
+        self.told |= {key for event in events for key in event.keys}
+        return events
+
+
+@pytest.fixture
+def run(hand_made: Fixture) -> Any:
+    """A job of two machines in its first attempt."""
+    run = hand_made(machines=2)
+    run.run_folder.launch_path.write_text("one")
+    for machine in "01":
+        run.write_status("training", machine, launch="one", attempt=1, phase="running")
+    run.write_attempt(1, "0.a", "1.b", launch_id="one", reason="start")
+    return run
+
+
+def test_loss_and_return_of_a_machine_are_told_once(run: Any) -> None:
+    teller = Teller(run)
+    assert teller.new() == []
+    run.write_attempt(2, "0.a", launch_id="one", reason="machine 1 lost")
+    run.write_status("left", "1", id="1.b", launch="one", ended=True, reason="spot/instance-action: terminate at 12:00")
+    (lost,) = teller.new()
+    assert (lost.kind, lost.machines) == ("machine_lost", ("1",))
+    assert lost.text == "machine 1 was lost (spot/instance-action: terminate at 12:00); 1 of 2 machines are left"
+    assert teller.new() == [] and teller.new("1") == []
+    run.write_attempt(3, "0.a", "1.c", launch_id="one", resume="checkpoints/000003/resume-00000040-ef01.pt")
+    (back,) = teller.new()
+    assert (back.kind, back.text) == ("machine_back", "machine 1 joined; 2 of 2 machines train from step 40")
+    assert teller.new() == []
+
+
+def test_machines_that_the_job_does_not_have_are_not_told_of(run: Any) -> None:
+    run.write_attempt(2, "0.a", "1.b", *(f"invented-{number}.x" for number in range(50)), launch_id="one")
+    run.write_attempt(3, "0.a", "1.b", launch_id="one")
+    assert Teller(run).new() == []
+
+
+def test_damaged_status_does_not_hide_the_end(run: Any) -> None:
+    run.write_status("failed", launch="one", reason="out of memory", ended=True)
+    run.job.refresh()
+    run.write_shared("status/1.json", "[]")
+    (end,) = Teller(run).new()
+    assert end.kind == "failed"
+    described = describe(end, Run.read(run.run_folder.path), "id", 0.0, None)
+    assert described.event == "failed" and described.step is None
+
+
+def test_return_of_a_machine_to_a_command_names_no_step(hand_made: Fixture) -> None:
+    run = hand_made("job-2", machines=2, workload=Command(argv=["true"]))
+    run.run_folder.launch_path.write_text("one")
+    run.write_attempt(1, "0.a", launch_id="one", reason="machine 1 lost")
+    run.write_attempt(2, "0.a", "1.c", launch_id="one", reason="machine 1 joined")
+    (back,) = Teller(run).new()
+    assert back.text == "machine 1 joined; the command starts anew on 2 of 2 machines"
+
+
+def test_attempt_of_a_lying_machine_hides_no_event(run: Any) -> None:
+    """The names of its members are no numbers that can be counted."""
+    run.write_attempt(2, *(f"{'9' * 5000}.{letter}" for letter in "ab"), launch_id="one", reason="start")
+    (lost,) = Teller(run).new("1")
+    assert (lost.kind, lost.machines) == ("machine_lost", ("1",))
+    run.write_status("failed", "0", launch="one", reason="out of memory", ended=True)
+    run.write_status("failed", "1", launch="one", reason="out of memory", ended=True)
+    run.job.refresh()
+    assert "failed" in [event.kind for event in Teller(run).new()]
+
+
+def test_loss_that_pauses_the_job_is_told_before_the_next_attempt(run: Any) -> None:
+    teller = Teller(run)
+    (lost,) = teller.new("1")
+    assert lost.text == "machine 1 was lost; 1 of 2 machines are left" and teller.new("1") == []
+    run.write_attempt(2, "0.a", "1.c", launch_id="one", reason="machine 1 lost; machine 1 joined")
+    (back,) = teller.new()
+    assert back.kind == "machine_back"
+
+
+def test_events_of_an_earlier_launch_are_not_told_again(run: Any) -> None:
+    run.write_attempt(2, "0.a", launch_id="one", reason="machine 1 lost")
+    run.run_folder.launch_path.write_text("two")
+    run.write_attempt(3, "0.d", "1.e", launch_id="two", reason="start")
+    assert Teller(run).new() == []
+
+
+def test_limit_of_time_is_told_when_it_is_near_and_when_it_is_reached(run: Any) -> None:
+    teller = Teller(run)
+    limit = "the limit of 2 hours (--max-hours)"
+    run.write_status("training", "0", launch="one", limit=limit, limit_share=0.89)
+    assert teller.new() == []
+    run.write_status("training", "0", launch="one", limit=limit, limit_share=0.9)
+    (near,) = teller.new()
+    assert (near.kind, near.text) == ("limit_near", f"90% of {limit} is used; then it saves and stops")
+    run.write_status("training", "0", launch="one", limit="the limit of 1.9 hours (--max-hours)", limit_share=0.95)
+    assert [event.kind for event in teller.new()] == ["limit_near"], "another limit: it was changed"
+    run.write_status("stopping", "0", launch="one", limit=limit, limit_share=1.01)
+    (reached,) = teller.new()
+    assert (reached.kind, reached.text) == ("limit_reached", f"{limit} was reached; it saves and stops")
+    assert teller.new() == []
+
+
+def test_limit_of_price_is_read_from_the_job_as_extend_has_left_it(run: Any) -> None:
+    spec = replace(run.spec, cloud={"max_dollars": 10.0}, machines=2)
+    run.run_folder.write_spec(spec)
+    teller = Teller(run)
+    (near,) = teller.new(dollars=9.2)
+    assert near.text == "92% of the limit of 10 dollars (--max-price-total) is used; " + (
+        "to raise it: imgnet-cluster extend job-1"
+    )
+    run.run_folder.write_spec(replace(spec, cloud={"max_dollars": 20.0}))
+    assert teller.new(dollars=11.0) == []
+    run.write_shared("stop", '{"reason": "the limit of 20 dollars (--max-price-total) was reached"}')
+    (reached,) = teller.new(dollars=19.0)
+    assert reached.kind == "limit_reached" and "20 dollars (--max-price-total) was reached" in reached.text
+
+
+def test_end_is_told_with_its_reason(run: Any) -> None:
+    teller = Teller(run)
+    run.write_status("failed", "0", launch="one", reason="out of memory", ended=True)
+    run.write_status("failed", "1", launch="one", reason="out of memory", ended=True)
+    run.job.refresh()
+    (end,) = teller.new()
+    assert (end.kind, end.text) == ("failed", "failed: out of memory; to continue: imgnet-cluster resume job-1")
+    assert teller.new() == []
+
+
+def test_text_of_machines_cannot_call_a_channel_and_is_one_line(run: Any) -> None:
+    event = Event(kind="failed", keys=(), text="failed: <!channel>\n\x1b[31m" + "x" * 5000)  # type: ignore[arg-type]
+    notification = describe(event, Run.read(run.run_folder.path), "1", time.time(), None)
+    assert notification.text.startswith("job-1 (tiny, local): failed: (!channel) [31mxxx")
+    assert len(notification.text) <= 600
+    payload = notification.payload()
+    assert payload["content"] == payload["text"] and payload["allowed_mentions"] == {"parse": []}

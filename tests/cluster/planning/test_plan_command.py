@@ -1,0 +1,161 @@
+"""Tests of the plan of a command: its project, its processes, its variables, and what is refused."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cli.launch import carry_out
+from cluster.errors import BadInput
+from cluster.jobs import submit
+from cluster.jobs.job import Job
+from cluster.planning import commands
+from cluster.planning.commands import plan_command, plan_work, read_environment, select_work
+from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resume import options_of
+from cluster.state.spec import JobSpec
+from train.recipe import Command
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository with a script in a folder, which is the current folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "mine/code"
+    folder.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(tmp_path / "mine")], check=True)
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "go.sh").write_text("echo 1\n")
+    (folder / ".gitignore").write_text("ignored.py\n")
+    (folder / "ignored.py").write_text("print(2)\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def command(*argv: str, **fields: Any) -> Command:
+    return Command(argv=argv or ("python", "train.py"), **fields)
+
+
+def test_plan_has_the_repository_and_the_folder_in_it(project: Path) -> None:
+    spec = plan_command(command(), make_launch_options(machines=3)).spec
+    assert spec.user_project and (spec.user_project.folder, spec.user_project.workdir) == (str(project.parent), "code")
+    assert (spec.machines, spec.procs, spec.schedule, spec.own_command) == (3, 1, None, command())
+    assert JobSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(BadInput, match=r"runs a command of your own \(train\), not a recipe"):
+        _ = spec.recipe
+
+
+def test_rules_of_a_command_without_elasticity_wait_for_all_machines(project: Path) -> None:
+    spec = plan_command(command(elastic=False, retries=2), make_launch_options(machines=3)).spec
+    assert (spec.membership_rules.min_size, spec.membership_rules.max_crashes) == (3, 3)
+    assert plan_command(command(), make_launch_options(machines=3)).spec.membership_rules.min_size == 1
+
+
+def test_number_of_processes_stays_in_a_resume(project: Path) -> None:
+    assert options_of(plan_command(command(procs=2), make_launch_options()).spec).procs == 2
+    assert options_of(plan_command(command(), make_launch_options()).spec).procs is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "workdir", "problem"),
+    [
+        (("python", "none.py"), "", "none.py: there is no such file in .*; correct the command, or pass --workdir"),
+        (("python", "ignored.py"), "", "ignored.py: would not be copied for the job, because git ignores it"),
+        (("./go.sh",), "", r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
+        (("no-such-program",), "", "no-such-program: there is no such program here"),
+        (("python9", "train.py"), "", "python9: there is no such program here"),
+        (("python", "train.py"), "nowhere", "--workdir nowhere: there is no such folder"),
+        (("python", "-m", "train"), "home", "is not copied for a job, because it is or has your home folder"),
+    ],
+)
+def test_command_that_cannot_be_started_is_refused(
+    project: Path, tmp_path: Path, argv: tuple[str, ...], workdir: str, problem: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    folder = str(tmp_path / "home") if workdir == "home" else workdir
+    with pytest.raises(BadInput, match=problem):
+        plan_command(command(*argv), workdir=folder)
+
+
+def test_more_processes_than_gpus_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert plan_command(command()).spec.procs == 2
+    with pytest.raises(BadInput, match=r"needs 6 GPUs, one for each process, and this computer has 2; use fewer"):
+        plan_command(command(procs=3), make_launch_options(machines=2))
+
+
+def test_options_of_the_trainer_are_refused(project: Path) -> None:
+    with pytest.raises(BadInput, match="a command takes no options of the trainer"):
+        plan_command(command(), make_launch_options(seed=3))
+
+
+def test_commands_of_a_file_run_in_its_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "sweep.py").write_text(
+        "from train.recipe import Command\n"
+        "def recipes():\n"
+        "    for lr in ('1', '2'):\n"
+        "        yield Command(argv=['python', 'train.py', lr], name=lr)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (work,) = select_work(str(project / "sweep.py"), ["2"])
+    spec = plan_work(work, recipe_file=str(project / "sweep.py")).spec
+    assert spec.user_project and spec.user_project.workdir == "code" and spec.workload.name == "2"
+
+
+def test_variables_come_from_the_line_the_file_and_the_shell(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "vars").write_text("# of mine\nA=1\nexport B = 'two words'\n\nC=\n")
+    monkeypatch.setenv("TOKEN", "secret")
+    assert read_environment(["A=2", "TOKEN", "D=x=y"], ["vars"]) == (
+        {"A": "2", "D": "x=y"},
+        {"TOKEN": "secret", "B": "two words", "C": ""},
+    )
+    (project / "vars").write_text("A=1\nno assignment\n")
+    for assignments, files, problem in (
+        ([], ["vars"], "--env-file vars, line 2: has no `=`; write NAME=value"),
+        ([], ["none"], "--env-file none: No such file"),
+        (["UNSET_VARIABLE"], [], "--env UNSET_VARIABLE: your environment has no such variable"),
+        (["RANK=1"], [], "--env RANK: RANK is set for each process by the job itself"),
+        (["A B=1"], [], "'A B' is not the name of an environment variable"),
+    ):
+        with pytest.raises(BadInput, match=problem):
+            read_environment(assignments, files)
+
+
+def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("IMGNET_RUNS", str(project.parent / "runs"))
+    plans = [plan_command(command(name="mine"), make_launch_options())]
+    ways = {"detach": True, "dry_run": False, "requests": False, "yes": True}
+    for target, message in (
+        (submit, "interrupted; nothing was started\n"),
+        (Job, "interrupted; job-1 is submitted and may go on; to stop: imgnet-cluster stop job-1\n"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(target, "create_job" if target is submit else "start", interrupt)
+            carry_out(plans, "", **ways)
+        assert ended.value.code == 130
+        assert capsys.readouterr().err == message
+
+
+def test_data_of_a_command_is_a_folder_that_exists(project: Path) -> None:
+    assert plan_command(command(), make_launch_options(data=str(project))).spec.train.data == str(project)
+    with pytest.raises(BadInput, match="--data none: there is no such folder"):
+        plan_command(command(), make_launch_options(data="none"))
+    with pytest.raises(BadInput, match=r"--data s3://mine/x: only recipes fetch data; .* --env DATA=s3://mine/x"):
+        plan_command(command(), make_launch_options(data="s3://mine/x"))
+    spec = commands.plan_command(command()).spec
+    assert spec.train.data == spec.resolved_on_machine(project).train.data == "", "IMGNET_DATA would be a folder"
+
+
+def test_requirements_that_are_not_in_the_copy_are_refused_at_the_launch(project: Path) -> None:
+    (project / "needs.txt").write_text("six\n")
+    plan_command(command(requirements="needs.txt"))
+    with pytest.raises(BadInput, match=r"none\.txt: there is no such file in .*; correct --requirements"):
+        plan_command(command(requirements="none.txt"))
+    with pytest.raises(BadInput, match=r"ignored\.py: would not be copied for the job"):
+        plan_command(command(requirements="ignored.py"))

@@ -1,0 +1,236 @@
+"""The plan of a resume: changed options, the rest of the schedule, and refused options."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.aws_journal import launch_request, request_granted, write_journal
+from support.known import known
+from support.train_records import epoch_line
+
+from cluster.backends import registry
+from cluster.backends.local import LocalBackend
+from cluster.backends.planner import MachinePlanner, MachineRequest
+from cluster.backends.slurm.backend import read_options
+from cluster.display.plan import rental_question, show_resume_plan
+from cluster.errors import BadInput, ClusterError
+from cluster.jobs import submit
+from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resume import plan_resume
+from cluster.state.result import write_result
+from cluster.state.run_folder import Run, RunFolder
+from cluster.state.spec import JobSpec
+from cluster.state.states import JobState
+from infra.aws.launch_request import Place
+from train.recipe import Data, Model, Phase, Recipe
+from train.tools.filesystem import json_roundtrip
+from train.tools.records import decode
+
+Fixture = Any
+RECIPE = Recipe(
+    name="small",
+    data=Data(name="images", root="/data", train=6400, val=100),
+    model=Model(name="resnet50"),
+    gpus=8,
+    types=("p4d.24xlarge",),
+    phases=[Phase(epochs=(0, 2), size=128, batch=32, lr=0.1), Phase(epochs=(2, 6), size=224, batch=32, lr=0.01)],
+)
+STEPS = 25 * 6  # on one machine
+
+
+def make_run(folder: Path, backend: str, **options: Any) -> Run:
+    """Return the run of a job that was planned offline."""
+    plan = submit.plan(RECIPE, make_launch_options(backend, **options), offline=True)
+    spec = replace(plan.spec, name="job-1", uid="job-1-00000000")
+    run = Run.read(write_run(folder, spec))
+    assert plain(run.spec) == plain(spec), "job.json has all that the plan has"
+    return run
+
+
+def plain(spec: JobSpec) -> Any:
+    """Return a specification as it is written."""
+    return json_roundtrip(spec.to_json())
+
+
+def write_run(folder: Path, spec: JobSpec) -> Path:
+    """Write the run folder of a job and return its path."""
+    job_folder = folder / spec.name
+    (job_folder / "machine/shared").mkdir(parents=True)
+    RunFolder(job_folder).write_spec(spec)
+    return job_folder
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let planners work offline."""
+    open_planner: Callable[[str, MachineRequest], MachinePlanner] = registry.open_planner
+    monkeypatch.setattr(
+        registry, "open_planner", lambda name, request: open_planner(name, replace(request, is_offline=True))
+    )
+
+
+def test_unchanged_resume_keeps_the_specification(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "slurm", partition="gpu", time_limit="4:00:00", spares=1)
+    plan = plan_resume(run, 10, 0.0)
+    assert plain(plan.spec) == plain(run.spec) and not plan.changes
+    assert (plan.steps_done, plan.recipe_schedule.steps) == (10, STEPS)
+
+
+def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "slurm", partition="gpu", time_limit="4:00:00")
+    plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, probe=False)
+    assert set(plan.changes) == {
+        "--partition: gpu -> big", "--max-hours: default -> 3", "--machines: 1 -> 2", "--save-seconds: 30 -> 60",
+        "--probe: yes -> no",
+    }  # fmt: skip
+    settings = read_options(plan.spec)
+    assert (settings.partition, settings.time_limit) == ("big", "4:00:00")
+    assert (plan.spec.machines, plan.spec.max_hours, plan.spec.train.save_seconds) == (2, 3.0, 60.0)
+    again = plan_resume(Run(plan.spec, run.folder), 20, 0.0, partition="huge")
+    assert again.changes == ("--partition: big -> huge",) and again.spec.machines == 2
+
+
+def test_schedule_stays_the_same_on_other_machines(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "slurm")
+    for machines, note in ((2, "8 of 16 processes are idle"), (1, "")):
+        plan = plan_resume(run, 0, 0.0, machines=machines)
+        assert plan.recipe_schedule.steps == STEPS and plan.spec.schedule_gpus == 8 and note in " ".join(plan.notes)
+    assert plan_resume(run, 0, 0.0, gpus_per_node=4).spec.procs == 4, "the number of processes follows the machines"
+    fixed = make_run(tmp_path / "fixed", "slurm", procs=2)
+    assert plan_resume(fixed, 0, 0.0, gpus_per_node=4).spec.procs == 2, "unless it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "/other"}, "^--data: a resume cannot change it; start a new job: imgnet-cluster launch$"),
+        ({"max_steps": 7}, "^--max-steps: a resume cannot change it"),
+        ({"types": ("p4d.24xlarge",)}, "^--type: only for machines rented from AWS, not for --slurm$"),
+        ({"min_machines": 2}, "^--min-machines 2 is more than the 1 machines of the job$"),
+        ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
+        ({"max_hours": 0.0}, "^Invalid value for '--max-hours': 0.0 is not in the range"),
+        ({"lurk": 1}, "^a launch has no option 'lurk'"),
+    ],
+)
+def test_options_that_a_resume_does_not_have_are_refused(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        plan_resume(make_run(tmp_path, "slurm"), 10, 0.0, **options)
+
+
+def test_rest_of_a_rented_job_has_time_price_and_limits(
+    tmp_path: Path, offline: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, "aws", market="on-demand", max_hours=3.0)
+    whole, rest = (plan_resume(run, steps, 0.0).rental_plan for steps in (0, 125))
+    assert whole and rest
+    summaries = [rental.summary(run.spec) for rental in (whole, rest)]
+    minutes, minutes_left = (summary.minutes for summary in summaries)
+    assert minutes and minutes_left and 1 < minutes_left < minutes
+    rate = summaries[1].dollars_per_hour
+    assert rate and summaries[1].dollars == pytest.approx(rate * minutes_left / 60)
+
+    plan = plan_resume(run, 125, 7.5, max_dollars=20.0, machines=2)
+    assert set(plan.changes) == {"--max-price-total: default -> 20", "--machines: 1 -> 2"}
+    assert plan.spec.rental_facts.max_dollars == 20.0 and plan.spec.forecast == run.spec.forecast
+    assert rental_question([plan]) == "rent 2 machines for at most $12.50?"
+    show_resume_plan(plan)
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "rents 2 x p4d.24xlarge", "the rest about ", "spent before $7.50", "at most $12.50 until power-off",
+        f"job-1 was trained until step 125 of {STEPS}", "changed: --machines: 1 -> 2", " 2-6 224 ",
+    ):  # fmt: skip
+        assert part in shown, (part, shown)
+    assert " 0-2 128 " not in shown, "the first phase is done"
+    with pytest.raises(BadInput, match=r"^--max-price-total 5: job-1 has cost 7.5 dollars already; to continue: "):
+        plan_resume(run, 125, 7.5, max_dollars=5.0)
+
+
+def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(
+    tmp_path: Path, offline: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, "aws", market="on-demand")
+    metrics = run.folder.path / "metrics/000001.jsonl"
+    metrics.parent.mkdir()
+    epoch = epoch_line(25, size=128, global_batch=256, steps=25, train_images=6400, train_seconds=250.0)
+    metrics.write_text(json.dumps(epoch) + "\n")
+    plans = [plan_resume(run, 25, 0.0, rented_type=type) for type in ("", "p5.48xlarge", "p4d.24xlarge")]
+    others, same = plans[:2], plans[2]
+    assert [known(plan.rental_plan).summary(run.spec).forecast_source for plan in others] == ["presets", "presets"]
+    summary = known(same.rental_plan).summary(run.spec)
+    # 10 s a step at 128 pixels: one epoch of 25 steps, and four of images with three times the pixels.
+    expected = 250 + 4 * 250 * (224 / 128) ** 2
+    assert summary.forecast_source == "job-1" and 60 * known(summary.minutes) == pytest.approx(expected, rel=0.1)
+    show_resume_plan(same)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "a forecast from what job-1 has measured; boot and set-up from presets" in shown
+    assert same.spec.forecast == run.spec.forecast, "it compares the whole job with its launch"
+
+
+def test_what_a_new_market_contradicts_is_dropped(tmp_path: Path, offline: None) -> None:
+    run = make_run(tmp_path, "aws", spares=1, late_spares=True)
+    plan = plan_resume(run, 10, 0.0, market="on-demand")
+    assert set(plan.changes) == {"market: spot -> on-demand", "--late-spares: yes -> no"}
+    options = make_launch_options("aws", reservation="cr-0123456789abcdef0").backend_options
+    changed: Any = options.changed({"types": ("p4d.24xlarge",)})
+    assert (changed.reservation, changed.types) == (None, ("p4d.24xlarge",))
+
+
+def test_region_of_the_checkpoints_stays(tmp_path: Path, offline: None) -> None:
+    run = make_run(tmp_path, "aws", market="on-demand", regions=("us-west-2", "us-east-1"))
+    place = (run.spec.cloud or {})["places"][-1]
+    assert place["region"] == "us-east-1"
+    events = launch_request(1, decode(Place, place), ["0"]), request_granted(1, ("i-1", "0", 0.0))
+    write_journal(run.folder.path / "cloud.jsonl", *events)
+    plan = plan_resume(run, 10, 0.0)
+    assert {place["region"] for place in (plan.spec.cloud or {})["places"]} == {"us-east-1"}
+    with pytest.raises(ClusterError, match=r"^--region eu-west-1: the checkpoints of job-1 are in .* us-east-1; leave"):
+        plan_resume(run, 10, 0.0, regions=("eu-west-1",))
+
+
+def test_job_resumes_with_the_plan_or_stays_as_it_was(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = hand_made()
+    write_end(made.job)
+    monkeypatch.setattr(LocalBackend, "check", lambda *arguments: None)
+
+    def fail(backend: LocalBackend) -> None:
+        assert backend.run.spec.machines == 2
+        raise ClusterError("no tmux")
+
+    monkeypatch.setattr(LocalBackend, "launch", fail)
+    job = made.job
+    plan = job.plan_resume(machines=2, max_hours=1.0)
+    with pytest.raises(ClusterError, match="no tmux"):
+        job.resume(plan)
+    assert plain(made.job.spec) == plain(made.spec) and made.job.state == JobState.STOPPED
+    monkeypatch.setattr(LocalBackend, "launch", lambda backend: None)
+    monkeypatch.setattr("cluster.jobs.job.AGENT_START_SECONDS", 0.0)
+    job.resume(plan)
+    assert plain(made.job.spec) == plain(plan.spec) and made.job.spec.max_hours == 1.0
+
+
+def test_resume_of_a_job_that_is_not_rented_shows_what_is_left(sandbox: Fixture, hand_made: Fixture) -> None:
+    data = sandbox.path / "drawn"
+    write_end(hand_made(data=str(data), copies="").job)
+    missing = sandbox.cli("resume", "--dry-run", "job-1")  # what a resume checks, its dry run checks, too
+    assert missing.code == 1 and missing.err.startswith(f"error: {data}: there is no such data folder"), missing
+    for folder in ("train/cat", "val/cat"):
+        (data / folder).mkdir(parents=True)
+    shown = sandbox.cli("resume", "--dry-run", "--max-hours", "2", "job-1")
+    assert shown.code == 0 and "would resume job-1; nothing was started" in shown.out, shown
+    assert (
+        "changed: --max-hours: default -> 2" in shown.out
+        and "job-1 has saved no step; it starts again from step 0 of 16" in shown.out
+    )
+    refused = sandbox.cli("resume", "--type", "p4d.24xlarge", "job-1")
+    assert (refused.code, refused.err) == (
+        2, "error: --type: only for machines rented from AWS, not for --local\n",
+    )  # fmt: skip
+
+
+def write_end(job: Job) -> None:
+    """Let a job end, as if somebody had stopped it."""
+    write_result(job.run, job.backend, end_reason="stopped", end_state=JobState.STOPPED)

@@ -1,0 +1,195 @@
+import os
+import re
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.script.event_steps import EventSteps, read_step
+from cluster.script.progress import (
+    MAX_LINE_CHARACTERS,
+    MAX_POLL_BYTES,
+    BadPattern,
+    ScriptNumbers,
+    ScriptProgress,
+    compile_pattern,
+)
+
+STEP = r"step (?P<step>\d+)"
+
+
+class Bed:
+    """The files of a script that tells its progress."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = path / "rank-0.log"
+        self.events = path / "events"
+        self.events.mkdir()
+        self.touched = path / "progress"
+
+    def follow(self, pattern: str = "", counts_output: bool = False) -> ScriptProgress:
+        compiled = compile_pattern(pattern) if pattern else None
+        return ScriptProgress(self.log, self.events, self.touched, compiled, counts_output)
+
+    def print(self, text: str) -> None:
+        with self.log.open("a") as file:
+            file.write(text)
+
+    def write_event(self, step: int, name: str = "events.out.tfevents.1", is_whole: bool = True) -> None:
+        message = b"\x09" + struct.pack("<d", 1.5) + b"\x10" + varint(step) + b"\x2a\x03abc"
+        record = struct.pack("<QI", len(message), 0) + message + b"\0\0\0\0"
+        with (self.events / name).open("ab") as file:
+            file.write(record if is_whole else record[:-6])
+
+
+def varint(value: int) -> bytes:
+    text = bytearray()
+    while value >= 128:
+        text.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*text, value])
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+def test_newest_matching_line_counts_and_an_incomplete_one_does_not(bed: Bed) -> None:
+    progress = bed.follow(STEP)
+    assert progress.poll() == ScriptNumbers()
+    bed.print("hello\nstep 1 loss 3\nstep 2 loss 2\nsaved\nste")
+    assert progress.poll().step == 2
+    bed.print("p 3")
+    assert progress.poll().step == 2
+    bed.print("4\n")
+    assert progress.poll().step == 34 and progress.numbers.signs == 2
+
+
+def test_progress_bar_with_carriage_returns_is_read(bed: Bed) -> None:
+    progress = bed.follow(r"(?P<step>\d+)/(?P<steps>\d+) .*loss=(?P<loss>\S+)")
+    bed.print(" 1%| 10/1,000 [00:01 loss=2.5]\r 2%| 20/1000 [00:01 loss=1.25 ]\r")
+    numbers = progress.poll()
+    assert (numbers.step, numbers.steps, numbers.loss) == (20, 1000, 1.25)
+
+
+def test_group_that_is_no_number_is_not_known(bed: Bed) -> None:
+    progress = bed.follow(r"step (?P<step>\S+) loss (?P<loss>\S+)")
+    bed.print("step 5 loss nan\n")
+    assert (progress.poll().step, progress.numbers.loss) == (5, None)
+    bed.print(f"step {'9' * 30} loss 1\n")
+    assert (progress.poll().step, progress.numbers.loss) == (5, 1.0)
+
+
+def test_of_much_output_only_the_end_is_read(bed: Bed) -> None:
+    progress = bed.follow(STEP)
+    bed.print("step 1\n" + "x" * MAX_POLL_BYTES + "\nstep 2\n")
+    assert progress.poll().step == 2
+    bed.print("y" * (MAX_LINE_CHARACTERS + 10) + " step 3\n")
+    assert progress.poll().step == 2
+
+
+@pytest.mark.parametrize(
+    "pattern, problem",
+    [
+        ("step (", "is not a regular expression"),
+        (r"step (\d+)", "has no group `step`"),
+        (r"(?P<step>\d+) (?P<speed>\d+)", "the group speed is none of step,"),
+        (r"(\w+\s*)+=(?P<step>\d+)", "takes too long"),
+        (r"(a|a)+ (?P<step>\d+)$", "takes too long"),
+        ("x" * 1000, "more than 500 characters"),
+    ],
+)
+def test_bad_pattern_is_one_line(pattern: str, problem: str) -> None:
+    with pytest.raises(BadPattern, match=problem) as error:
+        compile_pattern(pattern)
+    assert "\n" not in str(error.value)
+
+
+def test_pattern_that_takes_too_long_at_run_time_is_switched_off(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.script.progress.MATCH_SECONDS", 0.05)
+    monkeypatch.setattr("cluster.script.progress._trial_lines", lambda _: [])
+    progress = bed.follow(r"(x+x+)+y (?P<step>\d+)")
+    bed.print("x" * 100 + "\n")
+    assert progress.poll().step is None
+    assert "takes too long on this output" in progress.problem
+    bed.print("x" * 100 + "\n")
+    assert progress.poll() == ScriptNumbers(signs=1), "without a pattern, output is the sign of life"
+
+
+def test_time_of_other_processes_does_not_count_against_a_pattern(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowPattern:
+        """Takes longer than the limit, but no processor time: as on a computer whose processors the ranks keep busy."""
+
+        pattern = STEP
+
+        def search(self, line: str) -> re.Match[str] | None:
+            time.sleep(0.03)
+            return re.search(STEP, line)
+
+    monkeypatch.setattr("cluster.script.progress.MATCH_SECONDS", 0.01)
+    progress = bed.follow(STEP)
+    progress.pattern = SlowPattern()  # type: ignore[assignment]
+    bed.print("step 8\n")
+    assert progress.poll().step == 8 and not progress.problem
+
+
+def test_folder_that_vanishes_during_the_search_for_events_is_no_error(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = bed.follow()
+
+    def vanish(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "rglob", vanish)
+    assert progress.poll() == ScriptNumbers()
+
+
+def test_of_too_many_event_files_the_newest_are_followed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.script.event_steps.MAX_FILES", 2)
+    progress = bed.follow()
+    for step in (1, 2, 3):
+        bed.write_event(step, f"events.out.tfevents.{step}")
+    assert progress.poll().step == 3
+
+
+def test_steps_of_tensorboard_events_are_read_as_they_grow(bed: Bed) -> None:
+    bed.write_event(900, "events.out.tfevents.of-the-attempt-before")
+    progress = bed.follow()
+    assert progress.poll().step is None
+    bed.write_event(5)
+    bed.write_event(7, is_whole=False)
+    assert progress.poll().step == 5
+    with (bed.events / "events.out.tfevents.1").open("ab") as file:
+        file.write(b"c\0\0\0\0" + b"\0")
+    assert progress.poll().step == 7
+    bed.write_event(300, "events.out.tfevents.2")
+    assert progress.poll().step == 300 and progress.numbers.signs == 3
+
+
+def test_damaged_event_file_is_left_out(bed: Bed) -> None:
+    (bed.events / "events.out.tfevents.bad").write_bytes(os.urandom(100))
+    steps = EventSteps(bed.events)
+    steps.poll()
+    bed.write_event(3)
+    steps.poll()
+    assert steps.step is None or steps.step == 3
+    assert read_step(b"\xff" * 64) is None and read_step(b"") is None
+
+
+def test_touched_file_is_a_sign_of_life_and_its_number_the_step(bed: Bed) -> None:
+    progress = bed.follow()
+    bed.touched.touch()
+    assert progress.poll() == ScriptNumbers(signs=1)
+    bed.touched.write_text("12\n")
+    assert progress.poll() == ScriptNumbers(step=12, signs=2)
+    assert progress.poll().signs == 2
+
+
+def test_output_is_a_sign_of_life_only_when_it_counts(bed: Bed) -> None:
+    silent, counting = bed.follow(), bed.follow(counts_output=True)
+    bed.print("working\n")
+    assert silent.poll().signs == 0 and counting.poll().signs == 1
+    assert silent.numbers.signs == 0 and counting.numbers.signs == 1

@@ -1,0 +1,107 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import BadInput, ClusterError
+from cluster.script import secret_values
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    (tmp_path / "job-1").mkdir()
+    return tmp_path / "job-1"
+
+
+def test_collect_takes_values_from_environment_argument_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("A=from file\nB=2\n")
+    values = secret_values.collect(["A", "C=x=y", "D="], [str(file)], {"A": "mine"})
+    assert values == {"A": "mine", "B": "2", "C": "x=y", "D": ""}
+
+
+@pytest.mark.parametrize(
+    "arguments, files, problem",
+    [
+        (["TOKEN"], [], "--env TOKEN: your environment has no such variable; type export TOKEN=VALUE"),
+        (["1A=x"], [], "'1A' is not the name of an environment variable"),
+        (["RANK=3"], [], "RANK is set for each process by the job itself"),
+        ([], ["/nowhere/keys"], "--env-file /nowhere/keys: No such file"),
+    ],
+)
+def test_collect_names_what_is_wrong(arguments: list[str], files: list[str], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        secret_values.collect(arguments, files, {})
+
+
+@pytest.mark.parametrize(
+    "line, value",
+    [
+        ("K=plain", "plain"),
+        ("export K = spaced  # comment", "spaced"),
+        ("K=with#hash", "with#hash"),
+        ("K='single $HOME \\n'", "single $HOME \\n"),
+        ('K="two\\nlines \\"x\\" \\d" # end', 'two\nlines "x" \\d'),
+        ("K=", ""),
+        ("# comment\n\nK=1", "1"),
+    ],
+)
+def test_env_file_is_read_like_dotenv(line: str, value: str) -> None:
+    assert secret_values.parse_env_file(line, "keys") == {"K": value}
+
+
+@pytest.mark.parametrize("line", ["no equals hunter2", "K='hunter2", "K='hunter2' hunter2"])
+def test_error_in_an_env_file_names_the_line_and_shows_no_value(line: str) -> None:
+    with pytest.raises(BadInput, match="--env-file keys, line 2: ") as error:
+        secret_values.parse_env_file(f"A=1\n{line}", "keys")
+    assert "hunter2" not in str(error.value)
+
+
+def test_kept_values_can_be_read_by_their_user_only(state_home: Path, run_folder: Path) -> None:
+    secret_values.keep("job-1-aa", run_folder, {"TOKEN": "hunter2"})
+    assert secret_values.kept_values("job-1-aa") == {"TOKEN": "hunter2"} and secret_values.kept_values("other") == {}
+    (file,) = (path for path in state_home.rglob("*") if path.is_file())
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert not list(run_folder.iterdir())
+
+
+def test_keep_removes_values_of_jobs_that_are_done_or_gone(run_folder: Path, tmp_path: Path) -> None:
+    done = tmp_path / "job-2"
+    done.mkdir()
+    for uid, run in (("stopped", run_folder), ("done", done), ("gone", tmp_path / "job-3")):
+        secret_values.keep(uid, run, {"TOKEN": "1"})
+    (run_folder / "result.json").write_text(json.dumps({"state": "stopped"}))
+    (done / "result.json").write_text(json.dumps({"state": "done"}))
+    secret_values.keep("new", run_folder, {"TOKEN": "2"})
+    assert {path.stem for path in secret_values.secrets_folder().iterdir()} == {"stopped", "new"}
+
+
+def test_machine_reads_what_was_sent_once(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    for _ in range(2):  # the second after the agent died before it had read the first
+        subprocess.run(
+            ["sh", "-c", secret_values.SEND_SCRIPT, "sh", str(work)],
+            input=secret_values.sent_bytes({"A": "1", "B": "2\n"}),
+            check=True,
+        )
+    assert (work / secret_values.SENT_FILE).stat().st_mode & 0o777 == 0o600
+    assert secret_values.receive(("B",), work, "uid", "job-1") == {"B": "2\n"}
+    assert not list(work.iterdir())
+
+
+def test_machine_of_the_launching_computer_reads_what_is_kept(tmp_path: Path, run_folder: Path) -> None:
+    secret_values.keep("uid", run_folder, {"A": "1"})
+    assert secret_values.receive(("A",), tmp_path, "uid", "job-1") == {"A": "1"}
+    assert secret_values.receive((), tmp_path, "other", "job-1") == {}
+
+
+def test_value_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="type imgnet-cluster resume job-1 --env A --env B"):
+        secret_values.receive(("A", "B"), tmp_path, "uid", "job-1")

@@ -1,0 +1,308 @@
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from cluster.script import snapshot
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def save(folder: Path, shared: Path, attempt: int = 1) -> Path:
+    return snapshot.publish(folder, shared, attempt, snapshot.scan(folder))
+
+
+def test_publish_and_restore_bring_files_folders_and_inner_links(folder: Path, shared: Path, tmp_path: Path) -> None:
+    (folder / "step-1" / "empty").mkdir(parents=True)
+    (folder / "step-1" / "model.pt").write_bytes(b"weights")
+    (folder / "latest").symlink_to("step-1")
+    version = save(folder, shared)
+    assert version == shared / "checkpoints/000001/save-00000001"
+
+    other = tmp_path / "other"
+    assert snapshot.restore(version, other) == len(b"weights")
+    assert contents(other)["step-1/model.pt"] == b"weights"
+    assert (other / "latest").readlink() == Path("step-1") and (other / "step-1/empty").is_dir()
+    assert snapshot.scan(other).keys() == snapshot.scan(folder).keys()
+
+
+def test_folders_keep_their_times_when_they_are_restored(folder: Path, shared: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(("epoch_2", "epoch_1")):
+        (folder / name).mkdir()
+        (folder / name / "model.pt").touch()
+        os.utime(folder / name, (1000 + number, 1000 + number))
+    version = save(folder, shared)
+    snapshot.restore(version, tmp_path / "other")
+    (folder / "epoch_1" / "late").touch()
+    snapshot.restore(version, folder)
+    for restored in (folder, tmp_path / "other"):
+        assert [(restored / name).stat().st_mtime for name in ("epoch_2", "epoch_1")] == [1000, 1001]
+
+
+def test_publish_keeps_the_newest_version_only(folder: Path, shared: Path) -> None:
+    for number in range(3):
+        (folder / "model.pt").write_text(f"weights {number}")
+        save(folder, shared)
+    assert [path.name for path in (shared / "checkpoints/000001").iterdir()] == ["save-00000003"]
+    assert contents(shared / "checkpoints/000001/save-00000003") == {"model.pt": b"weights 2"}
+
+
+def test_publish_links_unchanged_files_to_the_version_before(folder: Path, shared: Path) -> None:
+    (folder / "old.pt").write_bytes(b"old")
+    inode = (save(folder, shared) / "old.pt").stat().st_ino
+    (folder / "new.pt").write_bytes(b"new")
+    second = save(folder, shared)
+    assert (second / "old.pt").stat().st_ino == inode != (folder / "old.pt").stat().st_ino
+    assert contents(second) == {"old.pt": b"old", "new.pt": b"new"}
+
+
+def test_files_are_synced_once_and_not_again_when_they_are_linked(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = snapshot._sync
+
+    def record(path: Path) -> None:
+        synced.append(path.name)
+        sync(path)
+
+    monkeypatch.setattr(snapshot, "_sync", record)
+    (folder / "step-1").mkdir()
+    (folder / "step-1/model.pt").touch()
+    save(folder, shared)
+    assert {"step-1", "model.pt"} <= set(synced)
+    synced.clear()
+    assert snapshot.link_newest(shared, 2)
+    assert "step-1" in synced and "model.pt" not in synced
+    synced.clear()
+    (folder / "new.pt").touch()
+    save(folder, shared)
+    assert {"step-1", "new.pt"} <= set(synced) and "model.pt" not in synced
+
+
+def test_version_is_not_changed_by_writes_in_place(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    first = save(folder, shared)
+    snapshot.restore(first, folder)
+    (folder / "model.pt").write_bytes(b"other")
+    assert contents(first) == {"model.pt": b"first"}
+    restored = folder.with_name("restored")
+    snapshot.restore(first, restored)
+    with (restored / "model.pt").open("r+b") as file:
+        file.write(b"x")
+    assert contents(first) == {"model.pt": b"first"}
+
+
+def test_publish_of_a_folder_that_changed_leaves_nothing(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"weights")
+    tree = snapshot.scan(folder)
+    (folder / "model.pt").write_bytes(b"longer weights")
+    with pytest.raises(snapshot.FolderChanged):
+        snapshot.publish(folder, shared, 1, tree)
+    (folder / "model.pt").unlink()
+    with pytest.raises(snapshot.FolderChanged):
+        snapshot.publish(folder, shared, 1, tree)
+    assert not list((shared / "checkpoints/000001").iterdir())
+
+
+def test_publish_of_a_restless_folder_copies_files_as_they_are_now(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"weights")
+    (folder / "model.pt.new").write_bytes(b"newer weights")
+    tree = snapshot.scan(folder)
+    (folder / "model.pt.new").replace(folder / "model.pt")
+    assert contents(snapshot.publish(folder, shared, 1, tree, is_restless=True)) == {"model.pt": b"newer weights"}
+
+
+def test_file_that_is_written_all_the_time_is_never_copied(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "model.pt").write_bytes(b"weights")
+    copy_bytes = snapshot._copy_bytes
+
+    def copy_while_written(source: int, target: int, name: str) -> None:
+        copy_bytes(source, target, name)
+        with (folder / "model.pt").open("ab") as file:
+            file.write(b"x")
+
+    monkeypatch.setattr(snapshot, "_copy_bytes", copy_while_written)
+    for is_restless in (False, True):
+        with pytest.raises(snapshot.FolderChanged):
+            snapshot.publish(folder, shared, 1, snapshot.scan(folder), is_restless)
+    assert not list((shared / "checkpoints/000001").iterdir())
+
+
+def test_publish_on_a_full_disk_leaves_the_version_before(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    first = save(folder, shared)
+    (folder / "model.pt").write_bytes(b"second")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    with pytest.raises(OSError, match=r"No space left.*model\.pt"):
+        save(folder, shared)
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    assert contents(first) == {"model.pt": b"first"}
+
+
+def test_copy_without_copy_file_range_has_all_bytes(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(snapshot, "COPY_BYTES", 3)
+    (folder / "model.pt").write_bytes(b"0123456789")
+    assert contents(save(folder, shared)) == {"model.pt": b"0123456789"}
+
+
+def test_scan_leaves_out_sockets_fifos_and_links_that_lead_outside(folder: Path) -> None:
+    (folder / "model.pt").touch()
+    os.mkfifo(folder / "fifo")
+    (folder / "absolute").symlink_to("/etc/passwd")
+    (folder / "above").symlink_to("../secret")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "up").symlink_to("../model.pt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket"))
+        assert sorted(snapshot.scan(folder)) == ["inner", "inner/up", "model.pt"]
+
+
+def test_scan_leaves_out_links_that_leave_the_folder_through_another_link(folder: Path) -> None:
+    (folder / "inner" / "deep").mkdir(parents=True)
+    (folder / "here").symlink_to(".")
+    (folder / "inner" / "deep" / "top").symlink_to("../..")
+    (folder / "outside").symlink_to("here/../secret")
+    (folder / "far").symlink_to("inner/deep/top/../../secret")
+    (folder / "inner" / "good").symlink_to("../inner/deep/top")
+    found = sorted(snapshot.scan(folder))
+    assert found == ["here", "inner", "inner/deep", "inner/deep/top", "inner/good"]
+
+
+@pytest.mark.parametrize("name", ["save-old", "save-", "resume-x", "save-00000001-old"])
+def test_copy_of_a_version_that_somebody_made_is_none(folder: Path, shared: Path, name: str) -> None:
+    (folder / "model.pt").touch()
+    first = save(folder, shared)
+    (shared / "checkpoints/000001" / name).mkdir()
+    (shared / "checkpoints/000001.bak").mkdir()
+    assert snapshot.versions(shared, 1) == [first] and snapshot.newest_version(shared) == first
+    linked = snapshot.link_newest(shared, 2)
+    assert linked and linked.name.startswith("resume-00000001-")
+    assert save(folder, shared).name == "save-00000002" and (shared / "checkpoints/000001" / name).is_dir()
+
+
+def test_restore_removes_what_the_version_lacks_and_keeps_equal_files(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"weights")
+    version = save(folder, shared)
+    inode = (folder / "model.pt").stat().st_ino
+    (folder / "late").mkdir()
+    (folder / "late" / "half.pt").write_bytes(b"ha")
+    os.mkfifo(folder / "fifo")
+    (folder / "link").symlink_to("/etc")
+    assert snapshot.restore(version, folder) == 0
+    assert snapshot.scan(folder).keys() == {"model.pt"} and (folder / "model.pt").stat().st_ino == inode
+    assert not (folder / "fifo").exists() and not (folder / "link").is_symlink()
+    snapshot.restore(None, folder)
+    assert not list(folder.iterdir())
+
+
+def test_restore_replaces_a_folder_by_a_file_and_the_other_way(folder: Path, shared: Path) -> None:
+    (folder / "a").write_bytes(b"file")
+    (folder / "b").mkdir()
+    version = save(folder, shared)
+    (folder / "a").unlink()
+    (folder / "a").mkdir()
+    (folder / "a" / "x").touch()
+    (folder / "b").rmdir()
+    (folder / "b").touch()
+    snapshot.restore(version, folder)
+    assert contents(folder) == {"a": b"file"} and (folder / "b").is_dir()
+
+
+def test_link_newest_takes_what_the_attempt_saved_before_what_it_resumed_from(folder: Path, shared: Path) -> None:
+    assert snapshot.link_newest(shared, 1) is None
+    (folder / "model.pt").write_bytes(b"first")
+    first = save(folder, shared, attempt=1)
+    second = snapshot.link_newest(shared, 2)
+    assert second and second.parent.name == "000002" and contents(second) == {"model.pt": b"first"}
+    assert (second / "model.pt").stat().st_ino == (first / "model.pt").stat().st_ino
+    third = snapshot.link_newest(shared, 3)  # attempt 2 has saved nothing
+    assert third and contents(third) == {"model.pt": b"first"}
+    (folder / "model.pt").write_bytes(b"newer")
+    saved = save(folder, shared, attempt=3)
+    assert saved.name == "save-00000002"
+    fourth = snapshot.link_newest(shared, 4)
+    assert fourth and contents(fourth) == {"model.pt": b"newer"}
+    assert snapshot.newest_version(shared) == fourth
+
+
+def test_machine_of_an_older_attempt_does_not_reach_the_next(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    save(folder, shared, attempt=1)
+    second = snapshot.link_newest(shared, 2)
+    (folder / "model.pt").write_bytes(b"of a machine that was cut off")
+    save(folder, shared, attempt=1)
+    third = snapshot.link_newest(shared, 3)
+    assert second and third and contents(second) == contents(third) == {"model.pt": b"first"}
+
+
+def test_unfinished_copy_is_never_taken(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    first = save(folder, shared)
+    unfinished = first.with_name(f"{snapshot.UNFINISHED_PREFIX}killed")
+    unfinished.mkdir()
+    assert snapshot.versions(shared, 1) == [first] and snapshot.newest_version(shared) == first
+
+
+def test_publish_refuses_a_link_in_place_of_the_folder(folder: Path, shared: Path, tmp_path: Path) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    (tmp_path / "elsewhere").mkdir()
+    (shared / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        save(folder, shared)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("leads_to_folder", [True, False])
+def test_link_of_a_script_in_place_of_its_folder_is_replaced_and_what_it_leads_to_stays(
+    folder: Path, shared: Path, tmp_path: Path, leads_to_folder: bool
+) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    version = save(folder, shared)
+    elsewhere = tmp_path / "elsewhere"
+    if leads_to_folder:
+        elsewhere.mkdir()
+        (elsewhere / "photos").touch()
+    link = tmp_path / "link"
+    link.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="a link in its place, which is not followed"):
+        snapshot.scan(link)
+    for wanted in (None, version):
+        snapshot.restore(wanted, link)
+    assert contents(link) == {"model.pt": b"first"} and not link.is_symlink()
+    assert [path.name for path in tmp_path.glob("elsewhere/*")] == (["photos"] if leads_to_folder else [])
+
+
+def test_file_of_a_script_in_place_of_its_folder_is_replaced(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert snapshot.restore(None, tmp_path / "file") == 0 and (tmp_path / "file").is_dir()

@@ -1,0 +1,136 @@
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster import project_environment
+from cluster.errors import ClusterError
+from cluster.project_environment import ensure_project_environment, environment_key, find_requirements
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+def make_wheel(folder: Path, name: str, requires: str = "") -> None:
+    """Write a wheel with one module that says its own name."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    requirement = f"Requires-Dist: {requires}\n" if requires else ""
+    files = {
+        f"{name}.py": f"NAME = {name!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requirement}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
+    }
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
+
+
+def test_first_file_that_is_there_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_requirements(project) is None
+    (project / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    assert find_requirements(project) is None  # it requires nothing
+    (project / "pyproject.toml").write_text("[project]\ndependencies = ['tiny']\n")
+    found = find_requirements(project)
+    assert found and found.file.name == "pyproject.toml"
+    (project / "requirements.txt").write_text("tiny\n")
+    found = find_requirements(project)
+    assert found and found.file.name == "requirements.txt"
+    (project / "uv.lock").touch()
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/uv")
+    found = find_requirements(project)
+    assert found and [path.name for path in found.sources] == ["uv.lock", "pyproject.toml"]
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    found = find_requirements(project)
+    assert found and found.file.name == "requirements.txt"
+
+
+FAKE_UV = """\
+#!/bin/sh
+echo "$*" >"$0.log"
+grep -q broken "$7/uv.lock" && { echo reading >&2; echo "error: damaged lock" >&2; exit 2; }
+while [ "$1" != -o ]; do shift; done
+echo tiny==1.0 >"$2"
+"""
+
+
+def test_lock_is_exported_by_uv_without_torch(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = tmp_path / "programs/uv"
+    uv.parent.mkdir()
+    uv.write_text(FAKE_UV)
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(uv.parent), prepend=":")
+    (project / "uv.lock").touch()
+    found = find_requirements(project)
+    assert found
+    option, file = project_environment._install_arguments(found, tmp_path)
+    assert option == "-r" and Path(file).read_text() == "tiny==1.0\n"
+    words = uv.with_name("uv.log").read_text().split()
+    assert words[:2] == ["export", "--frozen"] and words[words.index("--prune") + 1] == "torch"
+    (project / "uv.lock").write_text("broken")
+    with pytest.raises(ClusterError, match=r"^uv\.lock: uv cannot export it: error: damaged lock$"):
+        project_environment._install_arguments(found, tmp_path)
+
+
+def test_file_that_the_user_named_is_missing(project: Path) -> None:
+    with pytest.raises(ClusterError, match=r"--requirements gpu\.txt: the project has no such file"):
+        find_requirements(project, "gpu.txt")
+
+
+def test_key_follows_from_the_contents_also_of_included_files(project: Path) -> None:
+    (project / "requirements.txt").write_text("-r more.txt\n")
+    (project / "more.txt").write_text("a\n-c requirements.txt\n")
+
+    def key(*kept: str) -> str:
+        found = find_requirements(project)
+        assert found
+        return environment_key(found, kept)
+
+    first = key()
+    assert key() == first and key("torch==2.13.0") != first
+    (project / "more.txt").write_text("b\n")
+    assert key() != first
+
+
+def test_damaged_pyproject_is_one_line(project: Path) -> None:
+    (project / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(ClusterError, match=r"^pyproject\.toml: "):
+        find_requirements(project)
+
+
+def test_main_without_requirements_gives_this_python(project: Path, tmp_path: Path) -> None:
+    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python")]) == 0
+    assert (tmp_path / "python").read_text() == sys.executable
+
+
+@pytest.mark.rehearsal
+def test_requirements_are_installed_once_beside_the_torch_of_this_python(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_wheel(project / "wheels", "tinypackage", requires="torch")
+    (project / "requirements.txt").write_text("--no-index\n--find-links wheels\ntinypackage\n")
+    python = ensure_project_environment(project, tmp_path)
+    code = "import tinypackage, torch; print(tinypackage.NAME, torch.__file__)"
+    output = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("tinypackage ") and Path(output.split()[1]).is_relative_to(sys.prefix)
+    assert ensure_project_environment(project, tmp_path) == python
+    assert "installed by an earlier job" in capfd.readouterr().out
+
+
+@pytest.mark.rehearsal
+def test_requirement_of_another_torch_is_one_line_and_leaves_nothing(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (project / "requirements.txt").write_text("--no-index\ntorch==1.0\n")
+    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python")]) == 1
+    last_line = capfd.readouterr().out.strip().splitlines()[-1]
+    assert last_line.startswith("error: ") and "torch==1.0" in last_line
+    assert not [path for path in (tmp_path / "venv").iterdir() if path.is_dir()]

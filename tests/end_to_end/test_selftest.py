@@ -1,0 +1,73 @@
+"""`imgnet-cluster selftest --aws` on the simulated cloud: all steps, Ctrl-C and a kill. Nothing is left after any."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from support.aws_user import TYPE, Renter, renter
+from support.simcloud.cloud import ACCOUNT
+from support.simcloud.fixture import simcloud
+
+from cluster.selftest.report import SelftestReport, StepState
+from train.tools.records import decode
+
+__all__ = ["renter", "simcloud"]  # fixtures
+
+TWO_CARDS = "m6in.32xlarge"  # without GPUs, which no simulated machine has
+ARGUMENTS = ("selftest", "--aws", "--type", TYPE, "--large-type", TWO_CARDS)
+
+
+def our_resources(renter: Renter) -> list[dict[str, Any]]:
+    """Return all resources of the cloud with our tags."""
+    return [resource for resource in renter.cloud.all_resources() if "imgnet:stack" in resource["tags"]]
+
+
+def interrupted_selftest(renter: Renter, signal_number: int) -> int:
+    """Start a self-test, end it with a signal once it has a live machine, and return its exit code."""
+    process = renter.sandbox.start(*ARGUMENTS, "-y")
+    renter.wait_for(renter.live_instance_ids)
+    process.send_signal(signal_number)
+    return process.wait(120)
+
+
+@pytest.mark.release
+def test_selftest_passes_and_leaves_nothing(renter: Renter) -> None:
+    renter.cloud.post("set", internet_wait_seconds=2.0, nat_seconds=0.5)
+    ran = renter.cli(*ARGUMENTS, "-y", timeout=1200)
+    folder = renter.path / "runs" / "selftest"
+    text = (folder / "selftest-report.txt").read_text()
+    assert ran.code == 0, f"{ran}\n{text}"
+    assert "about $" in ran.out and text in ran.out and ACCOUNT not in ran.out.partition("self-test on")[2]
+    report = decode(SelftestReport, json.loads((folder / "selftest-report.json").read_text()))
+    assert [step.state for step in report.steps] == [StepState.PASSED] * 5
+    assert 0 < report.dollars < report.max_dollars == 10.0
+    assert report.dollars <= 1.05 * renter.cloud.bill()["total"]  # which has a whole hour of the NAT gateway
+    assert our_resources(renter) == [] and not (folder / "selftest-state.json").exists()
+
+
+@pytest.mark.rehearsal
+def test_ctrl_c_removes_everything_and_says_so(renter: Renter) -> None:
+    assert interrupted_selftest(renter, signal.SIGINT) == 130
+    assert our_resources(renter) == [] and renter.live_instance_ids() == []
+    assert "interrupted" in (renter.path / "runs" / "selftest" / "selftest-report.txt").read_text()
+
+
+@pytest.mark.rehearsal
+def test_after_a_kill_the_same_command_removes_everything(renter: Renter) -> None:
+    assert interrupted_selftest(renter, signal.SIGKILL) == -signal.SIGKILL
+    assert our_resources(renter)
+    ran = renter.cli(*ARGUMENTS, "--clean", timeout=120)
+    assert ran.code == 0 and "nothing is left" in ran.out, ran
+    assert our_resources(renter) == [] and renter.live_instance_ids() == []
+    renter.wait_for(lambda: not renter.supervisor_pids())
+
+
+@pytest.mark.rehearsal
+def test_stack_of_the_user_stays(renter: Renter) -> None:
+    renter.run("up", "--stack")
+    before = {resource["id"] for resource in our_resources(renter)}
+    renter.cloud.post("fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1000)
+    ran = renter.cli(*ARGUMENTS, "-y", timeout=200)
+    assert ran.code == 1 and "WRONG" in ran.out, ran
+    assert {resource["id"] for resource in our_resources(renter)} == before

@@ -1,0 +1,86 @@
+"""The trainer on real GPUs, in processes of its own: a run and its resume, NCCL, and the texts of its failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+RECIPE = REPO / "recipes/quickstart.py"
+FAILS_ON_THE_GPU = """
+import sys, torch
+from train.engine.agent_channel import AgentChannel
+sys.excepthook = AgentChannel().excepthook
+torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")].sum().item()
+"""
+FILLS_THE_MEMORY = """
+import contextlib, torch
+from torch import nn
+from train.engine import warmup
+net, device = nn.Conv2d(3, 64, 3, padding=1).cuda(), torch.device("cuda", 0)
+warmup.warm_up(net, net, [(1 << 16, 512, 512)], [], device, contextlib.nullcontext)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path, gpus_of_computer: str | None) -> dict[str, str]:
+    """The environment of processes that see the GPUs, and whose agent's folder is a temporary one."""
+    variables = {**os.environ, "PYTHONPATH": str(REPO), "IMGNET_WORK": str(tmp_path / "000001")}
+    (tmp_path / "000001").mkdir()
+    del variables["CUDA_VISIBLE_DEVICES"]
+    return variables if gpus_of_computer is None else {**variables, "CUDA_VISIBLE_DEVICES": gpus_of_computer}
+
+
+def run_python(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+
+
+def trainer_argv(images: Path, out: Path, *options: str) -> Sequence[str]:
+    return ("-m", "train", str(RECIPE), "--data", str(images), "--out", str(out), "--procs", "1", *options)
+
+
+def result_of(out: Path) -> Any:
+    return json.loads((out / "result.json").read_text())
+
+
+def test_run_that_is_killed_resumes_to_its_end(images: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    del environment["IMGNET_WORK"]
+    out = tmp_path / "out"
+    argv = [sys.executable, *trainer_argv(images, out, "--save-seconds", "0")]
+    process = subprocess.Popen(argv, env=environment, start_new_session=True)
+    while not list(out.glob("checkpoints/*/*.pt")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    completed = run_python(environment, *trainer_argv(images, out))
+    assert completed.returncode == 0, completed.stderr
+    assert result_of(out)["device"] == "cuda" and "resumed from" in completed.stdout
+
+
+def test_two_processes_sum_by_nccl(images: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], env=environment, capture_output=True, text=True).stdout
+    if listed.count("GPU ") < 2:
+        pytest.skip("needs two GPUs: NCCL refuses two processes on one")
+    del environment["IMGNET_WORK"]
+    completed = run_python(environment, *trainer_argv(images, tmp_path / "out"), "--procs", "2")
+    assert completed.returncode == 0, completed.stderr
+    assert result_of(tmp_path / "out")["procs"] == 2 and "2 processes, by " in completed.stdout
+
+
+def test_cuda_error_is_told_by_its_telling_line(environment: dict[str, str], tmp_path: Path) -> None:
+    assert run_python({**environment, "RANK": "0"}, "-c", FAILS_ON_THE_GPU).returncode == 1
+    failure = json.loads((tmp_path / "000001/failed-0.json").read_text())
+    assert failure["reason"].startswith("GPU 0: CUDA error: ") and failure["fault"] == "own"
+
+
+def test_full_memory_is_told_in_one_line(environment: dict[str, str]) -> None:
+    completed = run_python(environment, "-c", FILLS_THE_MEMORY)
+    assert "TrainingError: a batch of 65536 images of 512 x 512 pixels needs more memory" in completed.stderr

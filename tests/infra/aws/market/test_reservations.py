@@ -1,0 +1,194 @@
+"""Reservations and capacity blocks with the simulated EC2: which are usable, why not, and which can be bought."""
+
+import shlex
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+from support.simcloud.http_server import AwsFrontend
+
+from infra.aws.client import Account
+from infra.aws.launch_request import ReservationTarget, get_group_region, parse_reservation_id
+from infra.aws.market import reservations
+from infra.aws.market.reservations import Reservation, find_reservation, list_regions
+from infra.errors import CloudError, NoMachines
+
+ZONE, TYPE = "us-east-1a", "p5.48xlarge"
+START = 1_795_291_200.0  # 2026-11-21 20:00 UTC
+HOUR = 3600.0
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+
+
+@pytest.fixture(autouse=True)
+def world(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is 20:00, and the account has enabled three regions."""
+    front.sim.clock = lambda: START
+    monkeypatch.setattr(reservations, "list_regions", lambda account: ["eu-west-1", "us-east-1", "us-west-2"])
+
+
+def find(id: str, *regions: str, now: float = START, **wishes: Any) -> Reservation:
+    return find_reservation(Account(), regions or ("us-east-1",), id, now, **wishes)
+
+
+def refusal(id: str, *regions: str, **wishes: Any) -> str:
+    """Return why no machine can be launched in a reservation: one line that begins with its ID."""
+    with pytest.raises(NoMachines) as caught:
+        find(id, *regions, **wishes)
+    text = str(caught.value)
+    assert text.startswith(f"{id}: ") and "\n" not in text
+    return text.removeprefix(f"{id}: ")
+
+
+def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **details: Any) -> str:
+    return front.sim.reserve(TYPE, ZONE, count, **{"is_block": True, "end": START + hours * HOUR, **details})
+
+
+def test_capacity_block_closes_half_an_hour_before_it_ends(front: AwsFrontend) -> None:
+    block = find(reserve_block(front))
+    assert (block.type, block.zone, block.region, block.market) == (TYPE, ZONE, "us-east-1", "capacity-block")
+    assert (block.free_count, block.machine_count, block.state) == (4, 4, "active")
+    assert block.closing_time == START + 23.5 * HOUR
+    place = block.place(0.0)
+    assert place.reservation == ReservationTarget(id=block.id, closing_time=START + 23.5 * HOUR)
+    assert (place.zone, place.type, place.market, place.price) == (ZONE, TYPE, "capacity-block", 0.0)
+
+
+def test_reservation_on_demand_never_closes(front: AwsFrontend) -> None:
+    group = "their-group"
+    reservation = find(front.sim.reserve(TYPE, ZONE, 2, end=START + HOUR, placement_group=group))
+    assert (reservation.market, reservation.closing_time, reservation.placement_group) == ("on-demand", None, group)
+    assert reservation.place(55.0).reservation == ReservationTarget(id=reservation.id, placement_group=group)
+
+
+def test_unknown_reservation_is_refused_with_the_region_that_has_it(front: AwsFrontend) -> None:
+    unknown = "cr-0123456789abcdef0"
+    assert refusal(unknown) == (
+        "this account has no such reservation in us-east-1; list yours: aws ec2 describe-capacity-reservations"
+    )
+    id = front.sim.reserve(TYPE, "us-west-2a", 2)
+    assert refusal(id) == "it is in us-west-2, not in us-east-1; pass --region us-west-2"
+    assert find(id, "us-east-1", "us-west-2").region == "us-west-2"
+
+
+def test_list_regions(front: AwsFrontend) -> None:
+    assert {"eu-west-1", "us-east-1", "us-west-2"} <= set(list_regions(Account()))
+
+
+def test_lookup_that_is_not_permitted_is_no_unknown_reservation(front: AwsFrontend) -> None:
+    front.sim.policy = {"Version": "2012-10-17", "Statement": []}
+    with pytest.raises(CloudError, match=r"ec2:DescribeCapacityReservations.*not permitted") as caught:
+        find("cr-0123456789abcdef0")
+    assert not isinstance(caught.value, NoMachines)
+
+
+def test_reservation_that_has_not_begun_says_when_it_starts(front: AwsFrontend) -> None:
+    id = reserve_block(front, start=START + 15.5 * HOUR, hours=39.5)
+    assert refusal(id) == "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then"
+    unpaid = reserve_block(front, state="payment-pending")
+    assert refusal(unpaid).startswith("it is not active yet (payment-pending)")
+
+
+def test_reservation_that_has_ended_is_refused(front: AwsFrontend) -> None:
+    next_step = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
+    expired = reserve_block(front, start=START - 25 * HOUR, hours=-1.0)
+    assert refusal(expired) == f"it ended at 2026-11-21 19:00 UTC{next_step}"
+    cancelled = front.sim.reserve(TYPE, ZONE, 2, state="cancelled")
+    assert refusal(cancelled) == f"it is cancelled{next_step}"
+    closing = reserve_block(front, hours=0.4)
+    assert refusal(closing) == (
+        f"EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block{next_step}"
+    )
+
+
+def test_reservation_of_another_type_or_zone_is_refused(front: AwsFrontend) -> None:
+    id = reserve_block(front)
+    other_type = refusal(id, types=["p4d.24xlarge"])
+    assert other_type == f"it has machines of type {TYPE}, not p4d.24xlarge; leave out --type, or pass --type {TYPE}"
+    assert refusal(id, zones=["us-east-1b"]) == f"it is in {ZONE}; leave out --zone, or pass --zone {ZONE}"
+    assert refusal(id, market="on-demand") == "its market is capacity-block, not on-demand"
+    assert find(id, types=[TYPE], zones=["us-east-1b", ZONE], market="capacity-block").id == id
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [({"interruptible": True}, "interrupt"), ({"tenancy": "dedicated"}, "tenancy"), ({"platform": "Windows"}, "Linux")],
+)
+def test_unsupported_reservation_is_refused(front: AwsFrontend, details: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(front.sim.reserve(TYPE, ZONE, 2, **details))
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def test_group_is_the_sum_of_its_usable_members_of_one_kind(front: AwsFrontend) -> None:
+    reserve_block(front, 2, groups=[GROUP], hours=48)
+    reserve_block(front, 3, groups=[GROUP], hours=24)
+    reserve_block(front, 9, groups=[GROUP], start=START + HOUR, hours=25)  # not yet
+    front.sim.reserve("p4d.24xlarge", ZONE, 4, groups=[GROUP])
+    front.sim.reserve(TYPE, ZONE, 64)  # of no group
+    blocks = find(GROUP)
+    assert (blocks.id, blocks.type, blocks.free_count, blocks.machine_count) == (GROUP, TYPE, 5, 5)
+    assert blocks.closing_time == START + 23.5 * HOUR, "the first of them to end"
+    others = find(GROUP, types=["p4d.24xlarge"])
+    assert (others.market, others.free_count, others.closing_time) == ("on-demand", 4, None)
+
+
+def test_group_without_usable_members_is_refused(front: AwsFrontend) -> None:
+    assert refusal(GROUP) == (
+        "us-east-1 shows no reservations of this group; list groups: aws resource-groups list-groups"
+    )
+    assert refusal(GROUP, "us-west-2") == "it is in us-east-1, not in us-west-2; pass --region us-east-1"
+    first = reserve_block(front, groups=[GROUP], start=START + HOUR)
+    second = front.sim.reserve(TYPE, ZONE, 2, groups=[GROUP], state="failed")
+    text = refusal(GROUP)
+    assert text.startswith(f"{first}: it is not active yet") and f"; {second}: it is failed" in text
+
+
+@pytest.mark.parametrize("text", ["", "cr-", "cr-12 3", "p5.48xlarge", "arn:aws:ec2:us-east-1:1:group/x", "CR-0123"])
+def test_other_texts_are_no_reservations(text: str) -> None:
+    with pytest.raises(ValueError, match="neither a reservation"):
+        parse_reservation_id(text)
+
+
+def test_group_names_its_region() -> None:
+    assert parse_reservation_id(GROUP) == GROUP and get_group_region(GROUP) == "us-east-1"
+    assert parse_reservation_id("cr-0123456789abcdef0") and get_group_region("cr-0123456789abcdef0") == ""
+
+
+# --- blocks that can be bought --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"), [(0.5, 24), (6, 24), (24, 24), (24.5, 48), (336, 336), (337, 504), (4368, 4368)]
+)
+def test_blocks_are_sold_by_the_day_and_by_the_week(hours: float, expected: int) -> None:
+    assert reservations.get_block_hours(hours) == expected
+
+
+def test_no_block_lasts_longer_than_182_days() -> None:
+    with pytest.raises(CloudError, match="no capacity blocks of more than 182 days"):
+        reservations.get_block_hours(182 * 24 + 1)
+
+
+def test_offerings_are_listed_by_fee_and_nothing_is_bought(front: AwsFrontend) -> None:
+    offerings = reservations.list_block_offerings(Account(), [TYPE, "p5.4xlarge"], 4, 6)
+    fees = [offering.fee for offering in offerings]
+    assert fees == sorted(fees) and {offering.machine_count for offering in offerings} == {4}
+    assert {offering.type for offering in offerings} == {TYPE, "p5.4xlarge"}
+    assert {offering.usable_hours for offering in offerings} == {23.5}
+    assert front.count("PurchaseCapacityBlock") == 0 and front.count("DescribeCapacityBlockOfferings") == 2
+
+
+def test_purchase_command_has_the_parameters_of_the_api(front: AwsFrontend) -> None:
+    offering = reservations.list_block_offerings(Account(), [TYPE], 1, 24)[0]
+    program, service, verb, *words = shlex.split(offering.purchase_command)
+    assert (program, service, verb) == ("aws", "ec2", "purchase-capacity-block")
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert options.pop("--region") == "us-east-1"
+    parameters = {name.removeprefix("--").replace("-", " ").title().replace(" ", ""): options[name] for name in options}
+    model = botocore.session.get_session().get_service_model("ec2").operation_model("PurchaseCapacityBlock")
+    assert model.input_shape is not None
+    report = ParamValidator().validate(parameters, model.input_shape)
+    assert not report.has_errors() and parameters.keys() <= model.input_shape.members.keys(), parameters
+    assert parameters["InstancePlatform"] == "Linux/UNIX"

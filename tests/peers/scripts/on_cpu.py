@@ -1,0 +1,41 @@
+"""Run a training script that was written for CUDA on the CPU, and change nothing in its text.
+
+on_cpu.py SCRIPT ARGUMENTS...
+
+Calls that name a CUDA device or NCCL get the CPU and Gloo instead: `torch.cuda.set_device`, `.to(0)`,
+`torch.load(map_location="cuda:0")`, `init_process_group("nccl")` and `DistributedDataParallel(device_ids=[0])`.
+A torchvision without its operators, as PyPI has it beside a torch for CPUs, can be imported.
+"""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed
+import torch.nn.parallel
+
+
+def is_index(*to):
+    """Return whether `.to(...)` names a CUDA device by its number."""
+    return bool(to) and isinstance(to[0], int) and not isinstance(to[0], bool)
+
+
+if not torch.cuda.is_available():
+    tensor_to, module_to, load = torch.Tensor.to, torch.nn.Module.to, torch.load
+    init_process_group = torch.distributed.init_process_group
+    DistributedDataParallel = torch.nn.parallel.DistributedDataParallel
+
+    torch.cuda.set_device = lambda device: None
+    torch.Tensor.to = lambda self, *to, **options: self if is_index(*to) else tensor_to(self, *to, **options)
+    torch.nn.Module.to = lambda self, *to, **options: self if is_index(*to) else module_to(self, *to, **options)
+    torch.load = lambda path, **options: load(path, **{**options, "map_location": "cpu"})
+    torch.distributed.init_process_group = lambda backend=None, **options: init_process_group("gloo", **options)
+    torch.nn.parallel.DistributedDataParallel = lambda module, device_ids=None: DistributedDataParallel(module)
+    if importlib.util.find_spec("torchvision"):
+        import without_operators  # noqa: F401
+
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+runpy.run_path(sys.argv[0], run_name="__main__")

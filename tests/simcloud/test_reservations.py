@@ -1,0 +1,183 @@
+"""Capacity reservations and capacity blocks in the simulated AWS: counts, times, launches, groups, offerings."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
+
+from infra.aws.stack import policies
+
+__all__ = ["cloud", "served"]
+
+ZONE, TYPE = "us-east-1a", "p5.48xlarge"
+HOUR = 3600.0
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+BLOCK_MARKET = {"MarketType": "capacity-block"}
+
+
+def target(id: str) -> dict[str, Any]:
+    key = "CapacityReservationResourceGroupArn" if id.startswith("arn:") else "CapacityReservationId"
+    return {"CapacityReservationTarget": {key: id}}
+
+
+def into(id: str, block: bool = False, **changes: Any) -> dict[str, Any]:
+    """Return the arguments of a launch into a reservation."""
+    market = {"InstanceMarketOptions": BLOCK_MARKET} if block else {}
+    arguments = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}, **market, **changes}
+    return {"CapacityReservationSpecification": target(id), **arguments}
+
+
+def described(cloud: Cloud, id: str) -> dict[str, Any]:
+    (row,) = cloud.ec2.describe_capacity_reservations(CapacityReservationIds=[id])["CapacityReservations"]
+    return dict(row)
+
+
+def free_count(cloud: Cloud, id: str) -> int:
+    return int(described(cloud, id)["AvailableInstanceCount"])
+
+
+def launch_refusal(cloud: Cloud, count: int = 1, **changes: Any) -> str:
+    arguments = cloud.request(**{"MinCount": count, "MaxCount": count, **changes})
+    return refused(cloud.ec2.run_instances, **arguments)[0]
+
+
+def test_reservation_is_described_with_type_zone_counts_and_times(cloud: Cloud) -> None:
+    plain = cloud.sim.reserve(TYPE, ZONE, 4)
+    block = cloud.sim.reserve(TYPE, ZONE, 2, is_block=True, start=START + HOUR, end=START + 25 * HOUR)
+    row = described(cloud, plain)
+    assert (row["InstanceType"], row["AvailabilityZone"], row["State"]) == (TYPE, ZONE, "active")
+    assert (row["TotalInstanceCount"], row["AvailableInstanceCount"]) == (4, 4)
+    assert (row["EndDateType"], row["ReservationType"], "EndDate" in row) == ("unlimited", "default", False)
+    row = described(cloud, block)
+    assert (row["State"], row["ReservationType"], row["AvailableInstanceCount"]) == ("scheduled", "capacity-block", 0)
+    assert row["EndDate"] == datetime.fromtimestamp(START + 25 * HOUR, UTC)
+    cloud.sim.advance(HOUR)
+    assert (described(cloud, block)["State"], free_count(cloud, block)) == ("active", 2)
+    cloud.sim.advance(24 * HOUR)
+    assert described(cloud, block)["State"] == "expired"
+
+
+def test_unknown_reservations_have_the_errors_of_ec2(cloud: Cloud) -> None:
+    id = cloud.sim.reserve(TYPE, ZONE, 4)
+    describe = cloud.ec2.describe_capacity_reservations
+    assert refused(describe, CapacityReservationIds=["cr-1"])[0] == "InvalidCapacityReservationId.Malformed"
+    west = cloud.client("ec2", "us-west-2")
+    code, status = refused(west.describe_capacity_reservations, CapacityReservationIds=[id])
+    assert (code, status) == ("InvalidCapacityReservationId.NotFound", 400)
+    assert west.describe_capacity_reservations()["CapacityReservations"] == []
+
+
+def test_launch_takes_from_the_reservation_and_its_end_gives_back(cloud: Cloud) -> None:
+    cloud.sim.stop_seconds = 100
+    cloud.sim.capacity[ZONE, TYPE] = 0  # whatever else the zone has
+    id = cloud.sim.reserve(TYPE, ZONE, 2)
+    ids = cloud.launch(2, **into(id))
+    assert free_count(cloud, id) == 0 and cloud.instance(ids[0])["CapacityReservationId"] == id
+    assert launch_refusal(cloud, **into(id)) == "ReservationCapacityExceeded"
+    cloud.ec2.terminate_instances(InstanceIds=ids[:1])
+    assert free_count(cloud, id) == 0, "EC2 still cleans it up"
+    cloud.sim.advance(100)
+    assert free_count(cloud, id) == 1 and cloud.sim.capacity[ZONE, TYPE] == 0
+    assert launch_refusal(cloud, 2, **into(id)) == "ReservationCapacityExceeded"
+    cloud.launch(1, **into(id))
+
+
+def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
+    plain = cloud.sim.reserve(TYPE, ZONE, 4)
+    block = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, end=START + 24 * HOUR)
+    later = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, start=START + HOUR, end=START + 24 * HOUR)
+    grouped = cloud.sim.reserve(TYPE, ZONE, 4, placement_group="theirs")
+    combination = "InvalidParameterCombination"
+    assert launch_refusal(cloud, **into(plain, InstanceType="p4d.24xlarge")) == combination
+    assert launch_refusal(cloud, **into(plain, Placement={"AvailabilityZone": "us-east-1b"})) == combination
+    assert launch_refusal(cloud, **into(plain, block=True)) == combination
+    assert launch_refusal(cloud, **into(block)) == combination
+    assert launch_refusal(cloud, **into(plain, InstanceMarketOptions={"MarketType": "spot"})) == combination
+    assert launch_refusal(cloud, **into(grouped)) == combination
+    no_target: dict[str, Any] = {"InstanceType": TYPE, "InstanceMarketOptions": BLOCK_MARKET}
+    assert launch_refusal(cloud, **no_target) == combination
+    assert launch_refusal(cloud, **into(later, block=True)) == "InvalidCapacityReservationState"
+    assert launch_refusal(cloud, **into("cr-0123456789abcdef0")) == "InvalidCapacityReservationId.NotFound"
+    cloud.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
+    cloud.launch(2, **into(grouped, Placement={"AvailabilityZone": ZONE, "GroupName": "theirs"}))
+
+
+def test_block_costs_nothing_more_needs_no_quota_and_ends_its_machines(cloud: Cloud) -> None:
+    cloud.sim.quota_vcpu["L-417A185B"] = 0
+    block = cloud.sim.reserve(TYPE, ZONE, 2, is_block=True, end=START + 24 * HOUR)
+    plain = cloud.sim.reserve(TYPE, ZONE, 2, end=START + 24 * HOUR)
+    assert launch_refusal(cloud, **into(plain)) == "VcpuLimitExceeded", "a reservation counts like other machines"
+    cloud.sim.quota_vcpu.clear()
+    (in_block,) = cloud.launch(1, **into(block, block=True))
+    (on_demand,) = cloud.launch(1, **into(plain))
+    assert cloud.instance(in_block)["InstanceLifecycle"] == "capacity-block"
+    assert "InstanceLifecycle" not in cloud.instance(on_demand)
+    cloud.sim.advance(23.4 * HOUR)
+    assert cloud.state(in_block) == "running"
+    cloud.sim.advance(0.1 * HOUR)
+    assert cloud.state(in_block) != "running" and cloud.state(on_demand) == "running"
+    assert free_count(cloud, block) == 2, "the block itself lasts 30 minutes longer"
+    cloud.sim.advance(HOUR)
+    assert cloud.state(on_demand) == "running", "machines on demand outlive their reservation"
+    dollars = cloud.sim.bill()["instances"]
+    assert dollars[in_block] == 0 and dollars[on_demand] > 24 * 50
+
+
+def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:
+    members = [cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP]) for _ in range(2)]
+    other = cloud.sim.reserve("p4d.24xlarge", ZONE, 8, groups=[GROUP])
+    response = cloud.ec2.get_groups_for_capacity_reservation(CapacityReservationId=members[0])
+    assert [group["GroupArn"] for group in response["CapacityReservationGroups"]] == [GROUP]
+    ids = cloud.launch(3, **into(GROUP))
+    assert {cloud.instance(id)["CapacityReservationId"] for id in ids} == set(members)
+    assert [free_count(cloud, id) for id in (*members, other)] == [0, 1, 8]
+    (first, second) = cloud.launch(2, **into(GROUP))
+    assert free_count(cloud, members[1]) == 0
+    assert "CapacityReservationId" not in cloud.instance(second), f"{first} took the last; the rest runs on demand"
+
+
+def test_offerings_last_whole_days_and_end_at_half_past_eleven(cloud: Cloud) -> None:
+    arguments = {"InstanceType": TYPE, "InstanceCount": 4}
+    response = cloud.ec2.describe_capacity_block_offerings(CapacityDurationHours=48, **arguments)
+    offerings = response["CapacityBlockOfferings"]
+    assert len(offerings) > 1
+    for offering in offerings:
+        assert (offering["InstanceCount"], offering["CapacityBlockDurationHours"]) == (4, 48)
+        assert (offering["EndDate"].hour, offering["EndDate"].minute) == (11, 30)
+        assert float(offering["UpfrontFee"]) > 0 and offering["CurrencyCode"] == "USD"
+    for hours in (6, 15 * 24, 183 * 24):
+        code = refused(cloud.ec2.describe_capacity_block_offerings, CapacityDurationHours=hours, **arguments)[0]
+        assert code == "InvalidParameterValue"
+    arguments["InstanceType"] = "g5.xlarge"
+    code = refused(cloud.ec2.describe_capacity_block_offerings, CapacityDurationHours=24, **arguments)[0]
+    assert code == "InvalidParameterValue", "EC2 sells no blocks of this type"
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_launch_into_a_reservation_needs_the_permission_for_it(cloud: Cloud, is_group: bool) -> None:
+    id = cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP])
+    _, subnet, security_group = cloud.network(ZONE)
+    cloud.ec2.create_tags(Resources=[subnet, security_group], Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}])
+    tags = [{"Key": "imgnet:stack", "Value": "imgnet"}]
+    kinds = ("instance", "volume", "network-interface")
+    arguments = into(
+        GROUP if is_group else id,
+        Placement=None,
+        SubnetId=subnet,
+        SecurityGroupIds=[security_group],
+        MetadataOptions={"HttpTokens": "required"},
+        TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
+    )
+    policy = policies.user_policy()
+    cloud.sim.policy = policy
+    cloud.launch(1, **arguments)
+    statements = [statement for statement in policy["Statement"] if statement["Sid"] != "RunUntagged"]
+    image_only: policies.Statement = {
+        "Sid": "I",
+        "Effect": "Allow",
+        "Action": "ec2:RunInstances",
+        "Resource": "arn:aws:ec2:*::image/*",
+    }
+    cloud.sim.policy = {"Version": policy["Version"], "Statement": [*statements, image_only]}
+    assert launch_refusal(cloud, **arguments) == "UnauthorizedOperation"

@@ -1,0 +1,81 @@
+"""GPUs of simulated machines, as far as nvidia-smi shows them: they can fall off the bus, and their driver can hang.
+
+The trainers of these machines compute on processors. What a broken GPU does to them is done here by signals: one that
+loses its GPU dies, and one whose driver hangs stands still.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+COUNT_FILE = "gpus"  # how many GPUs answer
+HANG_FILE = "driver-hangs"
+# $1: the machine's folder; the rest: the arguments of nvidia-smi. A lost GPU is described as NVIDIA's driver does it.
+NVIDIA_SMI = r"""#!/bin/sh
+folder=$1 fields= repeat=
+shift
+for word; do
+  case $word in
+    --query-gpu=*) fields=${word#*=} ;;
+    -l) repeat=yes ;;
+  esac
+done
+while :; do
+  [ -e "$folder/driver-hangs" ] && exec sleep 100000
+  read -r answering all <"$folder/gpus"
+  index=0
+  while [ "$index" -lt "$answering" ]; do
+    row=
+    for field in $(echo "$fields" | tr , ' '); do
+      case $field in
+        index) value=$index ;;
+        name) value="Simulated GPU" ;;
+        uuid) value=GPU-00000000-0000-0000-0000-00000000000$index ;;
+        driver_version) value=580.1 ;;
+        compute_cap) value=8.6 ;;
+        memory.total) value=24000 ;;
+        memory.used | utilization.gpu | temperature.gpu | power.draw) value=1 ;;
+        *) value="[N/A]" ;;
+      esac
+      row="$row${row:+, }$value"
+    done
+    echo "$row"
+    index=$((index + 1))
+  done
+  if [ "$answering" -lt "$all" ]; then
+    echo "Unable to determine the device handle for GPU 0000:00:1E.0: Unknown Error"
+    exit 15
+  fi
+  [ "$repeat" ] || exit 0
+  sleep 1
+done
+"""
+
+
+def install_gpus(folder: Path, commands: Path, count: int) -> None:
+    """Give the machine with this folder GPUs, and put nvidia-smi among its commands."""
+    script = commands / "nvidia-smi.sh"
+    script.write_text(NVIDIA_SMI)
+    (folder / COUNT_FILE).write_text(f"{count} {count}\n")
+    (commands / "nvidia-smi").write_text(f'#!/bin/sh\nexec sh "{script}" "{folder}" "$@"\n')
+    (commands / "nvidia-smi").chmod(0o755)
+
+
+def break_gpu(folder: Path, trainer_pids: list[int], how: str) -> None:
+    """Let one GPU of a machine fall off the bus ("lost"), or its driver hang ("hangs"). Raises `ValueError`."""
+    breakers: dict[str, tuple[Callable[[], object], signal.Signals]] = {
+        "lost": (lambda: _lose_gpu(folder), signal.SIGKILL),
+        "hangs": ((folder / HANG_FILE).touch, signal.SIGSTOP),
+    }
+    if how not in breakers:
+        raise ValueError(f"a GPU breaks in one of these ways: {', '.join(breakers)}")
+    change, signal_number = breakers[how]
+    change()
+    for pid in trainer_pids:
+        os.kill(pid, signal_number)
+
+
+def _lose_gpu(folder: Path) -> None:
+    answering, count = map(int, (folder / COUNT_FILE).read_text().split())
+    (folder / COUNT_FILE).write_text(f"{answering - 1} {count}\n")

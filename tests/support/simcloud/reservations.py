@@ -1,0 +1,246 @@
+"""Reserved capacity: on-demand capacity reservations, capacity blocks, groups of them, and blocks that can be bought.
+
+A launch into a reservation takes from the reservation's machines, not from the free ones of the zone. EC2 ends the
+machines of a block 30 minutes before the block ends. Error codes and the reason of that end are AWS's where AWS
+documents them; the others are marked.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from moto.core.responses import ActionResult
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws
+from support.simcloud.lifecycle import BILLED_STATES
+
+CAPACITY_BLOCK = "capacity-block"
+CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
+END_REASON = "Server.CapacityBlockExpired"  # ours: AWS documents none
+NOT_ACTIVE = "InvalidCapacityReservationState"  # ours: AWS documents none
+HOLDING_STATES = (*BILLED_STATES, "shutting-down", "stopping")  # EC2 cleans a machine up before its place is free
+BLOCK_PRICE_FACTOR = 0.6  # of the on-demand price: ours
+
+
+@dataclass
+class CapacityReservation:
+    """Machines of one type in one zone that are kept free. Times are in seconds since 1970."""
+
+    id: str
+    zone: str
+    type: str
+    count: int
+    start: float
+    end: float | None = None
+    is_block: bool = False
+    groups: tuple[str, ...] = ()  # ARNs of resource groups
+    placement_group: str = ""
+    state: str = ""  # "" follows from the time
+    tenancy: str = "default"
+    platform: str = "Linux/UNIX"
+    interruptible: bool = False
+
+    @property
+    def region(self) -> str:
+        """The region of the zone."""
+        return self.zone.rstrip("abcdef")
+
+    def state_at(self, now: float) -> str:
+        """Return the state at a time."""
+        if self.state:
+            return self.state
+        if now < self.start:
+            return "scheduled"
+        return "expired" if self.end is not None and now >= self.end else "active"
+
+    def free_count(self, sim: SimulatedAws) -> int:
+        """Return how many machines can be launched now."""
+        if self.state_at(sim.now()) != "active":
+            return 0
+        holding = [
+            instance
+            for instance in sim.live_instances()
+            if instance.life.reservation_id == self.id and instance.state in HOLDING_STATES
+        ]
+        return self.count - len(holding)
+
+
+def reserve(sim: SimulatedAws, type: str, zone: str, count: int, **details: Any) -> str:
+    """Make a reservation that starts now, unless `details` say otherwise, and return its id."""
+    id = "cr-" + hashlib.sha256(f"reservation {len(sim.reservations)}".encode()).hexdigest()[:17]
+    details = {"start": sim.now(), **details, "groups": tuple(details.get("groups", ()))}
+    sim.reservations[id] = CapacityReservation(id=id, zone=zone, type=type, count=count, **details)
+    return id
+
+
+def tick(sim: SimulatedAws) -> None:
+    """End the machines of the blocks that end soon."""
+    for instance in sim.live_instances():
+        reservation = sim.reservations.get(instance.life.reservation_id or "")
+        if reservation is None or not reservation.is_block or reservation.end is None:
+            continue
+        if sim.now() >= reservation.end - CLOSING_SECONDS and instance.state in BILLED_STATES:
+            sim.shut_down(instance, END_REASON, "The capacity block ends", loses_capacity=True)
+
+
+# --- launches -------------------------------------------------------------------------------------------------------
+
+
+def check_reservation(sim: SimulatedAws, request: Any) -> None:
+    """Choose the reservations of a launch: `request.reservations`, one for each machine. Raises `AwsError`."""
+    is_targeted = bool(request.reservation or request.reservation_group)
+    if request.market == CAPACITY_BLOCK and not is_targeted:
+        message = "A launch with the market type capacity-block must target a Capacity Block."
+        raise AwsError("InvalidParameterCombination", message)
+    if not is_targeted:
+        return
+    if request.market == "spot":
+        raise AwsError("InvalidParameterCombination", "Spot Instances cannot target a Capacity Reservation.")
+    if request.reservation and request.reservation_group:
+        message = "Specify a Capacity Reservation or a resource group, not both."
+        raise AwsError("InvalidParameterCombination", message)
+    members = _target_reservations(sim, request)
+    matching = [member for member in members if _mismatch(sim, member, request) is None]
+    if request.reservation and not matching:
+        raise _mismatch(sim, members[0], request) or AwsError("InternalError", "unreachable")
+    places = [member.id for member in matching for _ in range(member.free_count(sim))]
+    if len(places) < request.min_count and (request.reservation or request.market == CAPACITY_BLOCK):
+        message = f"The targeted Capacity Reservation has {len(places)} instances available."
+        raise AwsError("ReservationCapacityExceeded", message)
+    request.reservations = places[: request.max_count]
+
+
+def _target_reservations(sim: SimulatedAws, request: Any) -> list[CapacityReservation]:
+    if request.reservation:
+        return [_find(sim, request.region, request.reservation)]
+    return [
+        member
+        for member in sim.reservations.values()
+        if member.region == request.region and request.reservation_group in member.groups
+    ]
+
+
+def _find(sim: SimulatedAws, region: str, id: str) -> CapacityReservation:
+    if not re.fullmatch(r"cr-([0-9a-f]{8}|[0-9a-f]{17})", id):
+        raise AwsError("InvalidCapacityReservationId.Malformed", f'Invalid id: "{id}"')
+    if id not in sim.reservations or sim.reservations[id].region != region:
+        raise AwsError("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{id}' does not exist")
+    return sim.reservations[id]
+
+
+def _mismatch(sim: SimulatedAws, reservation: CapacityReservation, request: Any) -> AwsError | None:
+    """Return the error of a launch that a reservation does not take, None for one that it takes."""
+    state = reservation.state_at(sim.now())
+    if state != "active":
+        return AwsError(NOT_ACTIVE, f"The capacity reservation '{reservation.id}' is {state}.")
+    if reservation.is_block != (request.market == CAPACITY_BLOCK):
+        message = f"The market type of the request does not match the capacity reservation '{reservation.id}'."
+        return AwsError("InvalidParameterCombination", message)
+    if (reservation.type, reservation.zone) != (request.type, request.zone):
+        message = f"'{reservation.id}' has {reservation.type} in {reservation.zone}."
+        return AwsError("InvalidParameterCombination", message)
+    if reservation.placement_group and reservation.placement_group != request.group:
+        message = f"'{reservation.id}' is in the placement group {reservation.placement_group}."
+        return AwsError("InvalidParameterCombination", message)
+    return None
+
+
+def join_reservation(request: Any, instance: Any) -> None:
+    """Put a new instance into the next reservation of its launch, if there is one."""
+    if request.market == CAPACITY_BLOCK:
+        instance.lifecycle = CAPACITY_BLOCK
+    if request.reservations:
+        instance.life.reservation_id = instance.capacity_reservation_id = request.reservations.pop(0)
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+
+def _to_date(time: float) -> datetime:
+    return datetime.fromtimestamp(time, UTC)
+
+
+def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, Any]:
+    arn = f"arn:aws:ec2:{reservation.region}:{ACCOUNT}"
+    description = {
+        "CapacityReservationId": reservation.id,
+        "CapacityReservationArn": f"{arn}:capacity-reservation/{reservation.id}",
+        "OwnerId": ACCOUNT,
+        "AvailabilityZone": reservation.zone,
+        "InstanceType": reservation.type,
+        "InstancePlatform": reservation.platform,
+        "Tenancy": reservation.tenancy,
+        "TotalInstanceCount": reservation.count,
+        "AvailableInstanceCount": reservation.free_count(sim),
+        "State": reservation.state_at(sim.now()),
+        "StartDate": _to_date(reservation.start),
+        "EndDateType": "unlimited" if reservation.end is None else "limited",
+        "InstanceMatchCriteria": "targeted",
+        "ReservationType": CAPACITY_BLOCK if reservation.is_block else "default",
+        "Interruptible": reservation.interruptible,
+    }
+    if reservation.end is not None:
+        description["EndDate"] = _to_date(reservation.end)
+    if reservation.placement_group:
+        description["PlacementGroupArn"] = f"{arn}:placement-group/{reservation.placement_group}"
+    return description
+
+
+def describe_capacity_reservations(self: Any) -> ActionResult:
+    """Describe the reservations of a region, all or those of these ids."""
+    sim = SimulatedAws.current
+    ids = self._get_param("CapacityReservationIds", [])
+    reservations = [_find(sim, self.region, id) for id in ids] or [
+        reservation for reservation in sim.reservations.values() if reservation.region == self.region
+    ]
+    return ActionResult({"CapacityReservations": [_describe(sim, reservation) for reservation in reservations]})
+
+
+def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
+    """List the resource groups to which a reservation belongs."""
+    reservation = _find(SimulatedAws.current, self.region, self._get_param("CapacityReservationId"))
+    groups = [{"GroupArn": arn, "OwnerId": ACCOUNT} for arn in reservation.groups]
+    return ActionResult({"CapacityReservationGroups": groups})
+
+
+def describe_capacity_block_offerings(self: Any) -> ActionResult:
+    """List blocks that can be bought: one for each zone, from 11:30 UTC of one of the next days."""
+    from support.simcloud.prices import on_demand
+    from support.simcloud.spot_market import offered, vcpus
+
+    type = self._get_param("InstanceType")
+    count, hours = int(self._get_param("InstanceCount")), int(self._get_param("CapacityDurationHours"))
+    if CAPACITY_BLOCK not in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", []):
+        raise AwsError("InvalidParameterValue", f"Capacity Blocks are not supported for the instance type '{type}'.")
+    if hours % 24 or not 24 <= hours <= 182 * 24 or (hours > 14 * 24 and hours % (7 * 24)):
+        message = "The duration must be in 1-day increments up to 14 days, and in 7-day increments up to 182 days."
+        raise AwsError("InvalidParameterValue", message)
+    today = _to_date(SimulatedAws.current.now()).replace(hour=11, minute=30, second=0, microsecond=0)
+    offerings = []
+    for day, zone in enumerate(offered(self.region, type), 1):
+        start = today + timedelta(days=day)
+        fee = on_demand(type, vcpus(type)) * BLOCK_PRICE_FACTOR * count * hours * (1 + day / 100)
+        offerings.append(
+            {
+                "CapacityBlockOfferingId": f"cb-{hashlib.sha256(f'{type} {zone}'.encode()).hexdigest()[:17]}",
+                "InstanceType": type,
+                "AvailabilityZone": zone,
+                "InstanceCount": count,
+                "StartDate": start,
+                "EndDate": start + timedelta(hours=hours),
+                "CapacityBlockDurationHours": hours,
+                "UpfrontFee": f"{fee:.4f}",
+                "CurrencyCode": "USD",
+                "Tenancy": "default",
+            }
+        )
+    return ActionResult({"CapacityBlockOfferings": offerings[::-1]})
+
+
+ACTIONS = {
+    "describe_capacity_block_offerings": describe_capacity_block_offerings,
+    "describe_capacity_reservations": describe_capacity_reservations,
+    "get_groups_for_capacity_reservation": get_groups_for_capacity_reservation,
+}

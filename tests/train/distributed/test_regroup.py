@@ -1,0 +1,103 @@
+"""Leaving a process group whose peers are gone or hang, and joining another one in the same process."""
+
+import socket
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # DistributedDataParallel imports it, which would take each forked rank seconds
+import torch.distributed as dist
+from support.forked_ranks import run_ranks
+
+from train.distributed import ddp, regroup
+from train.recipe.components import Comm
+
+TIMEOUT = timedelta(seconds=50)  # the tests fail when a collective waits for it
+
+
+def join(store: Path, rank: int, world: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT)
+
+
+def gradient_after_backward(net: Any, rank: int) -> float:
+    """Return the gradient of the weight of a network with one input: the mean of rank + 1 over all ranks."""
+    net(torch.full((1, 1), rank + 1.0)).sum().backward()
+    return float(net.module.weight.grad)
+
+
+def wrap(net: torch.nn.Module) -> Any:
+    return ddp.wrap_ddp(net, Comm())
+
+
+@pytest.mark.parametrize("end", ["killed", "frozen"])
+def test_the_other_ranks_leave_a_group_and_sum_in_another(end: str) -> None:
+    """Rank 0, which holds the group's first place, is gone. A frozen one closes no connection: the others abort."""
+
+    def work(rank: int, store: Path) -> list[float]:
+        join(store, rank, 3)
+        wrapped = wrap(torch.nn.Linear(1, 1, bias=False))
+        gradients = [gradient_after_backward(wrapped, rank)]
+        if rank == 0:
+            if end == "killed":
+                regroup.shut_down_connections()  # as the kernel does at the end of a process
+            else:
+                time.sleep(0.2)
+            return gradients
+        if end == "frozen":
+            threading.Timer(0.1, regroup.abort_collectives).start()
+        with pytest.raises(RuntimeError):
+            gradient_after_backward(wrapped, rank)
+        regroup.leave_group()
+        assert not dist.is_initialized() and regroup.has_left_groups()
+        join(store.with_name("second"), rank - 1, 2)
+        gradients.append(gradient_after_backward(wrap(torch.nn.Linear(1, 1, bias=False)), rank))
+        return gradients
+
+    first = 2.0  # of ranks 0, 1 and 2
+    assert run_ranks(3, work, seconds=20) == [[first], [first, 2.5], [first, 2.5]]
+
+
+def test_a_process_whose_group_could_not_be_formed_finds_new_processes_in_the_next() -> None:
+    """Its second place is empty at first. torch counts the group all the same, and names the next one by the count."""
+
+    def work(rank: int, store: Path) -> float:
+        if rank == 0:
+            address = f"file://{store}"
+            with pytest.raises(RuntimeError):
+                dist.init_process_group(
+                    "gloo", init_method=address, rank=0, world_size=2, timeout=timedelta(seconds=0.1)
+                )
+            regroup.leave_group()
+        join(store.with_name("second"), rank, 2)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return float(ones)
+
+    assert run_ranks(2, work, seconds=20) == [2.0, 2.0]
+
+
+def test_abort_ends_nccl_communicators_and_no_listening_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+
+    class Group:
+        def __init__(self, backend: str) -> None:
+            self.backend = backend
+
+        def abort(self) -> None:
+            aborted.append(self.backend)
+
+    groups = {Group(backend): (backend, None) for backend in ("nccl", "gloo")}
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        regroup.abort_collectives()
+        assert aborted == ["nccl"]
+        assert client.recv(1) == accepted.recv(1) == b"", "both ends see the end of the connection"
+        with socket.create_connection(server.getsockname()):
+            server.accept()[0].close()
+        accepted.close()

@@ -1,0 +1,283 @@
+"""What a trainer keeps when its process group ends, and how the processes of the next attempt come to one state."""
+
+import json
+import os
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.forked_ranks import join_group, run_ranks
+from support.trainer_in_process import SIZE, RandomImages, make_phase, make_recipe, make_trainer
+from support.waiting import wait_for
+from torch import nn
+from torch.distributed import DistNetworkError
+
+from train.distributed import regroup
+from train.distributed.process_group import join_process_group
+from train.distributed.rendezvous import wait_for_listener
+from train.engine import handover
+from train.engine.agent_channel import AgentChannel
+from train.engine.handover import Handover, KeptState, estimate_totals
+from train.tools.errors import HandoverFailed
+from train.tools.process import free_port
+from train.tools.trainer_reports import TrainerState
+
+IMAGES = RandomImages(train=48)
+RECIPE = make_recipe(make_phase((0, 1), batch=8, lr=0.1), momentum=0.9)
+PEER_FAILURE = RuntimeError("[pair.cc:537] gloo: Connection closed by peer [127.0.0.1]:24723")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which trainer and agent meet."""
+    folder = tmp_path / "work" / "000001"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("IMGNET_WORK", str(folder))
+    monkeypatch.setenv("IMGNET_IN_PLACE", "1")
+    return folder
+
+
+class Run:
+    """A trainer whose process group ends within a step."""
+
+    trainer: Any
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+        self.trainer = make_trainer(folder, RECIPE, IMAGES, net)
+        self.trainer.progress = SimpleNamespace(close=lambda: None)
+        (self.epoch,) = self.trainer.schedule.epochs
+        self.batches = map(IMAGES.decode_batch, self.trainer.sampler.train_requests(self.epoch))
+        self.handover = Handover(AgentChannel())
+        self.handover.begin_attempt()
+        self.handover.hold(self.trainer)
+
+    def run_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.trainer.run_step(self.epoch, self.trainer.step, self.batches)
+            self.trainer.step += 1
+            self.trainer.is_updating = False
+
+    def fail_in_step(self, place: str) -> None:
+        """Begin a step, and fail in it as a collective does."""
+
+        def fail(*_: object) -> None:
+            raise PEER_FAILURE
+
+        if place == "backward":
+            handle = next(self.trainer.model.parameters()).register_hook(fail)
+        elif place == "sum of statistics":
+            self.trainer.running_statistics.work = SimpleNamespace(wait=fail)
+            handle = None
+        else:
+            handle = self.trainer.optimizer.register_step_post_hook(fail)
+        with pytest.raises(RuntimeError, match="gloo"):
+            self.trainer.run_step(self.epoch, self.trainer.step, self.batches)
+        if handle:
+            handle.remove()
+
+
+def flat(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return all tensors of a nested state by their path."""
+    if isinstance(state, torch.Tensor):
+        return {prefix: state}
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    return {path: tensor for key, value in items for path, tensor in flat(value, f"{prefix}/{key}").items()}
+
+
+@pytest.mark.parametrize("place", ["backward", "sum of statistics"])
+def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: Path, tmp_path: Path) -> None:
+    undisturbed, run = Run(tmp_path / "undisturbed"), Run(tmp_path / "failing")
+    undisturbed.run_steps(3)
+    run.run_steps(3)
+    run.fail_in_step(place)
+    assert run.handover.keep(PEER_FAILURE)
+    kept = run.handover.kept
+    assert kept and (kept.position, kept.step) == ((0, 3), 3)
+    expected, actual = flat(undisturbed.trainer.state()), flat(kept.state)
+    assert len(expected) == 15 and expected.keys() == actual.keys()
+    assert not [name for name, value in expected.items() if not torch.equal(value, actual[name])]
+    report = json.loads((work / "kept-0.json").read_text())
+    assert (report["step"], report["has_saved"]) == (3, False) and "Connection closed by peer" in report["reason"]
+
+
+def test_a_failure_within_an_update_keeps_nothing(work: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.run_steps(1)
+    run.fail_in_step("update")
+    assert not run.handover.keep(PEER_FAILURE)
+    assert not (work / "kept-0.json").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError("own"), HandoverFailed("lost"), RuntimeError("CUDA error: Broken pipe")])
+def test_a_failure_of_this_process_keeps_nothing(error: Exception, work: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.run_steps(1)
+    assert not run.handover.keep(error)
+
+
+def test_a_process_that_runs_short_of_descriptors_keeps_nothing(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group that it has left keeps some. A new process begins with few."""
+    run = Run(tmp_path)
+    run.run_steps(1)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4, 4))
+    assert not run.handover.keep(PEER_FAILURE) and not (work / "kept-0.json").exists()
+
+
+def test_without_an_agent_nothing_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.run_steps(1)
+    assert not run.handover.keep(PEER_FAILURE)
+
+
+def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
+    """With one process the estimate is exact; what a failed step has added is no part of the losses."""
+    run = Run(tmp_path)
+    run.run_steps(3)
+    losses = run.trainer.meter.losses[:3].sum().item()
+    totals = estimate_totals(run.trainer)
+    assert totals.loss == pytest.approx(losses) and totals.images == 24 and 0 <= totals.top1 <= totals.top5 <= 24
+
+
+POSITIONS = [(1, 0), (0, 9), None, (1, 0)]  # finished epochs, finished steps of the next; None: a new process
+
+
+@pytest.mark.parametrize("piece_bytes", [handover.PIECE_BYTES, 100])
+def test_all_processes_take_the_state_of_the_one_that_stands_furthest(
+    piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "PIECE_BYTES", piece_bytes)
+
+    def work(rank: int, store: Path) -> float:
+        handover = Handover(AgentChannel())
+        position = POSITIONS[rank]
+        if position:
+            state: Any = {"weights": torch.full((3,), rank + 1.0, dtype=torch.float64), "step": rank}
+            handover.kept = KeptState(state, position, step=9)
+        shared: Any = handover.share_state(join_group(store, rank, len(POSITIONS), 1))
+        return float(shared["weights"].sum()) + int(shared["step"])
+
+    assert run_ranks(len(POSITIONS), work) == [3.0] * 4
+
+
+def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others keep what they had, and go on with the step of the one that stands furthest among them."""
+    monkeypatch.setattr(handover, "PIECE_BYTES", 100)
+    steps = (9, 7, 8)
+
+    def work(rank: int, store: Path) -> list[float]:
+        os.environ.update(IMGNET_WORK=str(store.with_name(f"work-{rank}")), IMGNET_IN_PLACE="1")
+        Path(os.environ["IMGNET_WORK"]).mkdir()
+        own = Handover(AgentChannel())
+        own.kept = KeptState({"weights": torch.full((99,), float(steps[rank]))}, (0, steps[rank]), steps[rank])
+        own.begin_attempt()
+        group = join_group(store, rank, 3, 1)
+        if rank == 0:
+            own.channel.tick = regroup.shut_down_connections  # type: ignore[method-assign]  # after the first piece
+        with pytest.raises(RuntimeError) as raised:
+            own.share_state(group)
+        if rank == 0:
+            return []
+        assert own.keep(raised.value)
+        shared: Any = own.share_state(join_group(store.with_name("second"), rank - 1, 2, 1))
+        return [own.kept.step, float(shared["weights"][0])]
+
+    assert run_ranks(3, work, seconds=20) == [[], [7, 8.0], [8, 8.0]]
+
+
+def test_connections_that_a_process_opens_after_the_request_to_abort_end_too(work: Path) -> None:
+    """The request comes before it has any: it has only begun to join."""
+    own = Handover(AgentChannel())
+    (work / "abort").touch()
+    own.begin_attempt()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wait_for(lambda: own.was_aborted)
+        with socket.create_connection(server.getsockname(), timeout=20) as client:
+            assert client.recv(1) == b""
+    own._leave()
+
+
+def test_a_watch_of_an_attempt_that_was_left_does_not_end_the_next_one(work: Path) -> None:
+    own = Handover(AgentChannel())
+    own.begin_attempt()
+    first_attempt = own.has_left
+    own._leave()
+    own.channel.may_keep_state = False  # so that nobody watches the next attempt
+    own.begin_attempt()
+    (work / "abort").touch()
+    watch = threading.Thread(target=own._watch, args=(first_attempt,), daemon=True)
+    watch.start()
+    watch.join(20)
+    assert not watch.is_alive() and not own.was_aborted
+    own._leave()
+
+
+def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another() -> None:
+    """The head waits in the store that it holds itself, until its agent asks it to abort."""
+    ports = [free_port(), free_port()]
+
+    def work(rank: int, store: Path) -> float:
+        own = Handover(AgentChannel())
+        for number, port in enumerate(ports[rank:], rank):
+            folder = store.with_name(f"attempt-{number}-{rank}")
+            folder.mkdir()
+            os.environ.update(IMGNET_WORK=str(folder), IMGNET_IN_PLACE="1", IMGNET_TOKEN=f"of attempt {number}")
+            os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", CUDA_VISIBLE_DEVICES="")
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            own.channel.begin_attempt()
+            if rank == 0 and number == 0:
+                own.kept = KeptState({"weights": torch.ones(3)}, (0, 5), step=5)
+            own.begin_attempt()
+            if number == 1:
+                shared: Any = own.share_state(join_process_group())
+                return float(shared["weights"].sum())
+            threading.Timer(0.2, (folder / "abort").touch).start()
+            with pytest.raises(RuntimeError) as raised:
+                join_process_group(lambda: own.was_aborted)
+            assert own.keep(raised.value)
+        raise AssertionError
+
+    assert run_ranks(2, work, seconds=30) == [3.0, 3.0]
+
+
+def test_new_processes_alone_have_no_state_to_go_on_from() -> None:
+    def work(rank: int, store: Path) -> str:
+        with pytest.raises(HandoverFailed) as raised:
+            Handover(AgentChannel()).share_state(join_group(store, rank, 2, 1))
+        return str(raised.value)
+
+    assert run_ranks(2, work) == ["no process has kept the state to go on from"] * 2
+
+
+def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:
+    """The head of the new group dies before it listens. No other process can say so, but the agent does."""
+    run = Run(tmp_path)
+    run.run_steps(2)
+    assert run.handover.keep(PEER_FAILURE)
+    (work / "kept-0.json").unlink()
+    run.handover.begin_attempt()
+    run.handover.channel.report_state(TrainerState.JOINING)
+    assert json.loads((work / "progress.json").read_text())["keeps_state"], "else the agent would kill this process"
+    (work / "abort").touch()
+    with socket.socket() as closed_port, pytest.raises(DistNetworkError) as raised:
+        closed_port.bind(("127.0.0.1", 0))
+        port = closed_port.getsockname()[1]
+        wait_for_listener("127.0.0.1", port, timedelta(seconds=50), lambda: run.handover.was_aborted)
+    assert run.handover.keep(raised.value)
+    assert json.loads((work / "kept-0.json").read_text())["step"] == 2
+
+
+def test_a_trainer_keeps_nothing_unless_its_agent_asked_for_it(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IMGNET_IN_PLACE")
+    run = Run(work)
+    run.run_steps(1)
+    assert not run.handover.keep(PEER_FAILURE) and not run.handover.keep(None)
+    assert not list(work.glob("kept-*")) and not run.handover.channel.keeps_state

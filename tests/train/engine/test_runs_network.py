@@ -1,0 +1,109 @@
+"""The network that a run leaves: the last weights, the best ones, the classes, and who was taken for whom."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train.evaluation.trained_network import open_trained
+from train.metrics.confusion import PICTURED_PAIRS, Confusion
+from train.metrics.thumbnails import read_class_thumbnails
+from train.recipe import Phase
+from train.recipe.history import EpochResult, best_epoch
+from train.tools import checkpoint_io
+from train.tools.records import decode, read_record
+from train.weights.network_description import NetworkDescription
+
+pytestmark = pytest.mark.rehearsal  # whole processes, which take long
+
+# After two epochs that learn, the last one has a learning rate at which everything is forgotten.
+PHASES = [
+    Phase(epochs=(0, 2), size=32, batch=8, lr=0.02, min_scale=0.5),
+    Phase(epochs=(2, 3), size=32, batch=8, lr=20.0, min_scale=0.5),
+]
+
+
+def epochs_of(out: Path) -> list[EpochResult]:
+    return decode(list[EpochResult], json.loads((out / "result.json").read_text())["epochs"])
+
+
+def weights_of_checkpoint(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
+    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / f"{attempt:06d}")
+    assert path is not None
+    return dict(checkpoint_io.load_checkpoint(path)["model"])
+
+
+def assert_same_weights(weights: Any, expected: Any) -> None:
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def forgetful(runs: Any, tiny: Any) -> Path:
+    """A run of two processes whose best network is not its last."""
+    out: Path = runs.folder / "forgetful"
+    path = runs.recipe(tiny(name="forgetful", phases=PHASES))
+    runs.run(out, "--gpus", "2", world=2, recipe=path)
+    return out
+
+
+def test_run_leaves_its_last_weights_and_its_classes(forgetful: Path, tiny_data: Path) -> None:
+    trained = open_trained(forgetful / "network" / "model.safetensors")
+    assert_same_weights(trained.weights, weights_of_checkpoint(forgetful))
+    classes = tuple(sorted(path.name for path in (tiny_data / "train").iterdir() if path.is_dir()))
+    description = read_record(forgetful / "network" / "classes.json", NetworkDescription)
+    assert description == trained.description and trained.description.classes == classes
+    last = epochs_of(forgetful)[-1]
+    assert (trained.description.epoch, trained.description.top1) == (3, last.top1)
+    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
+    assert checkpoint is not None and open_trained(checkpoint).description == trained.description
+
+
+def test_run_leaves_the_weights_of_the_best_validation(forgetful: Path) -> None:
+    epochs = epochs_of(forgetful)
+    best = best_epoch(epochs)
+    assert best is not None and best is not epochs[-1], epochs
+    trained = open_trained(forgetful / "network" / "model-best.safetensors")
+    assert (trained.description.epoch, trained.description.top1) == (best.epoch, best.top1)
+    assert trained.description.step == sum(epoch.steps for epoch in epochs[: best.epoch])
+    last = open_trained(forgetful / "network" / "model.safetensors")
+    assert not torch.equal(trained.weights["fc.weight"], last.weights["fc.weight"])
+
+
+def test_run_counts_the_last_validation_by_class(forgetful: Path) -> None:
+    confusion = read_record(forgetful / "network" / "confusion.json", Confusion)
+    last = epochs_of(forgetful)[-1]
+    assert confusion is not None and sum(confusion.images) == last.val_images == 20
+    assert 100 * sum(confusion.right) / 20 == pytest.approx(last.top1)
+    assert sum(images for _, _, images in confusion.pairs) == 20 - sum(confusion.right)
+    pictured = {thumbnail.label for thumbnail in read_class_thumbnails(forgetful)}
+    assert pictured == {confusion.classes[label] for label in confusion.confused_labels(PICTURED_PAIRS)} != set()
+
+
+def test_resumed_run_keeps_the_best_of_an_earlier_attempt(runs: Any, tiny: Any, forgetful: Path) -> None:
+    """The trainers of attempt 2 find the best weights where attempt 1 left them."""
+    out = runs.folder / "forgetful-twice"
+    path = runs.recipe(tiny(name="forgetful", phases=PHASES))
+    second_epoch = 2 * 4
+    has_two_epochs = lambda: any(  # noqa: E731
+        int(file.stem.removeprefix("step-")) >= second_epoch for file in (out / "checkpoints/000001").glob("step-*.pt")
+    )
+    runs.kill_when(out, has_two_epochs, "--gpus", "2", recipe=path)
+    runs.run(out, "--gpus", "2", "--attempt", "2", recipe=path)
+    best = best_epoch(epochs_of(out))
+    assert best is not None and best.epoch < 3
+    assert open_trained(out / "network" / "model-best.safetensors").description.epoch == best.epoch
+
+
+def test_run_with_keep_last_leaves_one_network(runs: Any, tiny: Any) -> None:
+    out = runs.folder / "keeps-last"
+    path = runs.recipe(tiny(name="keeps-last", phases=PHASES))
+    runs.run(out, "--gpus", "2", "--keep", "last", recipe=path)
+    assert sorted(file.name for file in (out / "network").iterdir()) == [
+        "classes.json",
+        "confusion.json",
+        "model.safetensors",
+    ]
+    assert not list((out / "checkpoints/000001").glob("best-*"))

@@ -1,0 +1,104 @@
+"""Predictions: what the network sees of a photo, its answers, and files that are no images."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from train.data.decode import BadImage
+from train.data.index.open import load_index
+from train.data.loading.loader import BatchDecoder
+from train.data.order.rect_val import plan_rect_validation, plan_square_validation
+from train.data.order.work import BatchRequest
+from train.evaluation import trained_network
+from train.inference import __main__, predict
+from train.models.registry import build_model
+from train.recipe import Phase, Recipe
+from train.tools.errors import TrainingError
+from train.weights.network_description import NetworkDescription
+from train.weights.safetensors_file import write_safetensors
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def describe(recipe: Recipe, classes: tuple[str, ...] = ("a",)) -> NetworkDescription:
+    return NetworkDescription.of_run(recipe, epoch=1, step=1, validated=None, mean=MEAN, std=STD, classes=classes)
+
+
+@pytest.mark.parametrize("is_rect", [False, True], ids=["square", "rect"])
+@pytest.mark.parametrize("size", [48, 64, 100])
+def test_validation_pixels_are_those_of_validation(size: int, is_rect: bool, tiny: Any, tiny_data: Path) -> None:
+    index = load_index(tiny_data, "val")
+    recipe = tiny(phases=[Phase(epochs=(0, 1), size=size, batch=8, lr=0.1, rect_val=is_rect)])
+    if is_rect:
+        plan = plan_rect_validation(index.widths, index.heights, size, 4, 0, 1)
+    else:
+        plan = plan_square_validation(len(index), size, 4, 0, 1)
+    decoder = BatchDecoder({("val", None): index}, 0)
+    for shape, ids in plan:
+        batch = decoder.decode_batch(BatchRequest("val", None, ids, shape))
+        for number, expected in zip(ids.tolist(), batch.images, strict=True):
+            pixels = predict.validation_pixels(index.read(number), describe(recipe))
+            assert torch.equal(pixels[0], expected)
+
+
+def test_predict_gives_the_answers_of_the_network(
+    tiny: Any, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = load_index(tiny_data, "val")
+    recipe = tiny()
+    model = build_model(recipe.model, len(index.classes), 3).eval()
+    description = describe(recipe, index.classes)
+    write_safetensors(tmp_path / "m.safetensors", model.state_dict(), description.metadata(recipe))
+    names = [tiny_data / "val" / index.name(number) for number in (0, 7)]
+    (tmp_path / "text.jpg").write_text("no image")
+    files = [*names, tmp_path / "text.jpg", tmp_path / "none.jpg"]
+    assert __main__.main(["predict", str(tmp_path / "m.safetensors"), *map(str, files)]) == 0
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [message["file"] for message in messages] == list(map(str, files))
+    for message, path in zip(messages, names, strict=False):
+        pixels = predict.validation_pixels(path.read_bytes(), description)
+        inputs = (pixels.permute(0, 3, 1, 2).float() / 255 - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(
+            STD
+        ).view(1, 3, 1, 1)
+        with torch.no_grad():
+            probabilities = model(inputs).softmax(1)[0]
+        best = probabilities.topk(5)
+        assert [answer["class"] for answer in message["answers"]] == [index.classes[i] for i in best.indices]
+        percents = [answer["percent"] for answer in message["answers"]]
+        np.testing.assert_allclose(percents, 100 * best.values.numpy(), rtol=1e-4)
+        assert not message["error"]
+    assert messages[2]["error"] == f"{files[2]}: not an image" and not messages[2]["answers"]
+    assert messages[3]["error"] == f"{files[3]}: No such file or directory"
+
+
+def test_validation_pixels_of_no_image_raise(tiny: Any) -> None:
+    with pytest.raises(BadImage):
+        predict.validation_pixels(b"", describe(tiny()))
+
+
+def test_file_that_lies_about_its_classes_fills_no_memory(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A classifier for them is not built in memory before the shapes are known to fit."""
+    recipe = tiny()
+    description = replace(describe(recipe), classes=("",) * 200_000)
+    weights = {"weight": torch.zeros(1, 128)}
+    write_safetensors(tmp_path / "m.safetensors", weights, description.metadata(recipe))
+    trained = trained_network.open_trained(tmp_path / "m.safetensors")
+    devices: list[str] = []
+
+    def build(_: object, classes: int, seed: int) -> torch.nn.Module:
+        network = torch.nn.Module()
+        network.weight = torch.nn.Parameter(torch.empty(classes, 128))
+        devices.append(network.weight.device.type)
+        return network
+
+    monkeypatch.setattr("train.models.registry.build_model", build)
+    with pytest.raises(TrainingError, match=r"weight is 1x128, not 200000x128"):
+        trained.build()
+    assert devices == ["meta"]

@@ -1,0 +1,115 @@
+"""Rules of averaged weights: TensorFlow's `ExponentialMovingAverage`, and Busbridge et al. 2023 for other batches."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.trainer_in_process import (
+    SINGLE_PROCESS,
+    RandomImages,
+    class_names,
+    make_phase,
+    make_recipe,
+    make_sampler,
+)
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from train.engine.agent_channel import AgentChannel
+from train.engine.options import parse_run_options
+from train.engine.trainer import Trainer
+from train.models import registry
+from train.optim.weight_average import WeightAverage
+from train.recipe import Model
+from train.recipe.schedule import Schedule
+
+IMAGES, VAL = 12, 7
+
+
+def make_run(folder: Path, **optim: Any) -> tuple[Trainer, RandomImages]:
+    """Return a trainer of two epochs of three steps, and its images."""
+    recipe, images = make_recipe(make_phase((0, 2), 4, 0.05), gpus=1, **optim), RandomImages(IMAGES, VAL)
+    options = parse_run_options(["rule", "--out", str(folder)])
+    sampler = make_sampler(Schedule(recipe, IMAGES, 1), images)
+    return Trainer(options, recipe, SINGLE_PROCESS, sampler, class_names(3), AgentChannel()), images
+
+
+def network(trainer: Trainer) -> list[np.ndarray[Any, Any]]:
+    """Return copies of the parameters and the running statistics of the trained network."""
+    tensors = [*trainer.model.parameters(), *trainer.running_statistics.norm_buffers]
+    return [tensor.detach().numpy().copy() for tensor in tensors]
+
+
+def train_recording(trainer: Trainer, images: RandomImages) -> list[list[np.ndarray[Any, Any]]]:
+    """Train to the end. Returns the network before the first step and after each step."""
+    networks = [network(trainer)]
+    update = trainer.average.update
+
+    def record(step: int) -> None:
+        trainer.running_statistics.write_to_norms()
+        networks.append(network(trainer))
+        update(step)
+
+    trainer.average.update = record  # type: ignore[method-assign]
+    trainer.train(images, workers=0)  # type: ignore[arg-type]
+    return networks
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.9])
+def test_average_is_that_of_tensorflow_with_a_lower_decay_in_the_first_steps(decay: float, tmp_path: Path) -> None:
+    """min(decay, (1 + t) / (10 + t)) for step t: 2/11, 3/12, 4/13, ... and no more than `decay`."""
+    trainer, images = make_run(tmp_path, ema=decay)
+    first, *networks = train_recording(trainer, images)
+    assert len(networks) == 6
+    expected = first
+    for step, arrays in enumerate(networks, 1):
+        rate = min(decay, (1 + step) / (10 + step))
+        expected = [rate * average + (1 - rate) * array for average, array in zip(expected, arrays, strict=True)]
+    for average, array in zip(trainer.average.averages, expected, strict=True):
+        np.testing.assert_allclose(average.numpy(), array, rtol=1e-6, atol=1e-9)
+
+
+@torch.no_grad()
+def test_average_after_the_first_steps_is_that_of_torch() -> None:
+    """`torch.optim.swa_utils` has no lower decay in the first steps."""
+    model = registry.build_model(Model(name="resnet10_tiny"), 3, seed=0)
+    own = WeightAverage(model, [], 0.9, lambda: None)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    theirs.update_parameters(model)  # copies the weights
+    for step in range(1000, 1005):
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+        own.update(step)
+        theirs.update_parameters(model)
+    with own.in_model():
+        for parameter, expected in zip(model.parameters(), theirs.module.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected)
+
+
+def test_average_is_validated_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+    plain, images = make_run(tmp_path / "plain")
+    averaged, _ = make_run(tmp_path / "averaged", ema=0.9)
+    plain_networks, networks = train_recording(plain, images), train_recording(averaged, images)
+    for arrays, plain_arrays in zip(networks, plain_networks, strict=True):
+        assert all(np.array_equal(array, other) for array, other in zip(arrays, plain_arrays, strict=True))
+    losses = [epoch.val_loss for epoch in averaged.history]
+    assert [epoch.train_loss for epoch in averaged.history] == [epoch.train_loss for epoch in plain.history]
+    assert all(loss != epoch.val_loss for loss, epoch in zip(losses, plain.history, strict=True))
+    state = averaged.state()
+    assert state["average"].keys() == state["model"].keys() and plain.state()["average"] == {}
+    plain.model.load_state_dict(copy.deepcopy(state["average"]))
+    plain.running_statistics.begin()
+    epoch = plain.schedule.epochs[-1]
+    batches = map(images.decode_batch, plain.sampler.val_requests(epoch)["square"])
+    assert plain.validate(epoch, batches)["square"].loss == losses[-1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "scaling", "decay"), [(2, "linear", 0.81), (1, "linear", 0.9), (4, "sqrt", 0.6561), (4, "none", 0.9)]
+)
+def test_k_times_the_gpus_raise_the_decay_to_the_power_k(gpus: int, scaling: str, decay: float) -> None:
+    """Definition 1.2 of Busbridge et al.: k steps of the nominal batch become one, so do k factors of the decay."""
+    recipe = make_recipe(make_phase((0, 1), 1, 0.05), gpus=1, ema=0.9, scaling=scaling)
+    assert Schedule(recipe, IMAGES, gpus).ema_decay == pytest.approx(decay)

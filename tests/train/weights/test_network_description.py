@@ -1,0 +1,72 @@
+"""The description of a network: what of the recipe it takes over, and how it travels in a file of weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.train_records import make_epoch
+
+from train.data.order.center_crop import resized_size
+from train.data.order.rect_val import rect_crop_shape
+from train.recipe import Phase
+from train.tools.records import DamagedRecord, decode
+from train.weights.network_description import Crop, NetworkDescription, parse_metadata
+from train.weights.safetensors_file import write_safetensors
+from train.weights.safetensors_header import read_header
+
+KNOWN: dict[str, Any] = {
+    "epoch": 3,
+    "step": 40,
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.2, 0.2, 0.2),
+    "classes": ["airplane", "ship"],
+}
+
+
+def test_of_run_takes_the_view_of_the_last_phase(tiny: Any) -> None:
+    phases = [
+        Phase(epochs=(0, 1), size=96, batch=8, lr=0.1),
+        Phase(epochs=(1, 2), size=200, batch=8, lr=0.1, rect_val=True),
+    ]
+    rect = NetworkDescription.of_run(tiny(phases=phases), validated=make_epoch(top1=71.5, top5=90.0), **KNOWN)
+    assert (rect.crop, rect.image_size, rect.top1, rect.top5) == (Crop.RECT, 192, 71.5, 90.0)
+    shape = rect_crop_shape(300, 200, 200)
+    assert min(shape) == rect.image_size and min(resized_size((200, 300), shape)) == rect.resize_short_side
+    square = NetworkDescription.of_run(tiny(phases=phases[:1]), validated=None, **KNOWN)
+    assert (square.crop, square.image_size, square.resize_short_side, square.top1) == (Crop.SQUARE, 96, 109, None)
+    assert (square.model, square.recipe, square.classes) == ("resnet10_tiny", "tiny", ("airplane", "ship"))
+
+
+def test_metadata_of_a_file_have_description_and_recipe(tiny: Any, tmp_path: Path) -> None:
+    recipe = tiny()
+    description = NetworkDescription.of_run(recipe, validated=None, **KNOWN | {"classes": ["\udcff", "b\n"]})
+    path = tmp_path / "w.safetensors"
+    write_safetensors(path, {"a": torch.zeros(3)}, description.metadata(recipe))
+    assert parse_metadata(read_header(path).metadata, path) == (description, recipe)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"recipe": "{}"}, {"recipe": "{"}, {"imgnet-cluster": "{}"}, {"imgnet-cluster": "7"}]
+)
+def test_parse_metadata_of_another_program_is_refused(changes: dict[str, str], tiny: Any) -> None:
+    metadata = NetworkDescription.of_run(tiny(), validated=None, **KNOWN).metadata(tiny())
+    for damaged in ({**metadata, **changes}, {"format": "pt"}):
+        with pytest.raises(DamagedRecord, match=r"w\.safetensors: ") as caught:
+            parse_metadata(damaged, Path("w.safetensors"))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_size": 10**9}, {"image_size": 0}, {"resize_short_side": -1}, {"std": (1.0, 0.0, 1.0)}, {"classes": ()}],
+)
+def test_description_that_fits_no_image_is_refused(changes: dict[str, Any]) -> None:
+    """It comes with the network, from machines: an image of a billion pixels a side would fill the memory."""
+    values: dict[str, Any] = {
+        "recipe": "r", "model": "resnet18", "epoch": 1, "step": 1, "seed": 1, "image_size": 224, "crop": "square",
+        "resize_short_side": 256, "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2), "classes": ("cat", "dog"),
+    }  # fmt: skip
+    decode(NetworkDescription, values)
+    with pytest.raises(DamagedRecord):
+        decode(NetworkDescription, {**values, **changes})

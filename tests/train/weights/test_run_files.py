@@ -1,0 +1,144 @@
+"""The files of a run's network: which are written, and where the best weights are looked for."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.train_records import make_epoch
+
+from train.engine.options import parse_keep, parse_run_options
+from train.metrics.confusion import Confusion
+from train.recipe import Phase
+from train.recipe.history import best_epoch
+from train.recipe.schedule import Schedule
+from train.tools.agent_protocol import checkpoint_folder
+from train.weights import run_files
+from train.weights.network_description import NetworkDescription, parse_metadata
+from train.weights.safetensors_file import read_safetensors
+from train.weights.safetensors_header import read_header
+
+CLASSES = ("airplane", "ship")
+CONFUSION = Confusion.from_counts(CLASSES, np.array([[3, 1], [0, 2]]))
+
+
+def test_parse_keep() -> None:
+    assert parse_keep("last, best") == parse_keep("best,last") == "best,last" and parse_keep("last") == "last"
+    for text in ("best", "", "first", "best;last"):
+        with pytest.raises(ValueError, match="is not one of best,last and last; the last network is always kept"):
+            parse_keep(text)
+    assert parse_run_options(["x", "--out", "y"]).keeps_best
+    assert not parse_run_options(["x", "--out", "y", "--keep", "last"]).keeps_best
+
+
+def test_best_epoch_is_the_latest_of_equals() -> None:
+    history = [make_epoch(epoch=number, top1=top1) for number, top1 in enumerate((None, 40.0, 60.0, 60.0, 50.0), 1)]
+    best = best_epoch(history)
+    assert best is not None and best.epoch == 4
+    assert best_epoch(history[:1]) is None and best_epoch([]) is None
+
+
+class FinishedRun:
+    """The end of a run of three epochs of four steps, whose second epoch was the best one."""
+
+    def __init__(self, out: Path, recipe: Any) -> None:
+        self.out = out
+        self.recipe = recipe
+        self.schedule = Schedule(recipe, 50, 2)
+        self.history = [make_epoch(epoch=number, top1=top1) for number, top1 in enumerate((40.0, 60.0, 50.0), 1)]
+
+    def describe(self, epoch: int) -> NetworkDescription:
+        return NetworkDescription.of_run(
+            self.recipe,
+            epoch=epoch,
+            step=self.schedule.steps_at(epoch, 0),
+            validated=self.history[epoch - 1],
+            mean=(0.5, 0.5, 0.5),
+            std=(0.2, 0.2, 0.2),
+            classes=CLASSES,
+        )
+
+    def write_best(self, epoch: int, attempt: int = 1) -> None:
+        folder = checkpoint_folder(self.out, attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        write = run_files.best_writer(folder, self.describe(epoch), self.recipe)
+        write({"model": {"weight": torch.full((2,), float(epoch))}})
+
+    def publish(self, attempts: Iterable[int] = (1,), confusion: Confusion | None = None) -> Path:
+        weights = {"weight": torch.full((2,), 3.0)}
+        best = run_files.find_best_weights(self.out, attempts, self.history, self.schedule)
+        run_files.publish_network(self.out, weights, best, self.describe(3), self.recipe, confusion)
+        return self.out / "network"
+
+
+@pytest.fixture
+def recipe(tiny: Any) -> Any:
+    return tiny(phases=[Phase(epochs=(0, 3), size=32, batch=8, lr=0.1)])
+
+
+def test_publish_network_writes_last_and_best(recipe: Any, tmp_path: Path) -> None:
+    run = FinishedRun(tmp_path, recipe)
+    for epoch in (1, 2):
+        run.write_best(epoch)
+    names = sorted(path.name for path in checkpoint_folder(tmp_path, 1).iterdir())
+    assert names == ["best-00000004.safetensors", "best-00000008.safetensors"]
+    folder = run.publish(confusion=CONFUSION)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("classes.json", "confusion.json", "model-best.safetensors", "model.safetensors")
+    ]
+    for name, epoch, top1 in (("model", 3, 50.0), ("model-best", 2, 60.0)):
+        path = folder / f"{name}.safetensors"
+        assert read_safetensors(path)["weight"].tolist() == [epoch, epoch]
+        description, its_recipe = parse_metadata(read_header(path).metadata, path)
+        assert (description.epoch, description.top1, its_recipe) == (epoch, top1, recipe)
+
+
+def test_best_weights_before_the_newest_are_kept_for_a_crash(recipe: Any, tmp_path: Path) -> None:
+    """A trainer that is killed may have written the newest best weights, but not yet the checkpoint of their step."""
+    run = FinishedRun(tmp_path, recipe)
+    for epoch in (1, 2, 3):
+        run.write_best(epoch)
+    assert sorted(path.name for path in checkpoint_folder(tmp_path, 1).iterdir()) == [
+        *("best-00000008.safetensors", "best-00000012.safetensors")
+    ]
+
+
+@pytest.mark.parametrize(("attempts", "is_found"), [((3, 2, 1), True), ((3,), False)])
+def test_best_weights_are_looked_for_in_the_folders_of_some_attempts(
+    attempts: tuple[int, ...], is_found: bool, recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FinishedRun(tmp_path, recipe)
+    run.write_best(2, attempt=1)
+    folder = run.publish(attempts)
+    assert (folder / "model-best.safetensors").exists() is is_found
+    assert ("after epoch 2, are lost" in capsys.readouterr().out) is not is_found
+    assert (folder / "model.safetensors").exists()
+
+
+def test_publish_network_leaves_out_damaged_best_weights(recipe: Any, tmp_path: Path) -> None:
+    run = FinishedRun(tmp_path, recipe)
+    run.write_best(2)
+    path = checkpoint_folder(tmp_path, 1) / "best-00000008.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert not (run.publish() / "model-best.safetensors").exists()
+
+
+def test_publish_network_replaces_that_of_an_earlier_run(recipe: Any, tmp_path: Path) -> None:
+    run = FinishedRun(tmp_path, recipe)
+    run.write_best(2)
+    run.publish(confusion=CONFUSION)
+    folder = run.publish(attempts=())
+    assert sorted(path.name for path in folder.iterdir()) == ["classes.json", "model.safetensors"]
+
+
+def test_write_weights_that_the_format_cannot_hold_is_one_line(
+    recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run itself is not harmed: its checkpoints can hold such tensors."""
+    run = FinishedRun(tmp_path, recipe)
+    weights = {"odd": torch.zeros(1, dtype=torch.complex128)}
+    assert not run_files.write_weights(tmp_path / "w.safetensors", weights, run.describe(1), recipe)
+    assert capsys.readouterr().out.startswith("w.safetensors is not written: odd is a tensor of complex128")
+    assert not (tmp_path / "w.safetensors").exists()

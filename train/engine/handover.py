@@ -1,0 +1,204 @@
+"""A trainer process that goes on in place: it keeps its state when its process group ends, and joins the next attempt.
+
+When another process is gone, or when this one was asked to save because the members change, the process leaves the
+group and tells its agent at which step it stands. The agents agree on the next attempt. Then each process that has kept
+its state gets a `StandbyRequest`, as a standby process does, and joins the new group. The process that stands furthest
+sends its state to all others.
+
+What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
+all processes; a process that a failure meets within an update keeps nothing, and is started again.
+"""
+
+import contextlib
+import gc
+import io
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from train.distributed import regroup
+from train.distributed.process_group import ProcessGroup
+from train.metrics.rows import StepTotals
+from train.recipe.schedule import Epoch, split_step
+from train.tools import checkpoint_io
+from train.tools.agent_protocol import StandbyRequest
+from train.tools.checkpoint_io import State
+from train.tools.errors import HandoverFailed, is_peer_failure, last_line
+
+from .agent_channel import AgentChannel
+from .trainer import Trainer
+
+POLL_SECONDS = 0.05
+PIECE_BYTES = 2**26  # of the state, which is sent in pieces: the agent sees progress after each of them
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """The state of a run at a position: (finished epochs, finished steps of the current one), `step` steps in all."""
+
+    state: State
+    position: tuple[int, int]
+    step: int
+
+
+class Handover:
+    """What one process keeps from one attempt for the next."""
+
+    def __init__(self, channel: AgentChannel) -> None:
+        self.channel = channel
+        self.kept: KeptState | None = None
+        self.trainer: Trainer | None = None  # from the moment at which it holds the state of its position
+        self.was_aborted = False
+        self.has_left = threading.Event()  # a new one for each attempt
+        self.lock = threading.Lock()
+
+    def begin_attempt(self) -> None:
+        """Watch from now on whether the agent wants the collectives of this attempt to end."""
+        self.trainer = None
+        self.was_aborted = False
+        self.has_left = threading.Event()
+        self.channel.keeps_state = self.kept is not None
+        if self.channel.may_keep_state:
+            threading.Thread(target=self._watch, args=(self.has_left,), daemon=True).start()
+
+    def hold(self, trainer: Trainer) -> None:
+        """Keep the state of this trainer from now on, if the run can go on in place."""
+        if self.channel.may_keep_state and trainer.group.device.type == "cpu":
+            self.trainer = trainer
+            self.channel.keeps_state = True
+        self.kept = None
+
+    def _watch(self, has_left: threading.Event) -> None:
+        """Abort the collectives when the agent wants it, again and again until this process has left the group.
+
+        A process that is still joining opens further connections after the first time.
+        """
+        while not has_left.wait(POLL_SECONDS):
+            if self.channel.abort_requested():
+                with self.lock:
+                    if has_left.is_set():
+                        return
+                    if self.was_aborted:
+                        regroup.shut_down_connections()
+                    else:
+                        self.was_aborted = True
+                        regroup.abort_collectives()
+
+    def keep(self, error: Exception | None) -> bool:
+        """Leave the group after an error, or None after a requested save. Returns whether the state could be kept.
+
+        If so, the agent has been told.
+        """
+        if not self.channel.may_keep_state or self.channel.sigterm_received or not regroup.can_join_more_groups():
+            return False
+        reason = ""
+        if error is not None:
+            is_from_abort = self.was_aborted and type(error) is RuntimeError
+            if not (is_from_abort or is_peer_failure(type(error), str(error))):
+                return False
+            reason = last_line(str(error).strip()) or type(error).__name__
+        if self.trainer is not None:
+            if self.trainer.is_updating:
+                return False
+            self.kept = keep_state(self.trainer)
+        if self.kept is None:
+            return False
+        self._leave()
+        if self.trainer is not None and error is not None:
+            close(self.trainer)
+        if error is not None:
+            stack = "".join(traceback.format_exception(error))
+            print(self.channel.move_stack_to_file(stack, reason), end="", flush=True)
+        self.trainer = None
+        self.channel.report_kept_state(self.kept.step, has_saved=error is None, reason=reason)
+        return True
+
+    def _leave(self) -> None:
+        with self.lock:
+            self.has_left.set()
+            regroup.leave_group()
+
+    def wait_for_request(self) -> StandbyRequest:
+        """Return the agent's request to join the next attempt. An agent that does not want this process kills it."""
+        gc.collect()  # ends the loader of the last attempt
+        while (request := self.channel.read_next_request()) is None:
+            time.sleep(POLL_SECONDS / 2)
+        return request
+
+    def share_state(self, group: ProcessGroup) -> State:
+        """Return the state of the process that stands furthest. All processes must call it, also those without one.
+
+        Raises `HandoverFailed` when no process has kept its state.
+        """
+        position = self.kept.position if self.kept else (-1, -1)
+        positions = [torch.tensor(position)]
+        if group.world_size > 1:
+            positions = [torch.tensor(position) for _ in range(group.world_size)]
+            dist.all_gather(positions, torch.tensor(position))
+        furthest = max(tuple(each.tolist()) for each in positions)
+        if furthest[0] < 0:
+            raise HandoverFailed("no process has kept the state to go on from")
+        source = next(rank for rank, each in enumerate(positions) if tuple(each.tolist()) == furthest)
+        payload = b""
+        if group.rank == source:
+            assert self.kept is not None
+            stream = io.BytesIO()
+            torch.save(checkpoint_io.copy_to_cpu(self.kept.state), stream)
+            payload = stream.getvalue()
+        if group.world_size > 1:
+            size = torch.tensor([len(payload)])
+            dist.broadcast(size, source)
+            content = torch.frombuffer(bytearray(payload or int(size.item())), dtype=torch.uint8)
+            for start in range(0, len(content), PIECE_BYTES):
+                dist.broadcast(content[start : start + PIECE_BYTES], source)
+                self.channel.tick()
+            payload = content.numpy().tobytes()
+        state: State = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return state
+
+
+def keep_state(trainer: Trainer) -> KeptState:
+    """Return the state of a trainer after its last finished step; a step that it has begun is forgotten.
+
+    The metrics of the steps since the last sums over all processes are estimated from those of this process.
+    """
+    trainer.running_statistics.abandon_step()
+    trainer.epoch_totals += estimate_totals(trainer)
+    return KeptState(trainer.state(), (trainer.epoch_index, trainer.step), trainer.steps_done)
+
+
+def estimate_totals(trainer: Trainer) -> StepTotals:
+    """Return the sums over the last steps and all processes, as if the others had had the losses and hits of this one.
+
+    The sums of a process that is gone are gone with it.
+    """
+    count = trainer.meter.steps
+    if not count:
+        return StepTotals()
+    epoch = trainer.schedule.epochs[trainer.epoch_index]
+    steps = range(trainer.step - count, trainer.step)
+    images = sum(map(epoch.images_in_step, steps))
+    own_images = sum(own_image_count(trainer, epoch, step) for step in steps)
+    scale = images / own_images if own_images else 0.0
+    top1, top5 = (min(scale * hits, images) for hits in trainer.meter.correct.tolist())
+    seconds = time.perf_counter() - trainer.interval_start
+    trainer_loss = scale * float(trainer.meter.losses[:count].sum())
+    return StepTotals(trainer_loss, top1, top5, images, seconds)
+
+
+def own_image_count(trainer: Trainer, epoch: Epoch, step: int) -> int:
+    """Return how many images of a step were this process's."""
+    parts = split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch)
+    return sum(part.stop - part.start for part in parts[trainer.group.rank :: trainer.group.world_size])
+
+
+def close(trainer: Trainer) -> None:
+    """Close the logs of a trainer, and wait for the file that rank 0 is writing."""
+    with contextlib.suppress(OSError):  # the process that writes in the next attempt will report it
+        trainer.progress.close()
+        if trainer.group.is_first:
+            trainer.saver.wait()

@@ -1,0 +1,74 @@
+"""Classifies image files with a trained network. Images are resized and cropped as in validation."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from train.data.decode import BadImage, decode_image
+from train.data.loading.crop import center_crop, image_views
+from train.data.loading.loader import Batch
+from train.data.order.rect_val import rect_crop_shape
+from train.data.order.work import BatchRequest
+from train.engine.inputs import BatchPreprocessor, Normalization
+from train.evaluation.protocol import emit_json_line, reserve_stdout
+from train.evaluation.trained_network import open_trained
+from train.tools.errors import TrainingError, first_line
+from train.tools.filesystem import one_line_error, read_file
+from train.weights.network_description import Crop, NetworkDescription
+
+from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions
+
+
+@reserve_stdout()
+def predict_images(options: PredictOptions) -> None:
+    """Print a message for each image. Raises `TrainingError` when the network cannot be used."""
+    trained = open_trained(options.source, options.model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = trained.build().to(device)
+    preprocessor = BatchPreprocessor(
+        device, normalization=Normalization(trained.description.mean, trained.description.std)
+    )
+    for path in options.images:
+        answers: list[Answer] = []
+        error = ""
+        try:
+            answers = classify(path, model, trained.description, preprocessor)
+        except (BadImage, OSError) as image_error:
+            error = f"{path}: {image_error}" if isinstance(image_error, BadImage) else one_line_error(image_error)
+        emit_json_line(Prediction(kind="prediction", file=str(path), answers=answers, error=error))
+
+
+@torch.no_grad()
+def classify(
+    path: Path, model: nn.Module, description: NetworkDescription, preprocessor: BatchPreprocessor
+) -> list[Answer]:
+    """Return the most likely classes of an image file, the most likely first.
+
+    Raises `BadImage` for a file that is no image, `OSError`, and `TrainingError` when the network fails.
+    """
+    pixels = validation_pixels(read_file(path), description)
+    labels = np.zeros(1, dtype=np.int64)
+    request = BatchRequest("val", None, labels, (pixels.shape[1], pixels.shape[2]))
+    images, _ = preprocessor.prepare(Batch(pixels, labels, request))
+    try:
+        with preprocessor.autocast():
+            probabilities = model(images).float().softmax(1)[0]
+    except RuntimeError as error:  # torch's, for example out of memory
+        raise TrainingError(f"{path}: {description.model} fails: {first_line(error)}") from error
+    top = probabilities.topk(min(TOP_ANSWERS, len(description.classes)))
+    return [
+        {"class": description.classes[index], "percent": 100 * probability}
+        for probability, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    ]
+
+
+def validation_pixels(data: bytes, description: NetworkDescription) -> torch.Tensor:
+    """Return what validation shows of an image to the network: uint8 [1, height, width, 3]. Raises `BadImage`."""
+    height, width = decode_image(data).shape[:2]
+    side = description.image_size
+    shape = rect_crop_shape(width, height, side) if description.crop is Crop.RECT else (side, side)
+    pixels = torch.empty((1, *shape, 3), dtype=torch.uint8)
+    center_crop(data, (height, width), image_views(pixels)[0])
+    return pixels

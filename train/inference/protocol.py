@@ -1,0 +1,84 @@
+"""Options and JSON output of the processes that export a network and that classify images. Does not import torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, TypedDict
+
+TOP_ANSWERS = 5  # for each image
+
+
+class ParameterNames(StrEnum):
+    """Whose names the tensors of an exported network have."""
+
+    PLAIN = "plain"  # those of the network's own modules
+    TORCHVISION = "torchvision"
+    TIMM = "timm"
+
+
+class FileFormat(StrEnum):
+    """The format of an exported network."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"  # torch.save of a state dict
+    ONNX = "onnx"
+
+
+FORMAT_SUFFIXES = {FileFormat.SAFETENSORS: ".safetensors", FileFormat.TORCH: ".pt", FileFormat.ONNX: ".onnx"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Which network to write, where, and in which form.
+
+    `model`, if given, is the name that the network must have. `module_folders` has the user's modules that it needs.
+    """
+
+    source: Path
+    file: Path
+    names: ParameterNames
+    format: FileFormat
+    model: str | None = None
+    module_folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Which network classifies which image files.
+
+    `model`, if given, is the name that the network must have. `module_folders` has the user's modules that it needs.
+    """
+
+    source: Path
+    images: tuple[Path, ...]
+    model: str | None = None
+    module_folders: tuple[str, ...] = ()
+
+
+class Exported(TypedDict):
+    """The message of an export: the files that were written, and what the network is."""
+
+    kind: Literal["exported"]
+    file: str
+    classes_file: str
+    model: str
+    names: str
+    tensors: int
+    parameters: int
+    classes: int
+    epoch: int
+    top1: float | None
+    image_size: int
+
+
+# One of the most likely classes of an image.
+Answer = TypedDict("Answer", {"class": str, "percent": float})
+
+
+class Prediction(TypedDict):
+    """The message about one image: its most likely classes, or why it cannot be read."""
+
+    kind: Literal["prediction"]
+    file: str
+    answers: list[Answer]
+    error: str

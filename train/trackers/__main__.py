@@ -1,0 +1,114 @@
+"""The tracker process: follows a file of metrics and logs its rows, until the trainer has ended.
+
+`python -m train.trackers`, with a `TrackerRequest` as the first line of stdin. The second line, "done" or
+"interrupted", ends it when all rows are logged; so does the death of the trainer. Whatever a tracker does, only this
+process waits for it. What its library prints goes to a log on the machine, and one line about its first error to the
+trainer's output.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import TextIO
+
+from train.metrics.records import EpochRow, StepRow, parse_row, val_scalars
+from train.tools import process
+from train.tools.filesystem import open_regular
+from train.tools.records import decode_json
+
+from .protocol import TrackedRun, TrackerRequest
+
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 30.0  # after an error of the library
+LOG_FILE = "tracker.log"
+DONE = "done"
+CREDENTIALS = re.compile(r"//[^/@\s]+@")  # in a URL
+MAX_ERROR_CHARACTERS = 300
+
+
+class TrackerLoop:
+    """Logs the rows of a request's file to its run. Rows that could not be logged are tried again."""
+
+    def __init__(self, request: TrackerRequest, console: TextIO) -> None:
+        self.request = request
+        self.console = console
+        self.run: TrackedRun | None = None
+        self.offset = 0  # of the first row that is not logged
+        self.has_reported = False
+        self.end = ""  # the second line of stdin
+
+    def listen(self) -> None:
+        """Wait for the end of the attempt. To be run in a thread."""
+        self.end = sys.stdin.readline().strip() or "interrupted"
+
+    def follow(self) -> None:
+        """Log rows until all are logged after the end of the attempt."""
+        next_try = 0.0
+        while True:
+            end = self.end  # before the last rows are read
+            if end or time.monotonic() >= next_try:
+                try:
+                    self.log_new_rows()
+                    if end and self.run:
+                        self.run.finish(end == DONE)
+                except Exception as error:  # of a library and its network
+                    self.report(error)
+                    next_try = time.monotonic() + RETRY_SECONDS
+            if end:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def log_new_rows(self) -> None:
+        """Log the rows that are new. Opens the run first."""
+        if self.run is None:
+            self.run = import_module(f"train.trackers.{self.request.tracker}_run").open_run(self.request)
+        with contextlib.suppress(FileNotFoundError), open_regular(Path(self.request.metrics)) as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.log_row(line)
+                self.offset += len(line)
+
+    def log_row(self, line: bytes) -> None:
+        """Log the scalars of a row, under the names that they have in TensorBoard."""
+        assert self.run
+        if row := parse_row(line, StepRow):
+            values = {name: value for name, value in row.scalars.items() if value is not None}
+            self.run.log(row.images, row.time, values)
+        elif epoch := parse_row(line, EpochRow):
+            self.run.log(epoch.images, epoch.time, val_scalars(epoch))
+
+    def report(self, error: BaseException) -> None:
+        """Print the first error, without the credentials that a URL may have."""
+        if not self.has_reported:
+            self.has_reported = True
+            text = CREDENTIALS.sub("//", " ".join(f"{error}".split()))[:MAX_ERROR_CHARACTERS]
+            reason = f"{type(error).__name__}: {text}"
+            print(f"{self.request.tracker}: {reason}; training goes on", file=self.console, flush=True)
+
+
+def main() -> None:
+    """Send the metrics of one attempt to the tracker. Exit without waiting for the threads of its library."""
+    process.die_with_parent()
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    request = decode_json(TrackerRequest, sys.stdin.buffer.readline(), "stdin")
+    console = os.fdopen(os.dup(1), "w")
+    with open_regular(Path(request.folder) / LOG_FILE, "ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    loop = TrackerLoop(request, console)
+    threading.Thread(target=loop.listen, daemon=True).start()
+    loop.follow()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
