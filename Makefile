@@ -1,12 +1,17 @@
 # On a fresh machine with Python and make:
 #   make demo           train on a built-in data set; a few minutes on two cores
-#   make test           ruff, mypy and all tests except the rehearsals
-#   make rehearse       whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines
+#   make test           the tests that run in one process; three minutes
+#   make check          ruff and mypy
+#   make smoke          about twenty tests of whole jobs and real processes, which show every part once
+#   make process        all tests with real sshd, tmux, agents, trainers and commands
+#   make rehearse       whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines;
+#                       SHARD=2/4 for the second of four parts
+# Continuous integration runs check, test and smoke (.ci/run).
 #   make simcloud       a simulated EC2, to try the launch on AWS without an account
 #   make gpu-test       the tests that need an NVIDIA GPU
 #   make gpu-bench      measures one NVIDIA GPU, in parts; BUDGET=600 for ten minutes
 #   make boot-test      the user data of a rented machine boots in QEMU; ten minutes, no KVM; not part of `make test`
-#   make release-check  what a release must pass beside `make test`: rehearse, boot-test, and the self-test on simulated EC2
+#   make release-check  what a release must pass beside these: boot-test, and the self-test on simulated EC2
 # Each creates .venv and installs what it needs once, at the versions of constraints.txt. tmux and OpenSSH come from apt
 # where that is allowed; the tests also need a browser.
 
@@ -17,16 +22,26 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # Tests start hundreds of interpreters; they compile our modules once, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
+.PHONY: demo test smoke process rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local recipes/quickstart.py
 
-test: check
-	$(BIN)/pytest -n 2 --dist loadfile -m "not rehearsal"
+# A computer that runs other work needs more patience: TEST_PATIENCE=5 multiplies every limit of the tests.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --maxfail 3
 
-rehearse: check
-	$(BIN)/pytest -n 2 --dist loadfile -m "rehearsal and not release"
+test: .venv/.installed-dev
+	$(PYTEST) -m "not process and not rehearsal"
+
+# A test that fails is run once more, and the failure is printed and recorded in .ci/reruns.log.
+smoke: .venv/.installed-dev
+	$(PYTEST) -m smoke --reruns 1 -rR
+
+process: .venv/.installed-dev
+	$(PYTEST) -m "process and not rehearsal"
+
+rehearse: .venv/.installed-dev
+	$(PYTEST) -m "rehearsal and not release" $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
 
 gpu-test: .venv/.installed-dev
 	IMGNET_GPU_TESTS=1 $(BIN)/pytest -m gpu tests/gpu
@@ -39,7 +54,7 @@ gpu-bench: .venv/.installed
 boot-test: .venv/.installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m support.boot_test
 
-release-check: rehearse boot-test
+release-check: check test process rehearse boot-test
 	$(BIN)/pytest -m release
 
 check: .venv/.installed-dev

@@ -4,11 +4,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis
 import pytest
+from support.gate import PROCESS_FILES, SMOKE_TESTS
 from support.sandbox import FinishedSandbox, Sandbox
+
+TESTS = Path(__file__).resolve().parent
+RERUNS_LOG = TESTS.parent / ".ci" / "reruns.log"
+# Seconds after which a test counts as hanging, by its mark; the first that it has counts.
+HANG_SECONDS = {"release": 1800, "smoke": 300, "rehearsal": 900, "process": 300}
+DEFAULT_HANG_SECONDS = 120
 
 # All tests run on the CPU, also where there are GPUs: they start more processes than there may be, and compare bits.
 # Those of the mark `gpu` see the GPUs again. Before torch is imported, and also for the processes that tests start.
@@ -22,14 +30,29 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run whole jobs as rehearsals, and leave out those that need a GPU unless they are wanted."""
+    """Mark the tests by the lists of support/gate.py, and leave out those that need a GPU unless they are wanted."""
     for item in items:
-        if "end_to_end" in item.path.parts:
+        path = item.path.relative_to(TESTS).as_posix()
+        if path in PROCESS_FILES:
+            item.add_marker("process")
+        if path.startswith("end_to_end/"):
             item.add_marker("rehearsal")
-        if "gpu" in item.path.parts:
+        if f"{path}::{item.name}" in SMOKE_TESTS:
+            item.add_marker("smoke")
+        if path.startswith("gpu/"):
             item.add_marker("gpu")
             if os.environ.get("IMGNET_GPU_TESTS") != "1":
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make gpu-test"))
+        marks = [mark for mark in HANG_SECONDS if item.get_closest_marker(mark)]
+        item.add_marker(pytest.mark.timeout(HANG_SECONDS[marks[0]] if marks else DEFAULT_HANG_SECONDS))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Record a failure after which the test is run again. Such a failure is a defect of the test or of the program."""
+    if report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ:
+        with RERUNS_LOG.open("a") as log:
+            log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M} load {os.getloadavg()[0]:.1f} {report.nodeid}\n")
+            log.write(report.longreprtext + "\n")
 
 
 def pytest_runtest_setup() -> None:

@@ -1,4 +1,7 @@
-"""The architecture as tests: package layers, cycles, third-party packages, docstrings, and what a command imports."""
+"""The architecture as tests: package layers, cycles, third-party packages, docstrings, and what a command imports.
+
+Each rule is one test; its message has a line for each module that breaks it.
+"""
 
 import ast
 import importlib.metadata
@@ -7,29 +10,18 @@ import re
 import subprocess
 import sys
 import tomllib
-import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOT_PACKAGES = ("cluster", "infra", "recipes", "train")
 FILES = [path for name in ROOT_PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
 SLOW_TO_IMPORT = {
-    "torch",
-    "numpy",
-    "boto3",
-    "botocore",
-    "paramiko",
-    "rich",
-    "libtmux",
-    "tensorboard",
-    "PIL",
-    "simplejpeg",
-    "matplotlib",
-    "jinja2",
+    *("torch", "numpy", "boto3", "botocore", "paramiko", "rich", "libtmux"),
+    *("tensorboard", "PIL", "simplejpeg", "matplotlib", "jinja2"),
 }
 MAX_MODULES_PER_PACKAGE = 12
 LONG_MODULE_LINES = 500
@@ -91,6 +83,24 @@ def dotted(path: Path) -> str:
 MODULES = {dotted(path): path for path in FILES}
 
 
+def assert_none(found: Mapping[str, object]) -> None:
+    """Fail when something was found in a module; the message names each such module and what was found there."""
+    lines = [f"{name}: {sorted(what) if isinstance(what, Set) else what}" for name, what in found.items() if what]
+    assert not lines, "\n".join(lines)
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a module."""
+    return MODULES[name].read_text()
+
+
+@cache
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module's syntax tree; the first is the module."""
+    return tuple(ast.walk(ast.parse(source(name))))
+
+
 def package_of(module: str) -> str:
     """The package that a module belongs to in `LAYERS`; a module that has its own entry there is its own package."""
     if module in LAYER or MODULES[module].name == "__init__.py":
@@ -98,12 +108,15 @@ def package_of(module: str) -> str:
     return module.rpartition(".")[0]
 
 
+def is_for_typing(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether a node is `if TYPE_CHECKING`."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
 def run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
     """The nodes that run when a module is imported: no function bodies, nothing below `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_for_typing(node):
             continue
         yield node
         yield from run_at_import(node)
@@ -115,10 +128,9 @@ def imports(name: str, lazy: bool = True) -> frozenset[str]:
 
     `from a import b` counts as `a.b` where that is a module of ours, and as `a` otherwise.
     """
-    path, imported = MODULES[name], set()
-    tree = ast.parse(path.read_text())
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(tree) if lazy else run_at_import(tree):
+    imported = set()
+    package = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
+    for node in nodes(name) if lazy else run_at_import(nodes(name)[0]):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -165,11 +177,13 @@ def test_layers_name_every_package() -> None:
     assert {package_of(name) for name in MODULES} - {"train", "infra"} == LAYER.keys()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_imports_only_from_lower_layers(name: str) -> None:
-    own = package_of(name)
-    others = {package_of(module) for module in imports(name) & MODULES.keys()} - {own}
-    assert not {other for other in others if LAYER[other] >= LAYER[own]}
+def test_module_imports_only_from_lower_layers() -> None:
+    found = {}
+    for name in MODULES:
+        own = package_of(name)
+        others = {package_of(module) for module in imports(name) & MODULES.keys()} - {own}
+        found[name] = {other for other in others if LAYER[other] >= LAYER[own]}
+    assert_none(found)
 
 
 MAY_IMPORT = {
@@ -180,47 +194,45 @@ MAY_IMPORT = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_root_package_imports_only_its_allowed_peers(name: str) -> None:
-    assert top_levels(name) & set(ROOT_PACKAGES) <= MAY_IMPORT[name.split(".")[0]]
+def test_root_package_imports_only_its_allowed_peers() -> None:
+    assert_none({name: top_levels(name) & set(ROOT_PACKAGES) - MAY_IMPORT[name.split(".")[0]] for name in MODULES})
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_is_in_no_import_cycle(name: str) -> None:
-    reached: set[str] = set()
-    pending = set(imports(name)) - {name}
-    while pending:
-        module = pending.pop()
-        reached.add(module)
-        pending |= (imports(module) if module in MODULES else frozenset()) - reached
-    assert name not in reached
+def test_module_is_in_no_import_cycle() -> None:
+    graph = {name: (imports(name) & MODULES.keys()) - {name} for name in MODULES}
+    reached: dict[str, set[str]] = {}
+    for name in MODULES:
+        reached[name], pending = set(), set(graph[name])
+        while pending:
+            module = pending.pop()
+            reached[name].add(module)
+            pending |= graph[module] - reached[name]
+    assert_none({name: [other for other in graph[name] if name in reached[other]] for name in MODULES})
 
 
-@pytest.mark.parametrize("name", [name for name in modules_in("cluster") if not name.startswith("cluster.cli")])
-def test_module_outside_the_cli_imports_no_sibling_late(name: str) -> None:
+def test_module_outside_the_cli_imports_no_sibling_late() -> None:
     """A late import of a sibling hides a cycle; the CLI imports late so that `--help` starts fast."""
-    late = imports(name) - imports(name, lazy=False)
-    tree = ast.parse(MODULES[name].read_text())
-    typing_only = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for statement in node.body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-    }
-    hidden = {
-        module
-        for module in late & MODULES.keys()
-        if package_of(module) == package_of(name) and module.rpartition(".")[2] not in typing_only
-    }
-    assert not hidden or name in ("cluster", "cluster.jobs", "cluster.report")
+    found = {}
+    for name in modules_in("cluster"):
+        if name.startswith("cluster.cli") or name in ("cluster", "cluster.jobs", "cluster.report"):
+            continue
+        typing_only = {
+            alias.name
+            for node in filter(is_for_typing, nodes(name))
+            for statement in node.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+        }
+        late = (imports(name) - imports(name, lazy=False)) & MODULES.keys()
+        siblings = {module for module in late if package_of(module) == package_of(name)}
+        found[name] = {module for module in siblings if module.rpartition(".")[2] not in typing_only}
+    assert_none(found)
 
 
-@pytest.mark.parametrize("name", modules_in("recipes"))
-def test_recipe_imports_only_train_recipe(name: str) -> None:
-    allowed = {"train.recipe", *modules_in("recipes"), "collections.abc", "dataclasses", "itertools", "typing"}
-    assert imports(name) <= allowed
+def test_recipe_imports_only_train_recipe() -> None:
+    recipes = modules_in("recipes")
+    allowed = {"train.recipe", *recipes, "collections.abc", "dataclasses", "itertools", "typing"}
+    assert_none({name: imports(name) - allowed for name in recipes})
 
 
 THIRD_PARTY = {
@@ -237,35 +249,36 @@ THIRD_PARTY = {
 }
 
 
-@pytest.mark.parametrize("package, allowed", THIRD_PARTY.items())
-def test_third_party_package_is_imported_only_where_it_belongs(package: str, allowed: list[str]) -> None:
-    modules = {name for folder in allowed for name in modules_in(folder)}
-    assert {name for name in MODULES if package in top_levels(name)} <= modules
+def test_third_party_package_is_imported_only_where_it_belongs() -> None:
+    found = {}
+    for package, allowed in THIRD_PARTY.items():
+        others = MODULES.keys() - {name for folder in allowed for name in modules_in(folder)}
+        found[package] = {name for name in others if package in top_levels(name)}
+    assert_none(found)
 
 
-@pytest.mark.parametrize("name", modules_in("cluster"))
-def test_cloud_is_known_to_its_own_backend_only(name: str) -> None:
+def test_cloud_is_known_to_its_own_backend_only() -> None:
     """Others ask for a capability; cluster/backends/catalog.py names the modules of a cloud as text."""
-    of_aws = {module for module in imports(name) if f"{module}.".startswith(("infra.aws.", "cluster.backends.aws."))}
-    assert not of_aws or name.startswith("cluster.backends.aws")
+    of_aws = ("infra.aws.", "cluster.backends.aws.")
+    others = [name for name in modules_in("cluster") if not name.startswith("cluster.backends.aws")]
+    assert_none({name: [module for module in imports(name) if f"{module}.".startswith(of_aws)] for name in others})
 
 
-@pytest.mark.parametrize("name", [*modules_in("cluster"), *modules_in("recipes")])
-def test_module_outside_the_trainer_needs_no_torch(name: str) -> None:
-    assert not {module for module in imports(name) & MODULES.keys() if "torch" in loaded_with(module)}
+def test_module_outside_the_trainer_needs_no_torch() -> None:
+    need_torch = {name for name in MODULES if "torch" in loaded_with(name)}
+    assert_none({name: imports(name) & need_torch for name in [*modules_in("cluster"), *modules_in("recipes")]})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *modules_in("train.recipe"),
-        *("train.tools.filesystem", "train.tools.process", "train.tools.errors"),
-        *("train.data.order.usage_log", "train.distributed.network"),
-    ],
-)
-def test_pure_modules_need_only_the_standard_library(name: str) -> None:
-    third_party = {module.split(".")[0] for module in loaded_with(name)} - set(sys.stdlib_module_names) - {"train"}
-    assert not third_party
+def test_pure_modules_need_only_the_standard_library() -> None:
+    pure = [*modules_in("train.recipe"), *(f"train.tools.{name}" for name in ("filesystem", "process", "errors"))]
+    pure += ["train.data.order.usage_log", "train.distributed.network"]
+    known = {*sys.stdlib_module_names, "train"}
+    assert_none({name: {module.split(".")[0] for module in loaded_with(name)} - known for name in pure})
+
+
+def test_backend_loads_without_large_packages() -> None:
+    backends = ("cluster.backends.local", "cluster.backends.ssh", "cluster.backends.slurm.backend")
+    assert_none({name: loaded_with(name) & SLOW_TO_IMPORT for name in backends})
 
 
 def test_repository_has_four_import_packages() -> None:
@@ -277,7 +290,9 @@ def test_repository_has_four_import_packages() -> None:
 
 def test_folder_with_modules_is_a_package() -> None:
     """setuptools finds packages by their __init__.py; a folder without one would be missing from the wheel."""
-    assert not [name for name, path in MODULES.items() if not (path.parent / "__init__.py").exists()]
+    assert_none({name: path for name, path in MODULES.items() if not (path.parent / "__init__.py").exists()})
+    count = Counter(map(dotted, FILES))  # a module beside a package of its name would be counted twice
+    assert_none({name: f"{number} files" for name, number in count.items() if number > 1})
 
 
 def test_data_files_of_packages_are_in_the_wheel() -> None:
@@ -293,51 +308,48 @@ def test_data_files_of_packages_are_in_the_wheel() -> None:
     assert {path for path in files if path.suffix != ".py" and "__pycache__" not in path.parts} == in_wheel
 
 
-@pytest.mark.parametrize("package", sorted({package_of(name) for name in MODULES} - {"recipes"}))
-def test_package_has_at_most_twelve_modules(package: str) -> None:
-    modules = [
-        name for name, path in MODULES.items() if path.name != "__init__.py" and name.rpartition(".")[0] == package
-    ]
-    assert len(modules) <= MAX_MODULES_PER_PACKAGE
+def test_package_has_at_most_twelve_modules() -> None:
+    sizes = Counter(name.rpartition(".")[0] for name, path in MODULES.items() if path.name != "__init__.py")
+    assert_none({name: n for name, n in sizes.items() if n > MAX_MODULES_PER_PACKAGE and name != "recipes"})
 
 
-@pytest.mark.parametrize("name", ROOT_PACKAGES)
-def test_package_name_belongs_to_our_distribution_only(name: str) -> None:
-    assert set(importlib.metadata.packages_distributions().get(name, [])) <= {"imgnet-cluster"}
+def test_package_name_belongs_to_our_distribution_only() -> None:
+    distributions = importlib.metadata.packages_distributions()
+    assert_none({name: set(distributions.get(name, [])) - {"imgnet-cluster"} for name in ROOT_PACKAGES})
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_module_is_documented_and_named_by_its_concept(path: Path) -> None:
-    text = path.read_text()
-    if text.count("\n") > LONG_MODULE_LINES:
-        warnings.warn(f"{dotted(path)} has more than {LONG_MODULE_LINES} lines", UserWarning, stacklevel=1)
-    assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
-    assert path.stem not in ("utils", "util", "helpers", "misc")
-    tree = ast.parse(text)
-    undocumented = [
-        node.name
-        for scope in ast.walk(tree)
-        if isinstance(scope, ast.Module | ast.ClassDef)
-        for node in scope.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_" and not ast.get_docstring(node)
-    ]
-    assert ast.get_docstring(tree) or not text.strip()
-    assert not undocumented
+def test_module_is_not_too_long() -> None:
+    lines = {name: source(name).count("\n") for name in MODULES}
+    assert_none({name: count for name, count in lines.items() if count > LONG_MODULE_LINES})
 
 
-def annotated_with_any(tree: ast.AST) -> Iterator[int]:
-    """The lines with an `Any` in the type of a parameter, of a return value or of a field, in order of the tree."""
-    for node in ast.walk(tree):
-        annotations: list[ast.expr | None] = []
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            annotations.append(node.returns)
-        elif isinstance(node, ast.arg | ast.AnnAssign):
-            annotations.append(node.annotation)
+def test_module_is_named_by_its_concept() -> None:
+    vague = ("utils", "util", "helpers", "misc")
+    assert_none({name: path.stem for name, path in MODULES.items() if path.stem in vague})
+
+
+def test_module_has_no_mark_of_open_work() -> None:
+    assert_none({name: re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", source(name)) for name in MODULES})
+
+
+def test_module_and_its_public_names_are_documented() -> None:
+    found = {}
+    for name in MODULES:
+        scopes = [node for node in nodes(name) if isinstance(node, ast.Module | ast.ClassDef)]
+        inner = [node for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        found[name] = [node.name for node in inner if node.name[0] != "_" and not ast.get_docstring(node)]
+        if source(name).strip() and not ast.get_docstring(scopes[0]):
+            found[name].append("the module itself")
+    assert_none(found)
+
+
+def annotated_with_any(tree_nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """The lines with an `Any` in the type of a parameter, of a return value or of a field, in order of the nodes."""
+    for node in tree_nodes:
+        annotation = getattr(node, "returns", None) or getattr(node, "annotation", None)
         yield from (
             part.lineno
-            for annotation in annotations
-            if annotation
-            for part in ast.walk(annotation)
+            for part in (ast.walk(annotation) if annotation else ())
             if isinstance(part, ast.expr) and ast.unparse(part).strip("'").removeprefix("typing.") == "Any"
         )
 
@@ -352,97 +364,84 @@ class C:
         local: Any = 1
 x = Any
 """
-    assert sorted(annotated_with_any(ast.parse(text))) == [2, 2, 3, 5, 7]
+    assert sorted(annotated_with_any(ast.walk(ast.parse(text)))) == [2, 2, 3, 5, 7]
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_any_in_an_annotation_has_its_reason_on_its_line(path: Path) -> None:
+def test_any_in_an_annotation_has_its_reason_on_its_line() -> None:
     """`Any` turns the type checker off. An alias (`State = dict[str, Any]`) says the reason once for all its users."""
-    lines = path.read_text().splitlines()
-    tree = ast.parse(path.read_text())
-    aliases = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        for part in ast.walk(node.value)
-        if isinstance(part, ast.Name) and part.id == "Any"
-    ]
-    unexplained = {number for number in [*annotated_with_any(tree), *aliases] if "# " not in lines[number - 1]}
-    assert not unexplained
+    found = {}
+    for name in [name for name in MODULES if "Any" in source(name)]:
+        lines = source(name).splitlines()
+        values = [(node.lineno, node.value) for node in nodes(name) if isinstance(node, ast.Assign)]
+        aliases = {line for line, value in values for part in ast.walk(value) if getattr(part, "id", "") == "Any"}
+        numbers = {*annotated_with_any(nodes(name)), *aliases}
+        found[name] = {number: lines[number - 1] for number in numbers if "# " not in lines[number - 1]}
+    assert_none(found)
 
 
 # --- start-up time: what a command imports ------------------------------------------------------------------------
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
+HELP_OF_EACH = """
+import sys
+from cluster.cli.app import cli
+for command in sys.argv[1:]:
+    cli([command, "--help"], standalone_mode=False)
+"""
 
 
-def imported_modules(argv: list[str], **variables: str) -> tuple[set[str], str]:
-    """Run Python. Return the modules that it imports, as `-X importtime` lists them, and its stdout."""
+@cache
+def imported(*argv: str, **variables: str) -> tuple[frozenset[str], str]:
+    """Run Python. Return the modules that it imports, as `-X importtime` lists them, their packages, and its stdout."""
     completed = subprocess.run(
         [sys.executable, "-X", "importtime", *argv], capture_output=True, text=True, env={**os.environ, **variables}
     )
-    lines = [line for line in completed.stderr.splitlines() if line.startswith("import time:")]
-    names = {line.rsplit("|", 1)[1].strip() for line in lines}
+    lines = completed.stderr.splitlines()
+    names = {line.rsplit("|", 1)[1].strip() for line in lines if line.startswith("import time:")}
     assert completed.returncode == 0 and "cluster" in names, completed.stderr
-    return names, completed.stdout
+    return frozenset(names | {name.split(".")[0] for name in names}), completed.stdout
 
 
-def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
-    """Run Python. Return the top-level packages that it imports, and its stdout."""
-    names, output = imported_modules(argv, **variables)
-    return {name.split(".")[0] for name in names}, output
-
-
-@pytest.mark.parametrize("command", ["ls", "stop", "eval", "plan", "cost"])
-def test_only_launch_looks_for_backends_of_other_packages(command: str) -> None:
+def test_only_launch_looks_for_backends_of_other_packages() -> None:
     """The search reads the metadata of every installed package."""
-    modules, _ = imported_modules([COMMAND, command, "--help"])
-    assert not modules & {"cluster.backends.registry", "importlib.metadata", "cluster.state.spec"}
-    assert "importlib.metadata" in imported_modules([COMMAND, "launch", "--help"])[0]
+    modules, output = imported("-c", HELP_OF_EACH, "ls", "stop", "eval", "plan", "cost")
+    assert output.count("Usage: ") == 5
+    assert_none({"help": modules & {"cluster.backends.registry", "importlib.metadata", "cluster.state.spec"}})
+    assert "importlib.metadata" in imported(COMMAND, "launch", "--help")[0]
 
 
 def test_launch_help_imports_no_job() -> None:
-    modules, _ = imported_modules([COMMAND, "launch", "--help"])
-    assert not modules & {"cluster.state.spec", "cluster.state.membership", "train.recipe", "cluster.jobs"}
+    modules, _ = imported(COMMAND, "launch", "--help")
+    assert_none({"help": modules & {"cluster.state.spec", "cluster.state.membership", "train.recipe", "cluster.jobs"}})
 
 
-@pytest.mark.parametrize(
-    "argv", [["-c", "import cluster"], [COMMAND, "--help"], [COMMAND, "launch", "--help"], [COMMAND, "--version"]]
-)
-def test_help_imports_no_large_package(argv: list[str]) -> None:
-    assert not imported_packages(argv)[0] & SLOW_TO_IMPORT
+def test_help_imports_no_large_package() -> None:
+    """Nor does `import cluster`, which is a part of each command."""
+    calls = ("--help", "launch --help", "--version")
+    assert_none({call: imported(COMMAND, *call.split())[0] & SLOW_TO_IMPORT for call in calls})
 
 
-@pytest.mark.parametrize(
-    ("shell_request", "expected_output"),
-    [
-        ("bash_source", "complete -o nosort"),
-        ("zsh_source", "#compdef"),
-        ("bash_complete la", "plain,launch"),
-        ("bash_complete stop j", "plain,job-1"),
-        ("bash_complete launch re", "file,re"),
-        ("bash_complete launch --zone us-east-1", "plain,us-east-1b"),
-    ],
-)
-def test_completion_imports_no_large_package(shell_request: str, expected_output: str, tmp_path: Path) -> None:
+def test_completion_imports_no_large_package(tmp_path: Path) -> None:
     (tmp_path / "job-1").mkdir()
     (tmp_path / "job-1" / "job.json").write_text("{}")
-    instruction, *words = shell_request.split()
-    packages, output = imported_packages(
-        [COMMAND],
-        _IMGNET_CLUSTER_COMPLETE=instruction,
-        COMP_WORDS=" ".join(["imgnet-cluster", *words]),
-        COMP_CWORD=str(len(words)),
-        IMGNET_RUNS=str(tmp_path),
-    )
-    assert expected_output in output and not packages & SLOW_TO_IMPORT
+    outputs = {
+        "bash_source": "complete -o nosort",
+        "zsh_source": "#compdef",
+        "bash_complete la": "plain,launch",
+        "bash_complete stop j": "plain,job-1",
+        "bash_complete launch re": "file,re",
+        "bash_complete launch --zone us-east-1": "plain,us-east-1b",
+    }
+    found = {}
+    for request, expected_output in outputs.items():
+        instruction, *words = request.split()
+        variables = {"COMP_WORDS": " ".join(["imgnet-cluster", *words]), "COMP_CWORD": str(len(words))}
+        variables |= {"_IMGNET_CLUSTER_COMPLETE": instruction, "IMGNET_RUNS": str(tmp_path)}
+        modules, output = imported(COMMAND, **variables)
+        found[request] = modules & SLOW_TO_IMPORT if expected_output in output else f"printed {output}"
+    assert_none(found)
 
 
 def test_plan_imports_no_torch() -> None:
-    packages, _ = imported_packages([COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py")])
-    assert not packages & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}
-
-
-@pytest.mark.parametrize("module", ["cluster.backends.local", "cluster.backends.ssh", "cluster.backends.slurm.backend"])
-def test_backend_loads_without_large_packages(module: str) -> None:
-    assert not loaded_with(module) & SLOW_TO_IMPORT
+    modules, _ = imported(COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py"))
+    assert_none({"plan": modules & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}})

@@ -7,6 +7,8 @@ import itertools
 import re
 import shlex
 import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +21,8 @@ from cluster.cli.app import cli
 from train.engine.options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [README, ROOT / "ARCHITECTURE.md"]}
-PAGES |= {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.glob("docs/*.md"))}
+PAGE_FILES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGE_FILES}
 DEVELOPER_PAGES = (
     "ARCHITECTURE.md",
     *(f"docs/{name}.md" for name in ("adding-a-backend", "adding-a-model", "contributing", "life-of-a-job")),
@@ -33,12 +34,10 @@ EVERYDAY_COMMANDS = {
 }
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
-    # of sbatch and srun
-    *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),
-    *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
-    *("--cifar", "--images", "--parts", "--report"),
-    *("--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image"),
-    *("--index-url", "--constraint", "--no-deps"),  # of pip
+    *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),  # of sbatch and srun
+    *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist", "--cifar", "--images", "--parts"),
+    *("--report", "--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image"),
+    *("--index-url", "--no-deps"),  # of pip, as is --constraint
     *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
     *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init
     *("--lr", "--small"),  # of published programs, in the page of papers
@@ -55,6 +54,12 @@ FOREIGN_FILES = {
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def assert_none(found: Mapping[str, object]) -> None:
+    """Fail when something was found in a page; the message names each such page and what was found there."""
+    lines = [f"{page}: {sorted(what) if isinstance(what, Set) else what}" for page, what in found.items() if what]
+    assert not lines, "\n".join(lines)
 
 
 def fences(text: str, *languages: str) -> list[str]:
@@ -104,10 +109,8 @@ def all_commands(group: click.Group = cli, prefix: str = "") -> dict[str, click.
     """Return all commands by the words that call them."""
     commands: dict[str, click.Command] = {}
     for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            commands |= all_commands(command, f"{prefix}{name} ")
-        else:
-            commands[prefix + name] = command
+        words = prefix + name
+        commands |= all_commands(command, f"{words} ") if isinstance(command, click.Group) else {words: command}
     return commands
 
 
@@ -128,8 +131,7 @@ def unknown_options(span: str) -> set[str]:
     """Return the options in inline code such as `launch --local` that its command does not have."""
     words = span.removeprefix("imgnet-cluster ").split()
     for length in (2, 1):
-        command = COMMANDS.get(" ".join(words[:length]))
-        if command:
+        if command := COMMANDS.get(" ".join(words[:length])):
             return options_in(span.partition(" -- ")[0]) - options_of(command)
     return set()
 
@@ -200,37 +202,24 @@ def words_of_code() -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text))
 
 
-def each(values_by_page: dict[str, list[str]]) -> list[tuple[str, str]]:
-    """Return (page, value) for the values of each page, sorted and without duplicates."""
-    return [(page, value) for page, values in values_by_page.items() for value in sorted(set(values))]
+def usage_error(words: list[str]) -> str:
+    """Return why the words do not parse, or ""."""
+    try:
+        return "" if len(parse(words)) > 1 else "no command"
+    except (click.ClickException, click.exceptions.Exit) as error:
+        return repr(error)
 
 
-SHELL_COMMANDS = each(
-    {page: [shlex.join(words) for words in shell_lines(text, "imgnet-cluster")] for page, text in PAGES.items()}
-)
-MAKE_COMMANDS = each({page: [shlex.join(words) for words in shell_lines(text, "make")] for page, text in PAGES.items()})
-PATHS = each({page: sorted(named_paths(text)) for page, text in PAGES.items()})
-LINKS = each({page: [link for link in LINK.findall(text) if "://" not in link] for page, text in PAGES.items()})
-PYTHON_BLOCKS = [(page, block) for page, text in PAGES.items() for block in fences(text, "python")]
+def test_page_command_parses() -> None:
+    lines = {page: shell_lines(text, "imgnet-cluster") for page, text in PAGES.items()}
+    found = {page: {shlex.join(words): usage_error(words) for words in lines[page]} for page in PAGES}
+    assert_none({page: {line: error for line, error in errors.items() if error} for page, errors in found.items()})
 
 
-@pytest.mark.parametrize(("page", "line"), SHELL_COMMANDS)
-def test_page_command_parses(page: str, line: str) -> None:
-    assert len(parse(shlex.split(line))) > 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "imgnet-cluster lunch x.py",
-        "imgnet-cluster launch --lokal x.py",
-        "imgnet-cluster data resize a",
-        "imgnet-cluster launch --machines N x.py",
-    ],
-)
+@pytest.mark.parametrize("line", ["lunch x.py", "launch --lokal x.py", "data resize a", "launch --machines N x.py"])
 def test_parse_wrong_command_raises_usage_error(line: str) -> None:
     with pytest.raises(click.UsageError):
-        parse(shlex.split(line))
+        parse(["imgnet-cluster", *line.split()])
 
 
 def test_shell_lines_finds_indented_fences_and_inline_code() -> None:
@@ -238,77 +227,87 @@ def test_shell_lines_finds_indented_fences_and_inline_code() -> None:
     assert [words[1] for words in shell_lines(text, "prog")] == ["one", "two", "three", "4"]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_page_inline_command_has_only_own_options(page: str) -> None:
-    wrong = {span: unknown_options(span) for span in inline_code(PAGES[page])}
-    assert not {span: options for span, options in wrong.items() if options}
+def test_page_inline_command_has_only_own_options() -> None:
+    found = {page: {span: unknown_options(span) for span in inline_code(text)} for page, text in PAGES.items()}
+    assert_none({page: {span: wrong for span, wrong in spans.items() if wrong} for page, spans in found.items()})
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_page_option_belongs_to_a_command(page: str) -> None:
-    known = set().union(*(options_of(command) for command in COMMANDS.values()))
+def test_page_option_belongs_to_a_command() -> None:
+    known = FOREIGN_OPTIONS.union(*(options_of(command) for command in COMMANDS.values()))
     known |= {flag for option in RunOptions.options() for flag in option.flags}
-    assert options_in(LINK.sub("", PAGES[page])) <= known | FOREIGN_OPTIONS
+    assert_none({page: options_in(LINK.sub("", text)) - known for page, text in PAGES.items()})
 
 
-@pytest.mark.parametrize(("page", "line"), MAKE_COMMANDS)
-def test_page_make_target_exists(page: str, line: str) -> None:
-    targets = [word for word in shlex.split(line)[1:] if "=" not in word]
-    makefile = (ROOT / "Makefile").read_text()
-    assert targets and all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+def test_page_make_target_exists() -> None:
+    targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    found = defaultdict[str, list[str]](list)
+    for page, text in PAGES.items():
+        for words in shell_lines(text, "make"):
+            named = {word for word in words[1:] if "=" not in word}
+            found[page] += [] if named and named <= targets else [shlex.join(words)]
+    assert_none(found)
 
 
-@pytest.mark.parametrize(("page", "link"), LINKS)
-def test_page_link_leads_to_a_file_and_heading(page: str, link: str) -> None:
+def is_dead_link(page: str, link: str) -> bool:
+    """Whether the file or the heading that a page links to does not exist."""
     target, _, anchor = link.partition("#")
     path = (ROOT / page).parent / target if target else ROOT / page
-    assert path.exists()
-    if anchor:
-        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
-        assert anchor in map(slug, headings)
+    if not anchor or not path.exists():
+        return not path.exists()
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return anchor not in map(slug, headings)
 
 
-@pytest.mark.parametrize(("page", "path"), PATHS)
-def test_page_file_exists(page: str, path: str) -> None:
+def test_page_link_leads_to_a_file_and_heading() -> None:
+    links = {page: [link for link in LINK.findall(text) if "://" not in link] for page, text in PAGES.items()}
+    assert_none({page: [link for link in links[page] if is_dead_link(page, link)] for page in PAGES})
+
+
+def test_page_file_exists() -> None:
     """Old module paths are found by this test: they do not exist any more."""
-    assert is_in_repository(path)
+    assert_none({page: [path for path in named_paths(PAGES[page]) if not is_in_repository(path)] for page in PAGES})
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_page_module_exists(page: str) -> None:
-    names = dotted_names(PAGES[page])
-    assert not {name: missing_module_part(name) for name in names if missing_module_part(name)}
+def test_page_module_exists() -> None:
+    assert_none({page: [name for name in dotted_names(PAGES[page]) if missing_module_part(name)] for page in PAGES})
 
 
-@pytest.mark.parametrize("page", DEVELOPER_PAGES)
-def test_developer_page_identifier_occurs_in_the_code(page: str) -> None:
-    code = " ".join(re.sub(r"[\w{},-]+(/[\w.{},-]*)+", "", span) for span in inline_code(PAGES[page]))
-    identifiers = set(re.findall(r"\b(?:[A-Z][a-z]+[A-Z]\w*|[A-Z]+_[A-Z_]+|[a-z]+_[a-z_]+)\b", code))
-    assert identifiers <= words_of_code()
+def test_developer_page_identifier_occurs_in_the_code() -> None:
+    found = {}
+    for page in DEVELOPER_PAGES:
+        code = " ".join(re.sub(r"[\w{},-]+(/[\w.{},-]*)+", "", span) for span in inline_code(PAGES[page]))
+        identifiers = set(re.findall(r"\b(?:[A-Z][a-z]+[A-Z]\w*|[A-Z]+_[A-Z_]+|[a-z]+_[a-z_]+)\b", code))
+        found[page] = identifiers - words_of_code()
+    assert_none(found)
 
 
-@pytest.mark.parametrize(("page", "block"), PYTHON_BLOCKS, ids=[page for page, _ in PYTHON_BLOCKS])
-def test_page_python_block_uses_names_that_exist(page: str, block: str) -> None:
-    for node in ast.walk(ast.parse(block)):
+def test_page_python_block_uses_names_that_exist() -> None:
+    found = defaultdict[str, set[str]](set)
+    trees = [(page, ast.parse(block, page)) for page, text in PAGES.items() for block in fences(text, "python")]
+    for page, node in ((name, node) for name, tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("cluster", "train"):
             module = importlib.import_module(str(node.module))
-            assert all(hasattr(module, alias.name) for alias in node.names)
+            found[page] |= {alias.name for alias in node.names if not hasattr(module, alias.name)}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             constructor = getattr(train.recipe, node.func.id, None)
             if dataclasses.is_dataclass(constructor):
                 fields = {field.name for field in dataclasses.fields(constructor)}
-                assert {keyword.arg for keyword in node.keywords} <= fields
+                found[page] |= {str(keyword.arg) for keyword in node.keywords} - fields
+    assert_none(found)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_is_named_in_a_page(command: str) -> None:
-    assert any(re.search(rf"(imgnet-cluster |`){command}\b", text) for text in PAGES.values())
+def not_named(commands: Iterable[str], text: str) -> list[str]:
+    """Return the commands that a text does not name."""
+    return [command for command in commands if not re.search(rf"(imgnet-cluster |`){command}\b", text)]
 
 
-@pytest.mark.parametrize("command", sorted(EVERYDAY_COMMANDS))
-def test_everyday_command_is_named_in_the_readme(command: str) -> None:
-    assert command in COMMANDS
-    assert re.search(rf"(imgnet-cluster |`){command}\b", PAGES["README.md"])
+def test_command_is_named_in_a_page() -> None:
+    assert_none({"named in no page": not_named(COMMANDS, "\n".join(PAGES.values()))})
+
+
+def test_everyday_command_is_named_in_the_readme() -> None:
+    unknown = EVERYDAY_COMMANDS - COMMANDS.keys()
+    assert_none({"no command": unknown, "not in README.md": not_named(EVERYDAY_COMMANDS, PAGES["README.md"])})
 
 
 def test_readme_is_short() -> None:

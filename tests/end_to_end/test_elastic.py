@@ -27,7 +27,7 @@ from cluster.state.heartbeats import MachineStatus
 from train.data.order import usage_log
 from train.tools import checkpoint_io
 
-EPOCHS = 50
+EPOCHS = 16
 IMAGES = 60
 BATCH = 4
 STEPS_PER_EPOCH = IMAGES // (3 * BATCH)
@@ -38,11 +38,24 @@ recipe = Recipe(
     name="several",
     data=Data(name="drawn", root={data!r}, train={images}, val=20),
     model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True),
+    optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
     machines=1,
     gpus=3,
     phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr=0.02)],
 )
+"""
+# While the file exists, training is so slow that the job does not end before its faults, whatever they take.
+SLOW_LOSS = """\
+import os
+import time
+
+from torch.nn import functional
+
+
+def cross_entropy(scores, labels):
+    if os.path.exists({slow!r}):
+        time.sleep(0.8)
+    return functional.cross_entropy(scores, labels, reduction="none")
 """
 OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
 
@@ -70,6 +83,10 @@ class ElasticJob:
     def kill_agents(self, *machines: str) -> None:
         for pid in [self.agent_pid(machine) for machine in machines]:
             os.kill(pid, signal.SIGKILL)
+
+    def train_fast(self) -> None:
+        """From now on let the trainers train as fast as they can."""
+        (self.sandbox.path / "slow").unlink()
 
     def describe(self) -> str:
         """Return the attempts and the machines' states, for the message of a failure."""
@@ -110,7 +127,10 @@ class ElasticJob:
 
 
 def write_recipe(sandbox: Sandbox) -> Path:
-    path = sandbox.path / "several.py"
+    project = sandbox.path / "project"
+    project.mkdir()
+    (project / "slow_loss.py").write_text(SLOW_LOSS.format(slow=str(sandbox.path / "slow")))
+    path = project / "several.py"
     path.write_text(RECIPE.format(data=str(sandbox.data), images=IMAGES, epochs=EPOCHS, batch=BATCH))
     return path
 
@@ -131,7 +151,8 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
 @pytest.fixture(params=[pytest.param("--in-place", marks=pytest.mark.release), "--no-in-place"])
 def elastic_job(sandbox: Sandbox, request: pytest.FixtureRequest) -> ElasticJob:
     """A job of three machines that train."""
-    options = ("--machines", "3", "--log-ids", "--lost-seconds", "2", request.param)
+    options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", request.param)
+    (sandbox.path / "slow").touch()
     result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox))
     assert result.code == 0, result
     elastic_job = ElasticJob(sandbox, sandbox.job())
@@ -192,7 +213,9 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     for pid in reversed(frozen_pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    assert job.wait(120) == "done"
+    elastic_job.train_fast()
+    sandbox.wait_for(lambda: job.has_ended)
+    assert job.state == "done"
     states = {machine: row.state for machine, row in elastic_job.statuses().items()}
     assert states == {"0": "done", "1": "done", "2": "left"}
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)
@@ -217,7 +240,8 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     assert elastic_job.newest_attempt().machine_names[0] == "0", "the machine of rank 0 is one of the two"
     elastic_job.kill_agents("0", "1")
     elastic_job.wait_for_steps(1, "2", after_attempt=1)
-    assert elastic_job.attempts()[1].reason == "machines 0, 1 lost"
+    reasons = {attempt.reason for attempt in elastic_job.attempts()[1:]}  # two when a busy computer sees one loss first
+    assert reasons in ({"machines 0, 1 lost"}, {"machine 0 lost", "machine 1 lost"}), elastic_job.describe()
     elastic_job.wait_for_steps(3, "0", "1", "2", after_attempt=2)
 
     (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
@@ -233,6 +257,7 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     assert status_result.code == 100 and "imgnet-cluster resume job-1" in status_result.out, status_result
     assert json.loads(sandbox.cli("ls", "-o", "json").out)[0]["state"] == "failed"
     sandbox.wait_for(lambda: not sandbox.job_pids())
+    elastic_job.train_fast()
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)

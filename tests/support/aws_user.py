@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.sandbox import CommandResult, Sandbox
 from support.simcloud.fixture import CloudProcess
-from support.waiting import wait_for
+from support.waiting import PATIENCE, wait_for
 
 from cluster.jobs.job import Job
 from infra.aws.journal import EventT, Journal
@@ -158,10 +158,10 @@ def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
     """A user with an empty cloud, in which nothing may cost anything after the test.
 
     A supervisor whose machines are gone waits for their answers for some seconds. Then it writes the job's report,
-    which takes long on a busy computer. The sandbox, which is closed next, allows 15 s.
+    which takes long on a busy computer.
     """
     user = Renter(sandbox, simcloud)
     yield user
-    deadline = time.monotonic() + SUPERVISOR_END_SECONDS
+    deadline = time.monotonic() + SUPERVISOR_END_SECONDS * PATIENCE
     while not user.live_instance_ids() and user.supervisor_pids() and time.monotonic() < deadline:
         time.sleep(0.2)

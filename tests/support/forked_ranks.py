@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE
 
 from train.tools.process import die_with_parent
 
@@ -29,7 +30,8 @@ def _run_rank(work: Callable[[int, Path], Any], rank: int, store: Path, connecti
 def run_ranks(world: int, work: Callable[[int, Path], Any], seconds: float = 60.0) -> list[Any]:
     """Run work(rank, store) in `world` forked processes and return the results by rank.
 
-    The processes may form a group at `store`. Raises `AssertionError` when a rank fails or takes more than `seconds`.
+    The processes may form a group at `store`. Raises `AssertionError` when a rank fails or takes more than `seconds`,
+    which is multiplied by `PATIENCE`.
     """
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe(duplex=False) for _ in range(world)]
@@ -41,7 +43,7 @@ def run_ranks(world: int, work: Callable[[int, Path], Any], seconds: float = 60.
                 process.start()
             outcomes = []
             for reader, _ in pipes:
-                assert reader.poll(seconds), "a rank does not answer"
+                assert reader.poll(seconds * PATIENCE), "a rank does not answer"
                 outcomes.append(reader.recv())
         finally:
             for process in processes:

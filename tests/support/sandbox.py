@@ -20,7 +20,7 @@ from cluster.jobs.job import Job
 from train.tools.process import descendant_pids
 
 from .command_server import can_fork, command_server
-from .waiting import DEADLINE_SECONDS, wait_for
+from .waiting import DEADLINE_SECONDS, PATIENCE, wait_for
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 CLOSE_SECONDS = 60.0  # for processes to end after their tmux server: a supervisor may be writing the report
@@ -85,6 +85,7 @@ class Sandbox:
     ) -> CommandResult:
         """Run a command to its end. `env` is added to the sandbox's environment."""
         environment = {**self.env, **(env or {})}
+        timeout *= PATIENCE
         if can_fork(environment):
             words = [*map(str, arguments)]
             return CommandResult(*command_server().run(words, cwd or self.path, environment, timeout))
@@ -241,7 +242,7 @@ class Sandbox:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=120)
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS * PATIENCE
         while self.pids() and time.monotonic() < deadline:
             time.sleep(0.05)
         leftovers = self._command_lines()

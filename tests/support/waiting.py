@@ -1,9 +1,12 @@
 """Waiting for a condition, with a deadline: the one polling loop of all tests."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+# Every limit is multiplied by it: continuous integration, which may share its computer, sets more than 1.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 DEADLINE_SECONDS = 120.0  # a computer with nothing else to do needs a twentieth of it
 POLL_SECONDS = 0.02
 MAX_POLL_SECONDS = 0.05
@@ -22,8 +25,10 @@ def wait_for(
 ) -> Any:
     """Return the value of `condition` as soon as it is true.
 
-    Raises `WaitTimeout` after `seconds`. `describe` is called then, and what it returns ends the message.
+    Raises `WaitTimeout` after `seconds`, multiplied by `PATIENCE`. `describe` is called then, and what it returns ends
+    the message.
     """
+    seconds *= PATIENCE
     start = time.monotonic()
     while not (value := condition()):
         waited_seconds = time.monotonic() - start

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.forked_ranks import in_group
+from support.waiting import PATIENCE
 
 from train.data.decode import decode_image, encode_jpeg
 from train.data.packing.pack import shrink_to_short_side
@@ -54,7 +55,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) ->
     start = time.monotonic()
     while not (value := condition()):
         waited_seconds = time.monotonic() - start
-        assert waited_seconds < seconds, f"not true after {seconds:g} s: {condition}"
+        assert waited_seconds < seconds * PATIENCE, f"not true after {seconds:g} s: {condition}"
         time.sleep(min(0.01, max(0.001, 0.01 * waited_seconds)))  # a condition that takes long is asked less often
     return value
 

@@ -112,25 +112,18 @@ class Gang:
 
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
-        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.history.alive_ids)
+        found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.history.alive_ids)
         recorded_ids = self.history.ended_ids
-        for instance in found_instances:
-            if instance.end_time is not None and instance.id not in recorded_ids:
-                self._record(
-                    InstanceEnded(
-                        id=instance.id, name=instance.name, ended=instance.end_time, reason=instance.end_reason
-                    )
-                )
-        refused_tokens = {recorded.request.token for recorded in self.history.requests() if recorded.is_refused}
-        stray_ids = [
-            instance.id
-            for instance in found_instances
-            if instance.is_billed and instance.launch_token in refused_tokens
-        ]
+        for instance in found:
+            end_time, reason = instance.end_time, instance.end_reason
+            if end_time is not None and instance.id not in recorded_ids:
+                self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
+        refused = {recorded.request.token for recorded in self.history.requests() if recorded.is_refused}
+        stray_ids = [instance.id for instance in found if instance.is_billed and instance.launch_token in refused]
         if stray_ids:
             logger.info(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
             instances.terminate(self.account, stray_ids)
-        return [instance for instance in found_instances if instance.id not in stray_ids]
+        return [instance for instance in found if instance.id not in stray_ids]
 
     def _record(self, event: JournalEvent) -> None:
         """Write an event to the journal. A full disk must not prevent termination, so errors are ignored."""

