@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +15,7 @@ from support.sandbox import Sandbox
 from support.simcloud.fixture import IMAGE, simcloud
 
 from cluster.jobs.job import Job
-from infra.aws.journal_events import InstancesReleased, RequestRefused
+from infra.aws.journal_events import InstancesReleased, LaunchRequest, RequestRefused
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -62,10 +61,11 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         output = renter.sandbox.output(number - 1)
         assert f"detached; job-{number} keeps running" in output and "Traceback" not in output, output
         assert job.status().state == "acquiring" and renter.wait_for_supervisor()
-        start = time.monotonic()
         renter.run(command, job.name)
-        assert time.monotonic() - start < 30, "the supervisor was not interrupted between two requests"
         assert job.state == "stopped", job.status()
+        stop_time = json.loads((job.run_folder.shared / "stop").read_text())["time"]
+        late_requests = [request for request in renter.journal_events(job, LaunchRequest) if request.time > stop_time]
+        assert len(late_requests) <= 1, "the supervisor was not interrupted between two requests"
         renter.wait_for(lambda: not renter.supervisor_pids())
         renter.assert_nothing_left()
     assert renter.all_instance_ids() == []
@@ -240,9 +240,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
 def test_launch_with_bad_input_fails_at_once_and_creates_nothing(
     renter: Renter, options: tuple[str, ...], env: dict[str, str], words: tuple[str, ...]
 ) -> None:
-    start = time.monotonic()
     launched = renter.cli(*renter.launch_arguments(*options), env=env)
-    assert time.monotonic() - start < 15, "the input was not checked before the first request"
     assert launched.code in (1, 2) and launched.err.count("\n") == 1 and launched.err.startswith("error: "), launched
     assert all(word in launched.err for word in words), launched.err
     assert "Traceback" not in launched.err and launched.out == ""
@@ -264,10 +262,11 @@ def test_launch_without_quota_fails_soon_and_says_what_to_request(renter: Renter
     checked = renter.cli("check", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe(3))
     assert checked.code == 1, checked
     assert "request-service-quota-increase" in checked.out and "L-34B43A08" in checked.out, checked
-    start = time.monotonic()
     launched = renter.cli(*(argument for argument in renter.launch_arguments() if argument != "-d"))
-    assert launched.code == 100 and time.monotonic() - start < 30, launched
-    reason = renter.sandbox.job().status().reason
+    assert launched.code == 100, launched
+    job = renter.sandbox.job()
+    reason = job.status().reason
+    assert len(renter.journal_events(job, LaunchRequest)) == 1, "the quota is the same in all zones"
     assert "MaxSpotInstanceCountExceeded" in reason and "\n" not in reason, reason
     assert renter.all_instance_ids() == []
     renter.assert_nothing_left()

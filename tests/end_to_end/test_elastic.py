@@ -230,7 +230,7 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
         assert not went_on_in_place[0] and all(went_on_in_place[1:]), elastic_job.describe()
         assert not any(row.steps_lost for row in rows), "trainers that keep their state lose no step"
     trained_rows = [row for row in rows[1:] if row.last_step is not None]  # an attempt may end before its first step
-    assert len(trained_rows) >= 4 and all(0 < known(row.pause) < 60 for row in trained_rows)
+    assert len(trained_rows) >= 4 and all(known(row.pause) > 0 for row in trained_rows)
 
 
 def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(

@@ -148,7 +148,7 @@ def test_stop_lets_the_script_save_and_resume_continues(runner: Runner) -> None:
     job = runner.run("--local", "--machines", "2")
     runner.wait_for_start(job, 1, "begins")
     saved = job.run_folder.work_folder() / "checkpoints/step"
-    wait_for(saved.exists, 20)
+    wait_for(saved.exists)
     assert runner.sandbox.cli("stop").code == 0
     assert job.state == "stopped"
     (runner.project / "helper.py").write_text('COMPLAINT = "another"\n')

@@ -82,7 +82,12 @@ class RunningJob:
 
     def pull_until(self, condition: Callable[[], Any], fleet: Fleet | None = None) -> None:
         """Pull files until a condition is true."""
-        wait_for(lambda: condition() or (fleet or self.fleet).pull_files())
+
+        def pull() -> Any:
+            (fleet or self.fleet).pull_files()
+            return condition()
+
+        wait_for(pull)
 
     def close(self) -> None:
         for machine in self.bed.machines:
@@ -508,15 +513,15 @@ def test_push_stop_request_passes_backlog_on_slow_link(
 ) -> None:
     monkeypatch.setattr(mirror, "PULL_SECONDS", 0.5)
     fleet, _ = slow_fleet
-    (job.shared / "logs" / "gathered.log").write_bytes(os.urandom(30_000_000))
+    (job.shared / "logs" / "gathered.log").write_bytes(os.urandom(100_000_000))
     fleet.pull_files()
     (fleet.folders.shared / "stop").write_text("{}")
     while not (job.shared / "stop").exists():
         fleet.push_stop_request()
         fleet.pull_files()
-    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 30_000_000, "the request came after the logs"
+    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 100_000_000, "it came after the logs"
     job.pull_until(lambda: not fleet.agents_alive(), fleet=fleet)
-    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 30_000_000
+    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 100_000_000
     assert not fleet.pull_last_files(), "more is on the machine"
     fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
     assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"

@@ -496,8 +496,13 @@ def test_on_gradients_ready_comes_before_the_sum_and_can_be_taken_away(in_group:
         for parameter in net[0].parameters():
             parameter.requires_grad_(False)  # frozen: the first trainable parameter is another one
         wrapped = ddp.wrap_ddp(net, Comm())
-        calls: list[None] = []
-        remove = ddp.on_gradients_ready(net, lambda: calls.append(is_ready.set()))
+        calls: list[int] = []
+
+        def note_call() -> None:
+            calls.append(group.rank)
+            is_ready.set()
+
+        remove = ddp.on_gradients_ready(net, note_call)
         loss = wrapped(torch.ones(3, 4)).sum()
         if group.rank == 1:
             is_ready.wait()
