@@ -22,7 +22,9 @@ DEFAULT_HANG_SECONDS = 120
 # Those of the mark `gpu` see the GPUs again. Before torch is imported, and also for the processes that tests start.
 GPUS_OF_COMPUTER = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# Threads that wait for work must not spin: other test processes need the cores.
+# Tensors are small, and other test processes need the cores: threads that spin would take them, threads that sleep make
+# a step three times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The same examples in each run, however busy the computer is.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)

@@ -174,7 +174,7 @@ class TrainOptions(OptionSet):
         metavar="N",
         minimum=1,
         help="CPU threads per process when training without a GPU.",
-        default_text="an equal share of the CPU cores",
+        default_text="OMP_NUM_THREADS, or an equal share of the CPU cores",
     )
 
 

@@ -100,8 +100,8 @@ def join_and_train(
         raise TrainingError(str(error)) from error
     check_ranks_agree(group, dataset, recipe.precision)
     process_group.print_transport(group)
-    threads = options.threads or host.usable_cpu_count() // group.local_world_size
-    torch.set_num_threads(1 if options.exact else max(1, threads))
+    threads = options.threads or host.threads_per_process(group.local_world_size)
+    torch.set_num_threads(1 if options.exact else threads)
     workers = process_group.loader_process_count(group, options.workers)
     if group.device.type == "cpu":
         process.disable_malloc_trim()

@@ -26,7 +26,7 @@ from train.metrics.confusion import Confusion
 from train.metrics.thumbnails import shrink_to_jpeg
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError, first_line
-from train.tools.host import usable_cpu_count
+from train.tools.host import threads_per_process
 from train.tools.process import disable_malloc_trim
 from train.tools.records import encode
 
@@ -81,7 +81,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
 
     group = process_group.join_process_group()
     if group.device.type == "cpu":
-        torch.set_num_threads(max(1, usable_cpu_count() // group.local_world_size))
+        torch.set_num_threads(threads_per_process(group.local_world_size))
         disable_malloc_trim()
     process_group.check_same_on_all_ranks(
         group, f"the names of the images in {val_index.folder}", val_index.names_checksum

@@ -188,6 +188,12 @@ def usable_cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_per_process(processes: int) -> int:
+    """Return the CPU threads of each of the trainers on this machine: OMP_NUM_THREADS, by default an equal share."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdecimal() and int(text) else max(1, usable_cpu_count() // processes)
+
+
 def cpu_model() -> str:
     """Return the model name of this machine's processors, "" where /proc/cpuinfo does not say it."""
     try:
