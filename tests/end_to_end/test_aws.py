@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.aws_user import TYPE, Renter, renter
 from support.known import known
+from support.sandbox import ENDLESS
 from support.simcloud.fixture import simcloud
 from support.simcloud.process_keeper import process_ids
 from support.simcloud.reservations import CLOSING_SECONDS, END_REASON
@@ -25,8 +26,6 @@ from cluster.state.job_result import JobResult
 from cluster.state.status import machine_statuses
 
 __all__ = ["renter", "simcloud"]  # fixtures
-
-ENDLESS = 4000  # epochs: more than any test waits for
 
 
 def newest_attempt(job: Job) -> attempts.Attempt:
@@ -91,7 +90,7 @@ def agent_pids(renter: Renter) -> list[int]:
 
 def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
     # --exact takes one thread: otherwise three machines on the same processors wait for each other's threads.
-    job = renter.launch("--save-seconds", "1", "--exact", machines=3, epochs=170)
+    job = renter.launch("--standby", "--save-seconds", "1", "--exact", machines=3, epochs=20, pace=(16, 2.0))
     wait_for_steps(renter, job)
     first_ids = renter.live_instance_ids()
     elsewhere = {"IMGNET_RUNS": str(renter.path / "empty")}
@@ -116,8 +115,9 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     # The supervisor terminates the interrupted instance, too, as soon as its agent has left.
     assert {instance["reason"] for instance in terminated} == {"Client.UserInitiatedShutdown"}
 
-    result = wait_for_end(renter, job, "done", 600)
-    assert len(result.epochs) == 170 and result.attempts >= 4
+    renter.sandbox.train_fast()
+    result = wait_for_end(renter, job, "done", 300)
+    assert len(result.epochs) == 20 and result.attempts >= 4
     assert len(renter.all_instance_ids()) == 5 and set(first_ids) < set(renter.all_instance_ids())
     table = renter.run("status", job.name)
     trained_attempts = [row.attempt for row in result.timeline if row.machines]
@@ -340,13 +340,14 @@ def test_stop_saves_and_fetches_the_files_without_a_supervisor(renter: Renter) -
 
 
 def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(renter: Renter) -> None:
-    job = renter.launch(epochs=25)
+    job = renter.launch(epochs=3, pace=(4, 2.0))
     wait_for_steps(renter, job, steps=2)
     renter.kill_supervisor()
+    renter.sandbox.train_fast()
     result_path: Path = renter.wait_for(
         lambda: next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json"), None), 120
     )
-    assert len(json.loads(result_path.read_text())["epochs"]) == 25 and not job.has_ended
+    assert len(json.loads(result_path.read_text())["epochs"]) == 3 and not job.has_ended
     renter.wait_for(lambda: not agent_pids(renter))  # at their end they have set the power-off
     live_ids = renter.live_instance_ids()
     renter.cloud.post("advance", seconds=500)
@@ -362,5 +363,5 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
     renter.run("resume", "-d", "-y", job.name)
     renter.wait_for(lambda: not (job.has_ended and job.state == "stopped"))
     result = wait_for_end(renter, job, "done")
-    assert len(result.epochs) == 25
+    assert len(result.epochs) == 3
     renter.assert_nothing_left()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.aws_user import Renter, renter
 from support.known import known
+from support.sandbox import ENDLESS
 from support.simcloud.fixture import simcloud
 
 from cluster.jobs.job import Job
@@ -17,7 +18,6 @@ from infra.aws.stack.policies import user_policy
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
-ENDLESS = 4000  # epochs: more than any test waits for
 # What a machine that is not trusted may write into the description of its job.
 LIES: dict[str, Any] = {"machines": 64, "procs": 1, "max_hours": 2000.0, "cloud": {"max_dollars": 1e6}}
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from support.aws_user import Renter, renter
+from support.sandbox import ENDLESS
 from support.simcloud.fixture import simcloud
 
 from cluster.jobs.job import Job
@@ -14,8 +15,6 @@ from cluster.state import attempts
 from infra.aws.journal_events import InstancesReleased
 
 __all__ = ["renter", "simcloud"]  # fixtures
-
-ENDLESS = 4000  # epochs: more than any test waits for
 
 
 def wait_until_both_train(renter: Renter, job: Job, after: int = 0) -> attempts.Attempt:

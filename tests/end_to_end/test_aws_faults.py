@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.aws_user import NEVER_SECONDS, TYPE, Renter, renter
+from support.command_server import SETTLE_VARIABLE
 from support.sandbox import Sandbox
 from support.simcloud.fixture import IMAGE, simcloud
 
@@ -172,6 +173,8 @@ def other_renter(renter: Renter, tmp_path: Path, images: Path) -> Iterator[Rente
 def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter, other_renter: Renter) -> None:
     delay_sshd(renter)
     renters = (renter, other_renter)
+    for user in renters:
+        del user.sandbox.env[SETTLE_VARIABLE]
     with ThreadPoolExecutor() as pool:
         jobs = [launch.result() for launch in [pool.submit(user.launch) for user in renters]]
     for user, job in zip(renters, jobs, strict=True):

@@ -38,25 +38,13 @@ recipe = Recipe(
     name="several",
     data=Data(name="drawn", root={data!r}, train={images}, val=20),
     model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
+    optim=Optim(nesterov=True, loss={loss!r}),
     machines=1,
     gpus=3,
     phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr=0.02)],
 )
 """
-# While the file exists, training is so slow that the job does not end before its faults, whatever they take.
-SLOW_LOSS = """\
-import os
-import time
-
-from torch.nn import functional
-
-
-def cross_entropy(scores, labels):
-    if os.path.exists({slow!r}):
-        time.sleep(0.8)
-    return functional.cross_entropy(scores, labels, reduction="none")
-"""
+PACE = (8, 1.0)  # for `Sandbox.write_slow_loss`
 OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
 
 
@@ -83,10 +71,6 @@ class ElasticJob:
     def kill_agents(self, *machines: str) -> None:
         for pid in [self.agent_pid(machine) for machine in machines]:
             os.kill(pid, signal.SIGKILL)
-
-    def train_fast(self) -> None:
-        """From now on let the trainers train as fast as they can."""
-        (self.sandbox.path / "slow").unlink()
 
     def describe(self) -> str:
         """Return the attempts and the machines' states, for the message of a failure."""
@@ -128,10 +112,9 @@ class ElasticJob:
 
 def write_recipe(sandbox: Sandbox) -> Path:
     project = sandbox.path / "project"
-    project.mkdir()
-    (project / "slow_loss.py").write_text(SLOW_LOSS.format(slow=str(sandbox.path / "slow")))
+    loss = sandbox.write_slow_loss(project, *PACE)
     path = project / "several.py"
-    path.write_text(RECIPE.format(data=str(sandbox.data), images=IMAGES, epochs=EPOCHS, batch=BATCH))
+    path.write_text(RECIPE.format(data=str(sandbox.data), images=IMAGES, epochs=EPOCHS, batch=BATCH, loss=loss))
     return path
 
 
@@ -140,7 +123,9 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
     """The final parameters of one process alone, which computes all three chunks of each step itself."""
     sandbox = Sandbox(tmp_path_factory.mktemp("alone") / "sandbox", images)
     try:
-        result = sandbox.cli("launch", "--local", *OPTIONS, write_recipe(sandbox))
+        recipe = write_recipe(sandbox)
+        sandbox.train_fast()
+        result = sandbox.cli("launch", "--local", *OPTIONS, recipe)
         assert result.code == 0, result
         return final_parameters(sandbox.job())
     finally:
@@ -150,9 +135,8 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
 
 @pytest.fixture(params=[pytest.param("--in-place", marks=pytest.mark.release), "--no-in-place"])
 def elastic_job(sandbox: Sandbox, request: pytest.FixtureRequest) -> ElasticJob:
-    """A job of three machines that train."""
-    options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", request.param)
-    (sandbox.path / "slow").touch()
+    """A job of three machines that train. A parameter is options of the launch."""
+    options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *request.param.split())
     result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox))
     assert result.code == 0, result
     elastic_job = ElasticJob(sandbox, sandbox.job())
@@ -213,7 +197,7 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     for pid in reversed(frozen_pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    elastic_job.train_fast()
+    sandbox.train_fast()
     sandbox.wait_for(lambda: job.has_ended)
     assert job.state == "done"
     states = {machine: row.state for machine, row in elastic_job.statuses().items()}
@@ -233,6 +217,11 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     assert len(trained_rows) >= 4 and all(known(row.pause) > 0 for row in trained_rows)
 
 
+IN_PLACE = pytest.param("--in-place --no-standby", marks=pytest.mark.release, id="in-place")
+ANEW = pytest.param("--no-in-place --no-standby", id="anew")
+
+
+@pytest.mark.parametrize("elastic_job", [IN_PLACE, ANEW], indirect=True)
 def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]
 ) -> None:
@@ -257,7 +246,7 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     assert status_result.code == 100 and "imgnet-cluster resume job-1" in status_result.out, status_result
     assert json.loads(sandbox.cli("ls", "-o", "json").out)[0]["state"] == "failed"
     sandbox.wait_for(lambda: not sandbox.job_pids())
-    elastic_job.train_fast()
+    sandbox.train_fast()
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.sandbox import Sandbox
+from support.sandbox import ENDLESS, Sandbox
 from support.slurm import SlurmCluster, slurm
 
 from cluster.jobs.job import Job
@@ -16,7 +16,6 @@ from train.tools import checkpoint_io
 
 __all__ = ["slurm"]  # a fixture
 
-ENDLESS = 4000  # epochs: more than any test waits for
 EPOCHS = 120  # enough for a node to be replaced meanwhile
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe

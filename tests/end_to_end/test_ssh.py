@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.known import known
-from support.sandbox import Sandbox
+from support.sandbox import ENDLESS, ENDLESS_PACE, Sandbox
 from support.ssh_machines import Testbed, testbed
 from support.waiting import wait_for
 
@@ -23,8 +23,8 @@ from train.weights.safetensors_file import read_safetensors
 
 __all__ = ["testbed"]  # a fixture
 
-EPOCHS = 50
-ENDLESS = 4000  # epochs: more than any test waits for
+EPOCHS = 20
+PACE = (12, 1.0)  # for `Sandbox.write_slow_loss`: a job does not end before its faults
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -32,7 +32,7 @@ recipe = Recipe(
     name="hosts",
     data=Data(name="drawn", root={data!r}, train=60, val=20),
     model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True),
+    optim=Optim(nesterov=True, loss={loss!r}),
     machines=1,
     gpus=4,
     phases=[Phase(epochs=(0, {epochs}), size=32, batch=4, lr=0.02)],
@@ -51,8 +51,9 @@ class SshUser:
         self.sandbox = sandbox
         self.bed = bed
         self.hosts_file = bed.write_hosts_toml(sandbox.path / "hosts.toml")
-        self.recipe = sandbox.path / "hosts.py"
-        self.recipe.write_text(RECIPE.format(data=str(sandbox.data), epochs=epochs))
+        self.recipe = sandbox.path / "project/hosts.py"
+        loss = sandbox.write_slow_loss(self.recipe.parent, *(ENDLESS_PACE if epochs == ENDLESS else PACE))
+        self.recipe.write_text(RECIPE.format(data=str(sandbox.data), epochs=epochs, loss=loss))
 
     def launch(self, *options: str) -> Job:
         result = self.sandbox.cli("launch", "--ssh", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)
@@ -122,6 +123,7 @@ def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[.
     user.wait_for_steps(job, 4)
     assert "2" not in user.newest_members(job)
     machines[2].thaw()
+    user.sandbox.train_fast()
     assert job.wait(120) == "done", user.describe(job)
     result = job.result
     assert result
@@ -145,7 +147,7 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
 ) -> None:
     user = make_user(2, ENDLESS)
     sandbox = user.sandbox
-    job = user.launch("--machines", "2")
+    job = user.launch("--machines", "2", "--no-standby")
     user.wait_for_steps(job, 1)
     for machine in user.bed.machines:
         machine.unplug()

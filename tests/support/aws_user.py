@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.command_server import SETTLE_VARIABLE
 from support.sandbox import CommandResult, Sandbox
 from support.simcloud.fixture import CloudProcess
 from support.waiting import PATIENCE, wait_for
@@ -19,7 +20,7 @@ from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import RequestGranted
 
 TYPE = "c7i.2xlarge"
-OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-probe")
+OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-probe", "--no-standby")
 NEVER_SECONDS = 1e6  # from running to sshd: such a machine never gets ready
 SUPERVISOR_END_SECONDS = 30.0
 ENDED_STATES = ("shutting-down", "terminated")
@@ -32,7 +33,7 @@ class Renter:
         self.sandbox = sandbox
         self.cloud = cloud
         self.path = sandbox.path
-        sandbox.env |= cloud.env
+        sandbox.env |= cloud.env | {SETTLE_VARIABLE: "0.05"}
 
     # --- commands --------------------------------------------------------------------------------------------------
 
@@ -50,15 +51,17 @@ class Renter:
         """Run the installed command with `-o json` and return its output, parsed."""
         return json.loads(self.run(*arguments, "-o", "json", **settings))
 
-    def launch_arguments(self, *options: str, machines: int = 2, epochs: int = 3) -> tuple[str, ...]:
-        """Return the arguments of a launch that does not follow the job."""
-        recipe = self.sandbox.write_recipe(epochs)
+    def launch_arguments(
+        self, *options: str, machines: int = 2, epochs: int = 3, pace: tuple[int, float] | None = None
+    ) -> tuple[str, ...]:
+        """Return the arguments of a launch that does not follow the job. For `pace` see `Sandbox.write_recipe`."""
+        recipe = self.sandbox.write_recipe(epochs, pace=pace)
         types = () if "--type" in options else ("--type", TYPE)
         return "launch", "-d", *OPTIONS, *types, "--machines", str(machines), *options, recipe
 
-    def launch(self, *options: str, machines: int = 2, epochs: int = 3) -> Job:
+    def launch(self, *options: str, machines: int = 2, epochs: int = 3, pace: tuple[int, float] | None = None) -> Job:
         """Launch a job and return it. Its supervisor has only just started."""
-        output = self.run(*self.launch_arguments(*options, machines=machines, epochs=epochs))
+        output = self.run(*self.launch_arguments(*options, machines=machines, epochs=epochs, pace=pace))
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", output)[0]))
 
     # --- observations ------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from typing import NoReturn
 MAX_REQUEST_BYTES = 1 << 20
 # Variables that Python itself obeys when it starts. A command whose own differ from ours needs a Python of its own.
 PYTHON_VARIABLES = ("PYTHON", "LC_", "LANG", "LD_")
+# If a command has this variable, a stack's new resources settle in this time: no other process creates them meanwhile.
+SETTLE_VARIABLE = "TEST_SETTLE_SECONDS"
 TESTS = Path(__file__).resolve().parents[1]
 ENVIRONMENT = dict(os.environ)  # before a test changes it
 
@@ -178,6 +180,10 @@ def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    if SETTLE_VARIABLE in environment:
+        from infra.aws.stack import resources
+
+        resources.SETTLE_SECONDS = float(environment[SETTLE_VARIABLE])
     sys.argv = [str(Path(sys.executable).parent / "imgnet-cluster"), *arguments]
     sys.path[:] = [str(Path(sys.executable).parent), *(path for path in sys.path if path != str(TESTS))]
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  # open until the process ends

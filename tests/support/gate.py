@@ -78,11 +78,11 @@ SMOKE_TESTS = (
     # kill, supervisor, stop, resume
     "end_to_end/test_local.py::test_job_survives_the_kill_of_launch_and_supervisor",
     "end_to_end/test_local.py::test_killed_agent_ends_its_trainers_and_resume_finishes_the_job",
-    "end_to_end/test_local.py::test_job_fails_at_the_third_death_of_a_rank_with_rank_and_signal",
+    "end_to_end/test_local.py::test_diverged_job_fails_with_the_loss_and_the_step",
     "end_to_end/test_local.py::test_resume_continues_at_the_step_that_stop_saved",
     "train/engine/test_runs.py::test_run_killed_and_resumed_ends_with_the_same_bits[2]",
     # loss of machines, their return, the same bits
-    "end_to_end/test_elastic.py::test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all[--no-in-place]",
+    "end_to_end/test_elastic.py::test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all[anew]",
     # a script of the user
     "end_to_end/test_run.py::test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss",
     # agents and trainers

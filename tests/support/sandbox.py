@@ -28,6 +28,9 @@ CLOSE_SECONDS = 60.0  # for processes to end after their tmux server: a supervis
 # Variables of the shell that runs the tests; a user's shell need not have them.
 UNINHERITED_VARIABLES = ("IMGNET_RUNS", "XDG_CONFIG_HOME", "TMUX", "PYTHONPATH", "PYTHONUNBUFFERED")
 
+ENDLESS = 4000  # epochs: more than any test waits for. Such jobs train slowly and leave the processors to others
+ENDLESS_PACE = (0, 0.05)  # see `write_slow_loss`
+
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -35,11 +38,39 @@ recipe = Recipe(
     name={name!r},
     data=Data(name="drawn", root={data!r}, train=60, val=20),
     model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True),
+    optim=Optim(nesterov=True{loss}),
     machines=1,
     gpus=1,
     phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr={lr})],
 )
+"""
+
+# With this loss a job is slow until the test is through with it, so that it cannot end before.
+SLOW_LOSS = """\
+import time
+from pathlib import Path
+
+from torch.nn import functional
+
+PACE = Path({pace!r})
+calls = 0
+
+
+def pause():
+    try:
+        fast_calls, seconds = PACE.read_text().split()
+    except (FileNotFoundError, ValueError):
+        return 0.0
+    return float(seconds) if calls > int(fast_calls) else 0.0
+
+
+def cross_entropy(scores, labels):
+    global calls
+    calls += 1
+    start = time.monotonic()
+    while time.monotonic() < start + pause():
+        time.sleep(0.01)
+    return functional.cross_entropy(scores, labels, reduction="none")
 """
 
 
@@ -70,6 +101,7 @@ class Sandbox:
             "OMP_WAIT_POLICY": "PASSIVE",
             "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # the discard port: no request reaches AWS
             "AWS_EC2_METADATA_DISABLED": "true",
+            "IMGNET_NO_REPORT": "1",  # a report takes seconds
             "TERM": "xterm",
         }
         self.started: list[subprocess.Popen[bytes]] = []
@@ -130,15 +162,40 @@ class Sandbox:
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
-    def write_recipe(self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05) -> str:
-        """Write a recipe file and return its path. An epoch has 8 steps and takes about 0.1 s."""
-        path = self.path / f"{name}_{epochs}.py"
-        path.write_text(RECIPE.format(name=name, epochs=epochs, data=str(self.data), lr=lr))
+    def write_slow_loss(self, folder: Path, fast_calls: int, seconds: float) -> str:
+        """Write the loss `slow_loss:cross_entropy` into a folder, and return this name of it.
+
+        Each process calls it `fast_calls` times at full speed; then each call takes `seconds` longer, until
+        `train_fast`. A step is one call, with `--exact` one for each process of the whole job that it stands for.
+        """
+        pace = self.path / "pace"
+        pace.write_text(f"{fast_calls} {seconds}")
+        folder.mkdir(exist_ok=True)
+        (folder / "slow_loss.py").write_text(SLOW_LOSS.format(pace=str(pace)))
+        return "slow_loss:cross_entropy"
+
+    def train_fast(self) -> None:
+        """From now on let all trainers train as fast as they can."""
+        (self.path / "pace").unlink()
+
+    def write_recipe(
+        self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05, pace: tuple[int, float] | None = None
+    ) -> str:
+        """Write a recipe file and return its path. An epoch has 8 steps and takes about 0.2 s.
+
+        With a `pace`, trainers are slow as `write_slow_loss` says.
+        """
+        pace = ENDLESS_PACE if epochs == ENDLESS and pace is None else pace
+        # The project is a folder of its own: one that contains the home folder is not copied.
+        folder = self.path / "project" if pace else self.path
+        loss = f', loss="{self.write_slow_loss(folder, *pace)}"' if pace else ""
+        path = folder / f"{name}_{epochs}.py"
+        path.write_text(RECIPE.format(name=name, epochs=epochs, data=str(self.data), lr=lr, loss=loss))
         return str(path)
 
-    def launch(self, epochs: int, *options: str) -> Job:
+    def launch(self, epochs: int, *options: str, pace: tuple[int, float] | None = None) -> Job:
         """Launch a job on this computer without following it, and return it."""
-        result = self.cli("launch", "--local", "-d", *options, self.write_recipe(epochs))
+        result = self.cli("launch", "--local", "-d", *options, self.write_recipe(epochs, pace=pace))
         assert result.code == 0, result
         return self.job(int(result.out.split(" launched")[0].rsplit("job-", 1)[1]))
 
@@ -263,6 +320,7 @@ class FinishedSandbox(Sandbox):
     def run_job(self, *options: str) -> None:
         """Launch a job, follow it to its end, and note which tmux windows it had and what still ran at its end."""
         self.tmux_windows = set()
+        del self.env["IMGNET_NO_REPORT"]
         launch = self.start("launch", "--local", *options)
         while launch.poll() is None:
             self.tmux_windows |= set(self.tmux("list-windows", "-t", "=job-1", "-F", "#W").split())
