@@ -99,6 +99,8 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     os.utime(job.path / ".supervised", (0, 0))  # else it is not started again within 20 s
     assert job.name in renter.run("ls")
     assert renter.wait_for_supervisor()
+    # The time until sshd listens begins when a machine runs.
+    renter.wait_for(lambda: {instance["state"] for instance in renter.cloud.instances()} == {"running"})
     renter.cloud.post("advance", seconds=600)
     renter.wait_for(lambda: len(json.loads((job.path / "hosts.json").read_text())["machines"]) == 2)
 
@@ -175,6 +177,7 @@ def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter
     renters = (renter, other_renter)
     for user in renters:
         del user.sandbox.env[SETTLE_VARIABLE]
+        user.has_stack = True  # the launches create it
     with ThreadPoolExecutor() as pool:
         jobs = [launch.result() for launch in [pool.submit(user.launch) for user in renters]]
     for user, job in zip(renters, jobs, strict=True):

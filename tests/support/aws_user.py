@@ -33,6 +33,7 @@ class Renter:
         self.sandbox = sandbox
         self.cloud = cloud
         self.path = sandbox.path
+        self.has_stack = False
         sandbox.env |= cloud.env | {SETTLE_VARIABLE: "0.05"}
 
     # --- commands --------------------------------------------------------------------------------------------------
@@ -60,7 +61,13 @@ class Renter:
         return "launch", "-d", *OPTIONS, *types, "--machines", str(machines), *options, recipe
 
     def launch(self, *options: str, machines: int = 2, epochs: int = 3, pace: tuple[int, float] | None = None) -> Job:
-        """Launch a job and return it. Its supervisor has only just started."""
+        """Launch a job and return it. Its supervisor has only just started.
+
+        The stack is created before: a supervisor would wait for others that create it at the same time.
+        """
+        if not self.has_stack:
+            self.run("up", "--stack")
+            self.has_stack = True
         output = self.run(*self.launch_arguments(*options, machines=machines, epochs=epochs, pace=pace))
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", output)[0]))
 
@@ -76,6 +83,7 @@ class Renter:
     def describe(self) -> str:
         """Return what the cloud, the jobs and their supervisors say, for the message of a failure."""
         lines = [str([(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()])]
+        lines.append(f"supervisors: {self.supervisor_pids()}")
         for run_path in sorted((self.path / "runs").glob("job-*")):
             for name in ("supervisor.jsonl", "result.json", "cloud.json"):
                 with contextlib.suppress(OSError):
