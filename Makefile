@@ -3,6 +3,7 @@
 #   make test           the tests that run in one process; three minutes
 #   make check          ruff and mypy
 #   make smoke          about twenty tests of whole jobs and real processes, which show every part once
+#   make flaky          repeats TESTS=... beside busy loops, to find those that fail by chance
 #   make process        all tests with real sshd, tmux, agents, trainers and commands
 #   make rehearse       whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines;
 #                       SHARD=2/4 for the second of four parts
@@ -22,7 +23,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # Tests start hundreds of interpreters; they compile our modules once, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test smoke process rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
+.PHONY: demo test smoke flaky process rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local recipes/quickstart.py
@@ -35,12 +36,17 @@ test: .venv/.installed-dev
 
 # A test that fails is run once more, and the failure is printed and recorded in .ci/reruns.log.
 smoke: .venv/.installed-dev
-	$(PYTEST) -m smoke --reruns 1 -rR
+	$(PYTEST) --reruns 1 -rR $$($(BIN)/python tests/support/gate.py)
+
+# Repeats TESTS beside busy loops and prints what fails by chance.
+flaky: .venv/.installed-dev
+	PYTHONPATH=.:tests $(BIN)/python -m support.flaky $(TESTS)
 
 process: .venv/.installed-dev
 	$(PYTEST) -m "process and not rehearsal"
 
 rehearse: .venv/.installed-dev
+	sh tools.sh slurm
 	$(PYTEST) -m "rehearsal and not release" $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
 
 gpu-test: .venv/.installed-dev

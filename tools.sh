@@ -5,6 +5,7 @@
 #                   install PyTorch into .venv or VENV: the CPU wheel where there is no NVIDIA driver, because the
 #                   default wheel for Linux brings gigabytes of CUDA libraries
 # tools.sh browser  install chromium for the tests of the report; these tests are skipped without a browser
+# tools.sh slurm    install Slurm for its rehearsals; they are skipped without it
 set -eu
 
 if [ "${1:-}" = torch ]; then
@@ -19,19 +20,31 @@ if [ "${1:-}" = torch ]; then
     exit 0
 fi
 
+# apt_install PACKAGE...: install packages through apt. Returns 1 where that is not allowed or fails.
+apt_install() {
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    command -v apt-get >/dev/null && $sudo true 2>/dev/null || return 1
+    echo "installing $*"
+    $sudo apt-get update -qq || true
+    # Services are for the machine's owner to start; ours run as they are needed.
+    DEBIAN_FRONTEND=noninteractive timeout 600 $sudo apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
 if [ "${1:-}" = browser ]; then
     for name in chromium chromium-browser google-chrome google-chrome-stable; do
         command -v $name >/dev/null && exit 0
     done
-    sudo=
-    [ "$(id -u)" = 0 ] || sudo="sudo -n"
-    if command -v apt-get >/dev/null && $sudo true 2>/dev/null; then
-        echo "installing chromium"
-        $sudo apt-get update -qq || true
-        DEBIAN_FRONTEND=noninteractive timeout 600 $sudo apt-get install -y -qq --no-install-recommends chromium \
-            >/dev/null 2>&1 && exit 0
-    fi
-    echo "no browser here: the tests that open reports in one are skipped (Debian: sudo apt-get install chromium)" >&2
+    apt_install chromium 2>/dev/null || echo "no browser here: the tests that open reports in one are skipped \
+(Debian: sudo apt-get install chromium)" >&2
+    exit 0
+fi
+
+if [ "${1:-}" = slurm ]; then
+    PATH="$PATH:/usr/sbin:/sbin"
+    command -v slurmctld >/dev/null && command -v munged >/dev/null && exit 0
+    apt_install slurmctld slurmd slurm-client munge 2>/dev/null || echo "no Slurm here: its tests are skipped \
+(Debian: sudo apt-get install slurmctld slurmd slurm-client munge)" >&2
     exit 0
 fi
 
@@ -48,17 +61,11 @@ python=${PYTHON:-python3}
 "$python" -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3-venv"
 
 if [ -n "$missing" ]; then
-    sudo=
-    [ "$(id -u)" = 0 ] || sudo="sudo -n"
-    if command -v apt-get >/dev/null && $sudo true 2>/dev/null; then
-        echo "installing$missing"
-        $sudo apt-get update -qq
-        # Services are for the machine's owner to start; ours run as they are needed.
-        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
-    else
+    # shellcheck disable=SC2086  # several words
+    apt_install $missing || {
         echo "error: please install$missing (Debian, Ubuntu: sudo apt-get install$missing), then call make again" >&2
         exit 1
-    fi
+    }
 fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv

@@ -1,11 +1,14 @@
 """Which tests run when: the lists behind the marks `process` and `smoke`, which tests/conftest.py sets.
 
+Run as a program it prints the paths of the smoke tests.
+
 The gate (.ci/run) runs `make test`, all without the marks `process` and `rehearsal`, and then `make smoke`.
 docs/contributing.md says when to run the others.
 """
 
-# Files whose tests start machines with sshd, tmux, agents, trainers or many commands, or many simulated AWS stacks.
-PROCESS_FILES = (
+# Files, and single tests, that start machines with sshd, tmux, agents, trainers or many commands, or many simulated AWS
+# stacks.
+PROCESS_TESTS = (
     "test_macos_client.py",
     "cluster/agent/processes/test_command_processes.py",
     "cluster/agent/test_agent.py",
@@ -39,6 +42,8 @@ PROCESS_FILES = (
     "cluster/planning/test_data_fetch.py",
     "cluster/planning/test_plan_forecast.py",
     "cluster/report/test_report.py",
+    "infra/aws/instances/test_gang.py::test_acquire_killed_at_any_step_and_restarted_gives_one_gang",
+    "infra/aws/instances/test_gang.py::test_terminate_job_killed_at_any_step_and_repeated_leaves_none",
     "infra/aws/instances/test_internet.py",
     "infra/aws/instances/test_preflight.py",
     "infra/aws/stack/test_stack.py",
@@ -102,3 +107,6 @@ SMOKE_TESTS = (
     "end_to_end/test_fetch.py::test_local_job_fetches_what_its_phases_read",
     "cluster/report/test_report_in_browser.py::test_page_is_visible_in_both_schemes_with_empty_console[phone]",
 )
+
+if __name__ == "__main__":
+    print(*(f"tests/{test}" for test in SMOKE_TESTS))

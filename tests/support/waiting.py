@@ -13,6 +13,20 @@ MAX_POLL_SECONDS = 0.05
 POLL_SHARE = 0.05  # of the time waited so far: a condition that takes long is asked less often
 
 
+class LargestWaits:
+    """The largest share of a limit that a wait of each test has used. `make flaky` prints it."""
+
+    def __init__(self) -> None:
+        self.test = ""
+        self.shares: dict[str, float] = {}
+
+    def note(self, share: float) -> None:
+        self.shares[self.test] = max(share, self.shares.get(self.test, 0.0))
+
+
+largest_waits = LargestWaits()
+
+
 class WaitTimeout(AssertionError, TimeoutError):
     """A condition was not true before its deadline."""
 
@@ -38,4 +52,5 @@ def wait_for(
             name = getattr(condition, "__qualname__", repr(condition))
             raise WaitTimeout(f"not true after {seconds:g} s: {name}{line}\n{describe()}".strip())
         time.sleep(max(poll_seconds, min(MAX_POLL_SECONDS, POLL_SHARE * waited_seconds)))
+    largest_waits.note((time.monotonic() - start) / seconds)
     return value
