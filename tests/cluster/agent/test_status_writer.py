@@ -114,14 +114,6 @@ def test_status_writer_logs_killed_predecessor_as_gone(
     assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_status_writer_ended_predecessor_is_not_logged(
-    tmp_path: Path, make_writer: Callable[..., StatusWriter]
-) -> None:
-    make_writer().write(replace(STATUS, state=MachineState.DONE, ended=True))
-    make_writer()
-    assert [entry["state"] for entry in read_log(tmp_path)] == ["done"]
-
-
 def test_write_shorter_status_replaces_longer_one(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     writer = make_writer(heartbeat_seconds=0.0)
     writer.write(replace(STATUS, state=FAILED, reason="x" * 2000))

@@ -2,24 +2,12 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.agent import temp_folder
 from cluster.agent.temp_folder import TempFolder, remove_abandoned_folders
-
-HOLDER = """\
-import sys, time
-from pathlib import Path
-from cluster.agent.temp_folder import TempFolder
-folder = TempFolder(Path(sys.argv[1]))
-print(folder.path, flush=True)
-time.sleep(600)
-"""
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def abandoned_folder(parent: Path, name: str = "dead") -> Path:
@@ -35,6 +23,8 @@ def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path) -> None
     folder = TempFolder(tmp_path)
     assert folder.path.parent == tmp_path and folder.path.name.startswith(".imgnet-agent-")
     assert folder.path.stat().st_mode & 0o777 == 0o700
+    remove_abandoned_folders(tmp_path)
+    assert folder.path.is_dir(), "its agent lives"
     folder.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -53,21 +43,6 @@ def test_users_folders_survive_the_start_of_an_agent() -> None:
         for folder in made:
             (folder / "file").unlink(missing_ok=True)
             folder.rmdir()
-
-
-def test_folder_of_a_living_agent_stays_and_that_of_a_killed_one_goes(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as agent:
-        try:
-            assert agent.stdout is not None
-            folder = Path(agent.stdout.readline().strip())
-            remove_abandoned_folders(tmp_path)
-            assert folder.is_dir()
-        finally:
-            agent.kill()
-    TempFolder(tmp_path).remove()
-    assert not folder.exists()
 
 
 def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(

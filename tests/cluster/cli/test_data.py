@@ -100,13 +100,6 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     assert len(as_json["bad"]) == 5 and as_json["without_validation"] == ["checkers", "disc"]
 
 
-def test_data_check_accepts_a_class_without_validation_images(sandbox: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set, sandbox.path / "set")
-    shutil.rmtree(sandbox.path / "set/val/disc")
-    ran = sandbox.cli("data", "check", "set")
-    assert ran.code == 0 and "warning: set/val/disc: a class without validation images" in ran.err
-
-
 def test_data_check_and_pack_hold_out_the_same_images(sandbox: Fixture, small_set: Path) -> None:
     shutil.copytree(small_set / "train/disc", sandbox.path / "set/train/disc")
     shutil.copytree(small_set / "train/ring", sandbox.path / "set/train/ring")
@@ -152,10 +145,25 @@ def test_data_pack_changed_sources_need_overwrite(sandbox: Fixture, small_set: P
         (["verify", "."], 1, "has no sets of images"),
         (["ls", "nowhere"], 1, "nowhere: there is no such folder"),
         (["ls"], 2, "FOLDER"),
+        (["resize", "SET", "copies", "--sizes=160,,352"], 2, "--sizes"),
+        (["resize", "SET", "copies", "--sizes=31"], 2, "from 32"),
+        (["resize", "nowhere", "copies"], 1, "nowhere: there is no such data folder"),
+        (["resize", "SET", "SET/val/disc", "--sizes", "64"], 1, "val"),
+        (["check", "nowhere"], 1, "nowhere: there is no such data folder"),
+        (["sample", "--train", "9", "x"], 2, "--train"),
+        (["sample", "/dev/null"], 1, "/dev/null"),
     ],
 )
 def test_data_bad_input_is_refused_in_one_line(
     sandbox: Fixture, small_set: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    ran = sandbox.cli("data", *[str(small_set) if argument == "SET" else argument for argument in arguments])
+    ran = sandbox.cli("data", *[argument.replace("SET", str(small_set)) for argument in arguments])
     assert ran.code == code and message in ran.err and not ran.out and "Traceback" not in ran.err
+
+
+def test_data_sample_does_not_replace_another_sample(sandbox: Fixture) -> None:
+    argv = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
+    assert sandbox.cli(*argv).code == 0
+    refused = sandbox.cli(*argv, "--seed", "1")
+    assert refused.code == 1 and "drawn" in refused.err
+    assert "0 drawn now" in sandbox.cli(*argv).out

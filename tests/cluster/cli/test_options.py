@@ -45,33 +45,6 @@ def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) ->
         assert shown == [option.opts[0] for option in options]
 
 
-def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> None:
-    groups = launch.launch.options_by_group(click.Context(launch.launch))
-    assert list(groups) == [
-        "Machines",
-        "Slurm",
-        "AWS",
-        "Data",
-        "Training",
-        "Recovery",
-        "Limits",
-        "Notifications",
-        "Output",
-    ]
-    first_options = {group: options[0].opts[0] for group, options in groups.items()}
-    assert first_options == {
-        "Machines": "--local",
-        "Slurm": "--partition",
-        "AWS": "--type",
-        "Data": "--data",
-        "Training": "--target",
-        "Recovery": "--spares",
-        "Limits": "--max-hours",
-        "Notifications": "--notify",
-        "Output": "-d",
-    }
-
-
 def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
     text = help_text(launch.resume)
     assert "[default" not in text and "--max-hours HOURS" in text and "--on-demand" in text

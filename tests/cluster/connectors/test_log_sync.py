@@ -38,6 +38,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) -> None:
+    assert pull_logs(Connector(), str(shared / "not there"), run_folder) == 0
     synced_names = [
         "events/events.out.tfevents.1",
         "metrics/000001.jsonl",
@@ -55,11 +56,7 @@ def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) ->
     assert pull_logs(Connector(), str(shared), run_folder) == 0
 
 
-def test_pull_logs_missing_shared_folder_copies_nothing(shared: Path, run_folder: Path) -> None:
-    assert pull_logs(Connector(), str(shared / "not there"), run_folder) == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_pull_logs_repeated_calls_copy_each_byte_once(shared: Path, run_folder: Path, seed: int) -> None:
     rng, pulled_bytes = random.Random(seed), 0
     for _ in range(50):
@@ -83,21 +80,6 @@ def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, 
     pull_logs(Connector(), str(shared), run_folder)
     assert (run_folder / "logs/c").read_bytes() == b"12"
     assert (run_folder / "logs/a/rank-0.log").read_bytes() == (run_folder / "logs/b").read_bytes() == b"1"
-
-
-class GrowingFileConnector(Connector):
-    """A machine where a file grows whenever it is read, a few bytes at a time."""
-
-    def read_from(self, path: str, offset: int, limit: int = 7) -> bytes:
-        append(Path(path), b"more ")
-        return super().read_from(path, offset, limit)
-
-
-def test_pull_logs_file_grows_during_read(shared: Path, run_folder: Path) -> None:
-    append(shared / "logs/a", b"0123456789" * 10)
-    assert pull_logs(GrowingFileConnector(), str(shared), run_folder) >= 100
-    pull_logs(Connector(), str(shared), run_folder)
-    assert (run_folder / "logs/a").read_bytes() == (shared / "logs/a").read_bytes()
 
 
 def test_pull_logs_concurrent_processes_copy_each_line_once(
@@ -148,18 +130,6 @@ def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandb
     assert target.read_bytes() == (shared / "logs/a").read_bytes()
 
 
-def test_pull_logs_full_disk_raises_then_continues(shared: Path, small_disk: Path) -> None:
-    content = os.urandom(1_000_000)
-    append(shared / "logs/a", content)
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            pull_logs(Connector(), str(shared), small_disk)
-        assert content.startswith((small_disk / "logs/a").read_bytes())
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    pull_logs(Connector(), str(shared), small_disk)
-    assert (small_disk / "logs/a").read_bytes() == content
-
-
 # --- from a machine's own disk to the shared folder ---------------------------------------------------------------
 
 
@@ -183,7 +153,7 @@ def test_log_shipper_copies_synced_folders_only(work_folder: Path, shared: Path)
     assert shipper.ship_new_bytes() == 4 and (shared / "logs/000001/rank-0.log").read_bytes() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_log_shipper_replaced_by_another_ships_each_byte_once(work_folder: Path, shared: Path, seed: int) -> None:
     rng, shipper = random.Random(seed), LogShipper(work_folder, shared)
     for _ in range(60):
@@ -193,16 +163,6 @@ def test_log_shipper_replaced_by_another_ships_each_byte_once(work_folder: Path,
         )  # as a new agent, which knows no offsets
         shipper.ship_new_bytes()
     assert (shared / "logs/000001/rank-0.log").read_bytes() == (work_folder / "logs/000001/rank-0.log").read_bytes()
-
-
-def test_log_shippers_of_two_machines_share_one_folder(tmp_path: Path, shared: Path) -> None:
-    for rank in (0, 1):
-        (tmp_path / f"{rank}/logs/000001").mkdir(parents=True)
-        append(tmp_path / f"{rank}/logs/000001/rank-{rank}.log", b"x" * (rank + 1))
-    shippers = [LogShipper(tmp_path / str(rank), shared) for rank in (0, 1)]
-    assert [shipper.ship_new_bytes() for shipper in shippers] == [1, 2]
-    assert [shipper.ship_new_bytes() for shipper in shippers] == [0, 0]
-    assert [(shared / f"logs/000001/rank-{rank}.log").stat().st_size for rank in (0, 1)] == [1, 2]
 
 
 def test_log_shipper_full_disk_raises_then_continues(work_folder: Path, small_disk: Path) -> None:

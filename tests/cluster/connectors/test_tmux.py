@@ -51,7 +51,7 @@ def test_start_session_and_add_window_pass_arguments_unchanged(sandbox: Fixture,
     assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
-@pytest.mark.parametrize("word", ["", "a;", ";", "'", "#S"])
+@pytest.mark.parametrize("word", ["", "a;"])
 def test_start_session_passes_last_argument_unchanged(sandbox: Fixture, dump_process: Fixture, word: str) -> None:
     assert dump_process("job-1", sandbox.path, ["first", word])["argv"] == ["first", word]
 
@@ -122,29 +122,22 @@ def test_start_session_inherits_caller_environment_and_folder(
     assert (first["cwd"], second["cwd"]) == (str(sandbox.path), str(sandbox.path / "second"))
 
 
-def test_start_session_survives_end_of_server(sandbox: Fixture) -> None:
-    """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    for _ in range(50):
-        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])  # ends the session that is there
-    assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
-
-
-@pytest.mark.parametrize("lost_commands", [1, 3])
 def test_start_session_repeats_command_that_ending_server_lost(
-    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch, lost_commands: int
+    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
     command = libtmux.Server.cmd
     lost: list[str] = []
 
     def lose_first(server: libtmux.Server, name: str, *arguments: Any, **settings: Any) -> Any:
-        if name == "start-server" and len(lost) < lost_commands:
+        if name == "start-server" and len(lost) < 3:
             lost.append(name)
             return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
         return command(server, name, *arguments, **settings)
 
     monkeypatch.setattr(libtmux.Server, "cmd", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
-    assert len(lost) == lost_commands
+    assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
 
 
@@ -158,11 +151,6 @@ def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monke
         tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
 
 
-def test_start_session_command_may_end_at_once(sandbox: Fixture) -> None:
-    tmux.start_session("job-1", sandbox.path, "first", ["true"])
-    sandbox.wait_for(lambda: not tmux.is_owned_by("job-1", sandbox.path))
-
-
 def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: Fixture) -> None:
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
     (Path(sandbox.env["HOME"]) / ".tmux.conf").write_text(
@@ -173,7 +161,7 @@ def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: 
     assert tmux.is_owned_by("job-1", sandbox.path)
 
 
-@pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
+@pytest.mark.parametrize("name", ["a;", "it's #{pane_id}"])
 def test_start_session_in_folder_with_special_characters(
     sandbox: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,11 +189,6 @@ def test_start_session_uses_private_socket(sandbox: Fixture, dump_process: Fixtu
     dump_process("job-1", sandbox.path, [])
     assert sandbox.tmux("list-sessions").startswith("job-1:")
     assert [path.name for path in Path(sandbox.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
-
-
-def test_attach_argv_targets_exact_session(sandbox: Fixture, dump_process: Fixture) -> None:
-    argv = tmux.attach_argv("job-1")
-    assert argv[:3] == ["tmux", "-L", "imgnet"] and argv[-1].startswith("=job-1")
 
 
 def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

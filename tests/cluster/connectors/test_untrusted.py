@@ -61,13 +61,11 @@ def test_paths_of_the_project_are_mirrored(path: str) -> None:
     assert untrusted.is_mirrored_path(path, MACHINES)
 
 
-@pytest.mark.parametrize("path", ["logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py"])
-def test_files_that_python_could_import_are_not_mirrored(path: str) -> None:
-    assert not untrusted.is_mirrored_path(path, MACHINES)
-
-
-@pytest.mark.parametrize("path", ["metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b"])
-def test_folders_in_place_of_files_that_commands_read_are_not_mirrored(path: str) -> None:
+@pytest.mark.parametrize("path", [
+    "logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py",  # Python could import them
+    "metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b",  # folders in place of files
+])  # fmt: skip
+def test_other_paths_are_not_mirrored(path: str) -> None:
     assert not untrusted.is_mirrored_path(path, MACHINES)
 
 

@@ -126,22 +126,10 @@ def test_more_dollars_give_the_machines_more_time(job: RunningJob) -> None:
     assert provider.compute_limits(RATE)[0] == pytest.approx(hours)
 
 
-def test_requested_hours_stay_when_dollars_abound(job: RunningJob) -> None:
-    assert job.extend(dollars=100.0) == 2.0
-    assert job.limits() == [{"hours": 2.0, "name": ""}] * 2 and job.written.max_hours == 2.0
-
-
 def test_hours_and_dollars_together(job: RunningJob) -> None:
     assert job.extend(hours=4.0, dollars=100.0) == 4.0
     assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (4.0, 100.0)
     assert job.shared.max_hours == 4.0 and job.shared.limit_name == ""
-
-
-def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()), max_hours=2.0)
-    job = RunningJob(run, monkeypatch)
-    hours = job.extend(dollars=6.0)
-    assert hours is not None and hours < 1.0 and job.shared.limit_name == DOLLARS_LIMIT.format(6)
 
 
 def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:
@@ -190,12 +178,6 @@ def test_job_that_stopped_at_its_price_limit_gets_more_before_it_is_resumed(job:
         job.extend(dollars=2.0)
     with pytest.raises(ClusterError, match=r"^job-1 is stopped: no machines are running; see: imgnet-cluster status"):
         job.extend(hours=3.0)
-
-
-def test_done_job_is_refused(job: RunningJob) -> None:
-    job.end(JobState.DONE)
-    with pytest.raises(ClusterError, match=r"^job-1 is done: no machines are running"):
-        job.extend(dollars=12.0)
 
 
 def test_job_without_rented_machines_is_refused(hand_made: Fixture) -> None:

@@ -221,15 +221,6 @@ def test_advance_queue_skips_stopped_and_resumed_jobs(backend: RecordingBackend,
         second.kill_machine("0")
 
 
-def test_late_start_or_late_leave_does_nothing(backend: RecordingBackend, hand_made: Fixture) -> None:
-    first, second = backend.make_jobs(hand_made, 2)
-    backend.advance()
-    assert not first._leave_queue() and not first.has_ended
-    second.stop()
-    queue.start_queued_job(second)
-    assert backend.started == ["job-1"] and second.state == "stopped"
-
-
 def test_advance_queue_failing_start_does_not_block_next(
     backend: RecordingBackend, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,14 +352,6 @@ def test_queue_gives_each_job_machines_of_its_own(
     first.run_folder.result_path.write_text("{}")
     queue.advance_queue(runs_folder, requested_queues[0])
     assert host_names(Job(third.path).spec) == ["gpu0", "gpu1", "gpu2"]
-
-
-def test_create_job_without_queue_takes_first_machines(sandbox: Fixture) -> None:
-    (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    plan = submit.plan(recipe, make_launch_options(hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1))
-    job = submit.create_job(plan.spec)
-    assert host_names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and host_names(job.spec) == ["gpu0", "gpu1"]
-    assert not job.is_waiting and job.state == "booting"
 
 
 def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

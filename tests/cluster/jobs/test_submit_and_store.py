@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.known import known
 
-from cluster import jobs, launch
+from cluster import launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
 from cluster.jobs.job import Job
@@ -23,11 +23,6 @@ def spec(sandbox: Fixture) -> Any:
     return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
 
 
-@pytest.mark.parametrize("name", jobs.__all__)
-def test_jobs_package_exports_each_public_name(name: str) -> None:
-    assert getattr(jobs, name) is (getattr(store, name, None) or getattr(submit, name))
-
-
 def test_create_job_concurrent_calls_get_distinct_numbers(
     sandbox: Fixture, spec: Any, run_in_processes: Callable[..., list[Any]]
 ) -> None:
@@ -38,14 +33,6 @@ def test_create_job_concurrent_calls_get_distinct_numbers(
     for job in store.all_jobs():
         assert job.spec.name == job.name and job.spec.recipe == spec.recipe
         assert json.loads(job.run_folder.recipe_path.read_text())["name"] == "tiny"
-
-
-def test_create_run_folder_concurrent_calls_get_distinct_numbers(
-    sandbox: Fixture, run_in_processes: Callable[..., list[Any]]
-) -> None:
-    names_by_process = run_in_processes(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
-    names = [name for process_names in names_by_process for name in process_names]
-    assert sorted(names) == sorted(f"job-{number}" for number in range(1, 241))
 
 
 def test_create_job_does_not_reuse_number_of_existing_path(sandbox: Fixture, spec: Any) -> None:

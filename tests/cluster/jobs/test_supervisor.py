@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log_lines import log_lines
 
 from cluster.errors import ClusterError
 from cluster.jobs import supervisor
@@ -78,14 +77,6 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
     assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
 
 
-def test_supervisor_of_ended_job_exits_and_keeps_result(hand_made: Fixture, start_supervisor: Fixture) -> None:
-    run = hand_made()
-    run.write_status("failed", reason="long ago", ended=True)
-    run.job.refresh()
-    before = run.run_folder.result_path.read_bytes()
-    assert start_supervisor(run).wait(120) == 0 and run.run_folder.result_path.read_bytes() == before
-
-
 def test_supervisor_on_full_disk_stays_until_agent_is_gone(
     sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
 ) -> None:
@@ -129,23 +120,6 @@ def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, sta
     run.write_shared("status/0.json", "[]")
     assert start_supervisor(run).wait(120) == 1
     assert "is damaged" in logged_messages(run)
-
-
-def test_supervisor_log_has_no_hangup_of_a_job_that_has_ended(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of a job closes the session of its supervisor."""
-    run = hand_made()
-    with log_lines("cluster.jobs.supervisor") as lines:
-        monkeypatch.setattr(supervisor, "_supervise_once", lambda *_: end_job_with_its_session(run))
-        assert supervisor.supervise(run.job) == 0
-    assert lines == []
-    supervisor.unlogged_hangups.clear()
-
-
-def end_job_with_its_session(run: Any) -> None:
-    supervisor.log_signal(signal.SIGHUP, None)
-    run.run_folder.result_path.write_text("{}")
 
 
 def test_trouble_is_written_again_until_the_disk_takes_it(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,16 +113,6 @@ def test_pack_code_changed_tree_changes_hash(tmp_path: Path, change: str) -> Non
     assert code_hash(root) != before
 
 
-def test_pack_code_unreadable_file_raises_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(ClusterError, match=r"cluster/__init__.py: Permission denied") as raised:
-        code_archive.pack_code(make_tree(tmp_path / "tree"))
-    assert "\n" not in str(raised.value)
-
-
 # --- on a machine -------------------------------------------------------------------------------------------------
 
 
@@ -160,12 +150,6 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "code").iterdir()) == []
     assert code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes, name)
-
-
-def test_upload_code_unwritable_folder_raises_one_line(checkout: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match=r"the code cannot be unpacked into .*/file/code/.*: mkdir: .*directory"):
-        code_archive.upload_code(RecordingConnector(), str(tmp_path / "file"), *code_archive.pack_code(checkout))
 
 
 def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path: Path) -> None:

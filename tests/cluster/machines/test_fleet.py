@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
-from cluster.machines.mirror import Question
 
 NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
@@ -145,17 +143,6 @@ def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) 
     assert copy.read_bytes() == source.read_bytes()
 
 
-def test_pull_files_new_fleet_continues_at_local_sizes(job: RunningJob) -> None:
-    source, copy = job.shared / "logs" / "a.log", job.fleet.folders.path / "logs" / "a.log"
-    source.write_text("one\n")
-    job.fleet.pull_files()
-    source.write_text("one\ntwo\n")
-    again = Fleet(job.fleet.spec, job.fleet.folders, reconnect_seconds=2)
-    job.fleets.append(again)
-    again.pull_files()
-    assert copy.read_text() == "one\ntwo\n"
-
-
 def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     job.fleet.pull_files()
@@ -189,24 +176,6 @@ def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
     job.pull_until(lambda: copy.read_text() == "one\ntwo\n")
     assert job.fleet.mirror.machine_order() == ["0", "1"], "the frozen machine causes no further delay"
-
-
-def test_pull_files_copies_new_line_with_next_call(job: RunningJob) -> None:
-    for number in range(5):
-        with (job.shared / "logs" / "a.log").open("a") as file:
-            file.write(f"{number}\n")
-        job.fleet.pull_files()
-        assert (job.fleet.folders.path / "logs" / "a.log").read_text().endswith(f"{number}\n")
-
-
-def test_pull_files_ignores_torn_status(job: RunningJob) -> None:
-    os.kill(job.status("1")["pid"], signal.SIGKILL)
-    path = job.shared / "status" / "1.json"
-    job.pull_until(lambda: job.status("1") == json.loads(path.read_text()))
-    whole = job.status("1")
-    path.write_text(json.dumps(whole)[:-9])
-    job.fleet.pull_files()
-    assert job.status("1") == whole
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '{"id": "1.a", "phase": "none of ours"}'])
@@ -256,18 +225,6 @@ def test_dead_machines_excludes_unreachable_machine(job: RunningJob, monkeypatch
     machine.plug()
     wait_for(lambda: fleet.dead_machines() == ["1"])
     assert fleet.agents_alive(), "the other agent still runs"
-
-
-def test_dead_machines_is_empty_if_all_are_unreachable(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
-    for machine in job.bed.machines:
-        machine.unplug()
-    with pytest.raises(Unreachable):
-        job.fleet.pull_files()
-    for _ in range(20):
-        assert job.fleet.agents_alive() and job.fleet.dead_machines() == []
-        time.sleep(0.02)
 
 
 def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
@@ -324,24 +281,6 @@ def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., An
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
         fleet.pull_files()
     fleet.close()
-
-
-@pytest.mark.parametrize("status, is_over", [
-    ({"state": "stopped", "ended": True, "launch": "now"}, True),
-    ({"state": "stopped", "ended": True, "launch": "before"}, False),
-    ({"state": "stopped", "launch": "now"}, False),
-    ({"state": "failed", "ended": True, "launch": "now", "reason": "stopped"}, False),
-])  # fmt: skip
-def test_has_stopped_by_itself_needs_old_status_of_this_launch(status: Any, is_over: bool) -> None:
-    status = {"id": "0.a", **status}
-    long_ago = time.monotonic() - 60
-    fleet = SimpleNamespace(
-        folders=SimpleNamespace(launch_id="now"),
-        mirror=SimpleNamespace(last_status={"status/0.json": (json.dumps(status).encode(), long_ago)}),
-    )
-    assert Fleet._has_stopped_by_itself(fleet) is is_over  # type: ignore[arg-type]
-    fleet.mirror.last_status["status/0.json"] = (json.dumps(status).encode(), time.monotonic())
-    assert Fleet._has_stopped_by_itself(fleet) is False  # type: ignore[arg-type]
 
 
 # --- machines that lie -----------------------------------------------------------------------------------------------
@@ -407,19 +346,6 @@ def test_pull_files_drops_answers_with_foreign_paths(
     job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
 
 
-def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:
-    fleet = job.fleet
-    logs = fleet.folders.path / "logs"
-    (job.shared / "logs" / "a").write_text("one\n")
-    job.pull_until((logs / "a").exists)
-    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
-        for lie in (lie_of_first, lie_of_second):
-            lie.write_bytes(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
-        fleet.pull_files()
-        assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
-    assert any("logs/a/x" in line for line in fleet.bad_answers.values())
-
-
 def test_pull_files_uses_honest_machine_beside_liar(job: RunningJob) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     with lying(job.bed.machines[0]) as lie:
@@ -463,19 +389,6 @@ def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch:
             assert not fleet.pull_last_files(), "the answers are not complete"
 
 
-def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> None:
-    fleet = job.new_fleet("job-2")
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (fleet.folders.path / "logs").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic link or not a regular file; remove it"):
-        fleet.pull_files()
-    assert not list(victim.iterdir())
-    (fleet.folders.path / "logs").unlink()
-    fleet.pull_files()
-    assert (fleet.folders.path / "logs").is_dir()
-
-
 # --- slow links ------------------------------------------------------------------------------------------------------
 
 
@@ -496,18 +409,6 @@ def slow_fleet(job: RunningJob) -> Iterator[tuple[Fleet, SlowLink]]:
         fleet.close()
 
 
-def test_pull_files_over_slow_link_carries_each_byte_once(job: RunningJob, slow_fleet: tuple[Fleet, SlowLink]) -> None:
-    fleet, link = slow_fleet
-    fleet.pull_files()
-    backlog = os.urandom(5_000_000)
-    (job.shared / "logs" / "gathered.log").write_bytes(backlog)
-    copy, carried = fleet.folders.path / "logs" / "gathered.log", link.carried_bytes
-    job.pull_until(lambda: copy.exists() and copy.stat().st_size == len(backlog), fleet=fleet)
-    assert copy.read_bytes() == backlog
-    assert link.carried_bytes - carried < 1.2 * len(backlog)
-    assert fleet.folders.status_path("0").exists(), "statuses come before the backlog"
-
-
 def test_push_stop_request_passes_backlog_on_slow_link(
     job: RunningJob, slow_fleet: tuple[Fleet, SlowLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,24 +426,3 @@ def test_push_stop_request_passes_backlog_on_slow_link(
     assert not fleet.pull_last_files(), "more is on the machine"
     fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
     assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
-
-
-def test_pull_files_silent_machine_is_asked_once(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = job.bed.machines
-    fleet, asked = job.fleet, list[str]()
-    fetch = fleet.mirror._fetch
-
-    def count(question: Question) -> Any:
-        asked.append(question.name)
-        return fetch(question)
-
-    monkeypatch.setattr(fleet.mirror, "_fetch", count)
-    fleet.mirror.last_responder = "0"
-    first.freeze()
-    for _ in range(5):
-        fleet.pull_files()
-    assert asked.count("0") == 1 and asked.count("1") >= 5
-    first.thaw()
-    second.unplug()
-    (job.shared / "logs" / "a.log").write_text("one\n")
-    job.pull_until(lambda: (fleet.folders.path / "logs" / "a.log").exists())

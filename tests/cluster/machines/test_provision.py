@@ -5,7 +5,6 @@ Every fault of a machine is named before an agent starts. A supervisor that is k
 
 import json
 import os
-import re
 import shutil
 import signal
 import threading
@@ -17,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lying_machine import lying
 from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.connectors import ssh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
-from cluster.connectors.known_hosts import fingerprint
 from cluster.connectors.ssh import SSHConnector, SSHRefused
 from cluster.connectors.ssh_config import resolve_route
 from cluster.errors import SetupFailed
@@ -182,15 +178,6 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     assert fleet.terminate() == [], "nothing can run on a machine that was never reached"
 
 
-def test_set_up_machines_changed_host_key_names_both_keys(make_job: Callable[..., SetupJob]) -> None:
-    job = make_job(0, 1)
-    swap_host_key(job)
-    with pytest.raises(SetupFailed) as caught:
-        job.fleet().set_up_machines()
-    for machine in job.bed.machines[:2]:
-        assert fingerprint(machine.host_key.split()[1]) in str(caught.value)
-
-
 def test_set_up_machines_full_disk_is_named(make_job: Callable[..., SetupJob], full_disk: Path) -> None:
     job = make_job(0, 1)
     job.change_host(1, folder=str(full_disk / "folder"))
@@ -329,24 +316,6 @@ def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob]
     assert new_logins == [1, 1]
     wait_for(lambda: not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*")))
     wait_for(lambda: all(fleet._has_agent(name) for name in fleet.hosts))
-
-
-def test_set_up_of_one_machine_with_the_code_takes_few_round_trips(
-    make_job: Callable[..., SetupJob], traffic: Traffic
-) -> None:
-    job = make_job(0)
-    fleet = job.fleet()
-    fleet.set_up_machines()
-    wait_for(lambda: sum(traffic.scripts.values()) >= 5)
-    wait_for(lambda: fleet._has_agent("0"))
-    fleet.terminate()
-    wait_for(lambda: not job.bed.machines[0].processes("cluster.agent", fleet.spec.uid))
-    traffic.scripts.clear()
-    fleet.folders.launch_path.write_text("second")
-    fleet.set_up_machines()
-    # What is there; session, environment and checks; removal of the marker; the job's files; agent.
-    wait_for(lambda: list(traffic.scripts.values()) == [5])
-    wait_for(lambda: fleet._has_agent("0"))
 
 
 def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:
@@ -513,27 +482,6 @@ def test_damaged_answer_to_the_checks_is_the_machines_failure(make_job: Callable
     job.override("cluster.machines.probe-0", f"echo '{answer}'; exit")
     with pytest.raises(SetupFailed, match="its answer to the checks is damaged"):
         job.fleet().set_up_machines()
-
-
-def test_set_up_machines_is_not_held_up_by_endless_drip(
-    make_job: Callable[..., SetupJob], bed: Testbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A spare that answers bit by bit is given up, and the cloud is watched meanwhile."""
-    monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.5)
-    looks: list[float] = []
-    job = make_job(0, 1, machines=1, spares=1)
-    fleet = job.fleet()
-    fleet.provisioner.while_waiting = lambda: looks.append(time.monotonic())
-    run = fleet.connectors["1"].run
-    fleet.connectors["1"].run = lambda argv, **options: run(argv, **{**options, "timeout": 0.5})  # type: ignore[method-assign]
-    with lying(bed.machines[1]) as lie:
-        lie.write_bytes(b"drip commands")
-        set_up = threading.Thread(target=fleet.set_up_machines, daemon=True)
-        set_up.start()
-        set_up.join(120)
-        assert not set_up.is_alive()
-    assert re.search(r"does not answer: \d+ bytes in \d s, and no end", fleet.setup_progress.failure_reasons["1"])
-    assert fleet.setup_progress.record.is_ready and looks
 
 
 def test_files_of_a_job_are_not_written_through_links(make_job: Callable[..., SetupJob], tmp_path: Path) -> None:

@@ -170,20 +170,6 @@ def hide_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-@pytest.mark.parametrize(
-    "need, expected",
-    [
-        ("pytest", True),
-        ("PyTest >= 1.0", True),
-        ("pytest[dev]>=1,<9999", True),
-        ("pytest>=9999", False),
-        ("imgnet-nowhere", False),
-    ],
-)
-def test_is_installed_compares_with_installed_version(need: str, expected: bool) -> None:
-    assert python_env.is_installed(need) is expected
-
-
 def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
     uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,10 +177,6 @@ def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
     assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"])["made"]
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=2 pytest>=1")
-
-
-def test_is_installed_ignores_markers_of_other_systems() -> None:
-    assert python_env.is_installed("imgnet-nowhere>=3; sys_platform == 'win32'")
 
 
 # --- making a venv ------------------------------------------------------------------------------------------------
@@ -257,12 +239,6 @@ def test_make_venv_shows_packages_of_this_python(
         assert f"addsitedir('{Path(pytest.__file__).parents[1]}')" in pth_files[0].read_text()
 
 
-def test_make_venv_without_packages(tmp_path: Path, uv_only: Path) -> None:
-    python_env.make_venv(tmp_path / "one", [])
-    assert (tmp_path / "one" / python_env.COMPLETE_MARKER).exists()
-    assert len((uv_only / "calls").read_text().splitlines()) == 1
-
-
 def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in images whose Python comes from Debian's packages: `python3 -m venv` alone fails there."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -271,14 +247,6 @@ def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch:
     python_env.make_venv(tmp_path / "one", ["imgnet-dummy"])
     assert list(tmp_path.glob("one/lib/python3*/site-packages/imgnet_dummy.py"))
     assert not list(tmp_path.glob("one/lib/python3*/site-packages/pip"))
-
-
-@pytest.mark.parametrize(("version", "is_able"), [("22.3", True), ("26.1.2", True), ("22.2.2", False), (None, False)])
-def test_old_pip_installs_from_inside_the_venv(
-    monkeypatch: pytest.MonkeyPatch, version: str | None, is_able: bool
-) -> None:
-    monkeypatch.setattr(python_env, "installed_version", lambda name: version)
-    assert python_env._has_pip_for_others() is is_able
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,26 +339,6 @@ def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output:
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
-
-
-def test_run_command_names_missing_debian_package(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text("#!/bin/sh\necho because ensurepip is not available\nexit 1\n")
-    (tmp_path / "python").chmod(0o755)
-    with pytest.raises(ClusterError, match=rf"apt-get install python3\.{sys.version_info[1]}-venv"):
-        python_env._run_command([str(tmp_path / "python"), "-m", "venv", "x"], tmp_path)
-
-
-def test_run_command_detects_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_env, "MIN_FREE_BYTES", 1 << 62)
-    with pytest.raises(ClusterError, match=r"false: the disk is full"):
-        python_env._run_command(["false"], tmp_path)
-
-
-def test_run_command_pip_without_network_raises_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("pip")
-    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--retries", "1", "--disable-pip-version-check"]
-    with pytest.raises(ClusterError, match="no way from here to the package index"):
-        python_env._run_command([*pip, "--index-url", "http://127.0.0.1:1/simple", "imgnet-nowhere"], tmp_path)
 
 
 def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:

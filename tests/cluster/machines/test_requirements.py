@@ -29,12 +29,6 @@ def with_names(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None
     return replace(recipe, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
 
 
-def test_missing_requirements_own_model_needs_nothing(tiny: Recipe) -> None:
-    assert requirements.model_library(tiny) == ""
-    assert requirements.missing_requirements(tiny) == []
-    assert requirements.requirements_not_sent(tiny, None) == []
-
-
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_missing_requirements_names_missing_library(
     library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch

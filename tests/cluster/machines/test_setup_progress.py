@@ -72,12 +72,6 @@ def test_start_launch_resets_rows(progress: SetupProgress) -> None:
     assert decode(MachineSetup, data["machines"]["0"]) == MachineSetup(host="gpu3")
 
 
-def test_setup_progress_reads_file_of_another_process(progress: SetupProgress) -> None:
-    progress.update("1", lambda row: replace(row, code="/code/abc"))
-    progress.mark_ready()
-    assert SetupProgress(progress.path).record.is_ready and SetupProgress(progress.path).rows["1"].code == "/code/abc"
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"machines": {"0": {"step": "flying"}}}'])
 def test_setup_progress_ignores_damaged_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "machines.json"
@@ -92,18 +86,6 @@ def test_timed_step_repeated_adds_seconds(progress: SetupProgress) -> None:
     seconds = progress.rows["0"].seconds[SetupStep.CODE]
     progress.set_step("0", SetupStep.CODE, 1.5)
     assert progress.rows["0"].seconds[SetupStep.CODE] == pytest.approx(seconds + 1.5)
-
-
-def test_timed_step_failed_records_no_seconds(progress: SetupProgress) -> None:
-    with pytest.raises(OSError), timed_step(progress, "0", SetupStep.CODE):
-        raise OSError
-    assert progress.rows["0"].step == "code" and progress.rows["0"].seconds == {}
-
-
-def test_update_writes_reason_at_once(progress: SetupProgress) -> None:
-    progress.set_failure_reason("1", "its key has changed")
-    assert written_data(progress)["machines"]["1"]["reason"] == "its key has changed"
-    assert progress.failure_reasons == {"1": "its key has changed"}
 
 
 def test_set_step_is_written_after_delay(progress: SetupProgress) -> None:

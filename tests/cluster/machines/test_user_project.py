@@ -106,15 +106,6 @@ def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
     assert user_project.describe_left_out(project) == ""
 
 
-def test_file_that_is_removed_while_the_project_is_copied_is_left_out(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = user_project.list_files(place)
-    monkeypatch.setattr(user_project, "list_files", lambda _: {**sizes, "of-another-run.tmp": 1})
-    user_project.copy_project(UserProject(folder=str(place)), tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == sorted(sizes)
-
-
 def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
     command = Command(argv=["python", "package", "x"])
     (place / "package").mkdir()
@@ -122,12 +113,6 @@ def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
         user_project.find_command_project(command, place)
     write(place / "package/__main__.py")
     assert user_project.find_command_project(command, place).folder == str(place)
-
-
-def test_folder_that_git_ignores_is_a_plain_one(place: Path) -> None:
-    git(place.parent, "init")
-    write(place.parent / ".gitignore", "mine/\n")
-    assert find(place).folder == str(place)
 
 
 def test_module_that_would_not_be_copied_is_named(place: Path) -> None:

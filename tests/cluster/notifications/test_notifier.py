@@ -126,16 +126,6 @@ def test_refusal_is_tried_again_logged_once_and_shown_by_status_without_the_url(
     assert "/services" not in (run.run_folder.path / JOURNAL_FILE).read_text()
 
 
-def test_redirect_is_a_refusal(webhook: WebhookServer, make_run: Fixture) -> None:
-    webhook.status = 302
-    run = make_run(webhook.url)
-    notifier = notifier_of(run)
-    for target in notifier.targets.values():
-        target.max_tries = 1
-    notifier.finish(VIEW)
-    assert len(webhook.posted) == 1 and "status 302" in run.job.status().notifications
-
-
 def test_target_that_hangs_is_killed_and_never_waited_for(
     make_run: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,15 +97,6 @@ def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: 
         assert (following.number, resume_content(run, following)) == (number, b"2 8")
 
 
-def test_propose_all_checkpoints_damaged_keeps_resume_checkpoint(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    run.write_checkpoint(1, 8)
-    propose(run.run_folder.shared)
-    run.write_checkpoint(2, 16, whole=False)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
-
-
 def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.run_folder.shared)
@@ -117,19 +108,6 @@ def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture)
     run.write_checkpoint(2, 999)
     run.write_checkpoint(1, 1000)
     assert resume_content(run, propose(run.run_folder.shared)) == b"3 16"
-
-
-def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
-    """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
-    run = hand_made()
-    propose(run.run_folder.shared)
-    for step in (8, 16):
-        run.write_checkpoint(1, step)
-    second = propose(run.run_folder.shared)
-    for path in (run.run_folder.shared / "checkpoints/000001").iterdir():
-        path.unlink()
-    run.write_checkpoint(1, 24)
-    assert resume_content(run, second) == resume_content(run, propose(run.run_folder.shared)) == b"1 16"
 
 
 def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
@@ -272,28 +250,6 @@ def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture
         with pytest.raises((OSError, ValueError, AssertionError)) as caught:
             propose(tmp_path)
         assert "hangs" not in str(caught.value)
-
-
-def test_propose_checkpoints_deleted_restarts_or_raises(hand_made: Fixture, hang_alarm: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    run.write_checkpoint(1, 8)
-    propose(run.run_folder.shared)
-    shutil.rmtree(run.run_folder.shared / "checkpoints")
-    try:
-        assert propose(run.run_folder.shared).resume == ""
-    except OSError as error:
-        assert "resume-00000008" in str(error)
-
-
-def test_propose_never_changes_published_attempts(tmp_path: Path) -> None:
-    published = [propose(tmp_path, f"{number}.x") for number in range(12)]
-    assert [attempt.number for attempt in published] == list(range(1, 13))
-    files = sorted((tmp_path / "attempts").iterdir())
-    assert [json.loads(file.read_text())["members"] for file in files] == [
-        list(attempt.members) for attempt in published
-    ]
-    assert attempts.newest_attempt(tmp_path) == published[-1]
 
 
 def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:

@@ -17,7 +17,6 @@ from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder
 from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
-from train.metrics.time_table import TimePart
 from train.tools.records import DamagedRecord, read_record
 
 Fixture = Any
@@ -135,14 +134,6 @@ def test_folder_in_place_of_a_log_is_one_line_and_no_warning(name: str, hand_mad
             "job-1": "damaged",
             "job-2": "failed",
         }
-
-
-def test_time_table_without_one_of_its_parts_is_damaged(hand_made: Fixture) -> None:
-    run = hand_made()
-    parts = {part: {"seconds": 1.0, "epoch": 1, "most": 1.0} for part in list(TimePart)[1:]}
-    run.write_status("training", attempt=1, where={"wall": 1.0, "parts": parts})
-    with run.hold_agent_lock(), pytest.raises(ClusterError, match="parts: steps is missing"):
-        run.job.status()
 
 
 @pytest.mark.parametrize("text", ["[]", '{"epochs": 3}', "{", '{"epochs": [], "seconds": {"total": "x"}}'])

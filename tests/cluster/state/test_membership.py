@@ -133,13 +133,6 @@ def test_decide_spare_replaces_machine_failed_before_start() -> None:
     assert proposed(decide(view(statuses, attempt=None), rules)).members == ("0.a", "2.c")
 
 
-def test_decide_unready_machine_proposes_nothing() -> None:
-    statuses = [status("0.a", "warming", attempt=0, last_step=-1), *ready("1.b", "2.c")]
-    assert decide(view(statuses, attempt=None), RULES).kind == "nothing"
-    dead = [status("0.a", "warming", attempt=0, last_step=-1), ended("1.b", "why")]
-    assert decide(view(dead, attempt=None), RULES).kind == "nothing"
-
-
 # --- while the trainers run -----------------------------------------------------------------------------------------
 
 
@@ -187,11 +180,6 @@ def test_decide_member_without_status_counts_as_silent() -> None:
 def test_decide_failed_member_fails_attempt_at_once(phase: str) -> None:
     statuses = [*all_of()[:2], status("2.c", phase)]
     assert decide(view(statuses), RULES) == Action(kind=ActionKind.FAIL, reason="machine 2 failed")
-
-
-def test_decide_failure_of_older_attempt_is_ignored() -> None:
-    statuses = [*all_of()[:2], status("2.c", "failed", attempt=0)]
-    assert decide(view(statuses), RULES).kind == "nothing"
 
 
 def test_decide_restarted_member_fails_attempt_at_once() -> None:
@@ -291,12 +279,6 @@ def test_decide_first_member_lost_second_proposes_at_once() -> None:
         "1.b",
         "2.c",
     )
-
-
-def test_decide_two_members_lost_at_once() -> None:
-    statuses = [status("0.a"), status("1.b"), status("2.c", "failed")]
-    next_attempt = proposed(decide(view(statuses, own_id="2.c", silent={"0.a": SILENT, "1.b": SILENT}), RULES))
-    assert next_attempt.members == ("2.c",) and next_attempt.reason == "machines 0, 1 lost"
 
 
 def test_decide_loss_counts_neither_crash_nor_fault() -> None:
@@ -491,15 +473,6 @@ def test_decide_single_machine_reason_has_no_machine_name() -> None:
         attempt = replace(proposed(decide(view(statuses, attempt=attempt), rules)), number=1)
         assert attempt.members == ("0.a",) and attempt.reason == "killed"
     assert proposed(decide(view(statuses, attempt=attempt), rules)).reason == "killed (3 times at step 8)"
-
-
-def test_decide_last_machine_with_three_faults_ends_job() -> None:
-    rules, alone = (
-        replace(RULES, machine_names=("0",), target_size=1),
-        replace(FIRST, members=("0.a",), fault_counts={"0": 2}, crash_step=3),
-    )
-    end = proposed(decide(view([status("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
-    assert (end.members, end.end_state, end.reason) == ((), "failed", "killed (3 times)")
 
 
 def test_decide_third_stall_at_same_step_ends_job() -> None:

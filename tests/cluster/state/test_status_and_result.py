@@ -15,13 +15,12 @@ from cluster.jobs.job import Job
 from cluster.state import result as job_result
 from cluster.state import status as job_status
 from cluster.state.job_result import JobResult
-from cluster.state.states import JobState, MachineState, SetupStep
+from cluster.state.states import JobState, SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.forecast import StartSeconds
 from train.metrics.time_table import TimeTable
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import decode, encode
-from train.tools.trainer_reports import TrainerState
 
 Fixture = Any
 NOW = time.time()
@@ -60,16 +59,6 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     assert (run.run_folder.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
-@pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
-def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, reason: str) -> None:
-    run = hand_made()
-    run.write_status(state, reason=reason, ended=True)
-    job = run.job
-    job.refresh()
-    assert (job.state, job.result.reason) == (state, reason)
-    assert job.result.top1 is None and job.result.epochs == () and job.result.attempts == 0
-
-
 def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_status("training", step=8)
@@ -79,14 +68,6 @@ def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -
     assert job.state == "failed" and "was killed" in job.result.reason
     assert "imgnet-cluster resume job-1" in job.result.reason
     assert (job.result.top1, len(job.result.epochs)) == (30.0, 2)
-
-
-def test_write_result_ignores_damaged_time_table_of_a_machine(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("stopped", ended=True, where={"wall": 1.0, "parts": {"steps": 0}})
-    run.job.refresh()
-    assert run.job.state == JobState.STOPPED
-    assert run.job.result.where is None
 
 
 def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
@@ -238,56 +219,6 @@ def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> 
     assert seconds == {"total": 22.0, "setup": 3.0, "starting": 12.0, "training": 7.0}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "job-1"}', '{"recipe": {}}', "\x00\xff"])
-def test_status_damaged_spec_raises_one_line_with_path(hand_made: Fixture, text: str) -> None:
-    run = hand_made()
-    run.run_folder.spec_path.write_text(text)
-    with pytest.raises(ClusterError) as caught:
-        run.job.status()
-    assert str(run.run_folder.spec_path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_seconds_by_state_killed_agent_counts_until_last_heartbeat(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_state_log(
-        ("setup", NOW), ("training", NOW + 2), ("gone", NOW + 60), ("setup", NOW + 500), ("training", NOW + 501)
-    )
-    run.write_status("training", time=NOW + 531)
-    run.job.refresh()
-    assert run.job.state == "failed"
-    assert run.job.result.seconds == {"total": 91.0, "setup": 3.0, "training": 88.0}
-
-
-def test_refresh_launch_time_in_future_still_fails(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("training", step=8)
-    os.utime(run.run_folder.spec_path, (time.time() + 3600,) * 2)
-    run.run_folder.launch_path.write_text("")
-    os.utime(run.run_folder.launch_path, (time.time() + 3600,) * 2)
-    run.job.refresh()
-    assert run.job.state == "failed"
-
-
-@pytest.mark.parametrize("result", ["[1]", "{}", '{"top1": 1}', "7"])
-def test_status_damaged_result_raises_and_ls_warns(hand_made: Fixture, sandbox: Fixture, result: str) -> None:
-    run, _ = hand_made(), hand_made("job-2")
-    run.run_folder.result_path.write_text(result)
-    with pytest.raises(ClusterError, match="damaged"):
-        run.job.status()
-    ran = sandbox.cli("ls", "-o", "json")
-    assert ran.code == 0 and ran.err.count("warning: ") == 1 and '"job-2"' in ran.out
-
-
-def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("done", ended=True)
-    run.write_metrics(1, epoch(60, 25.0))
-    with next((run.run_folder.shared / "metrics").iterdir()).open("ab") as file:
-        file.write(b"\xff\n[1]\n{}\n")
-    run.job.refresh()
-    assert run.job.has_ended and len(run.job.epochs()) == 1
-
-
 def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
     run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
@@ -348,16 +279,6 @@ def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason:
     assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
 
 
-def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
-    run = hand_made(machines=2)
-    run.write_attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
-    run.run_folder.launch_path.write_text("the second")
-    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
-    run.write_status("training", "1", launch="the second")
-    run.job.refresh()
-    assert run.job.state == "failed" and "was killed" in run.job.result.reason
-
-
 @pytest.mark.parametrize(
     "ends, state, reason",
     [
@@ -377,17 +298,6 @@ def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, 
             run.write_status("training", str(name))
     run.job.refresh()
     assert run.job.state == state and reason in run.job.result.reason
-
-
-def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
-    run = hand_made(machines=3)
-    for name in "012":
-        run.write_status("training", name)
-    with run.hold_agent_lock("2"):
-        run.job.refresh()
-        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
-    run.job.refresh()
-    assert run.job.has_ended
 
 
 def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
@@ -513,10 +423,6 @@ def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() is None
 
 
-def test_every_state_of_a_trainer_is_one_of_its_machine() -> None:
-    assert [MachineState(state) for state in TrainerState] == [*TrainerState]
-
-
 @pytest.mark.parametrize("text", ["[]", "{}", '{"id": "0.a", "state": "asleep"}', '{"id": "0.a", "step": "8"}'])
 @pytest.mark.parametrize("is_supervisor", [False, True])
 def test_status_damaged_machine_status_is_one_line_with_path(
@@ -529,14 +435,6 @@ def test_status_damaged_machine_status_is_one_line_with_path(
         with pytest.raises(ClusterError, match=re.escape(f"{run.run_folder.path}: a file in it is damaged")) as error:
             read()
         assert str(path) in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["machines.json", "result.json"])
-def test_status_damaged_record_of_run_folder_is_one_line(hand_made: Fixture, name: str) -> None:
-    run = hand_made()
-    (run.run_folder.path / name).write_text('{"machines": {"0": {"step": 7}}}')
-    with pytest.raises(ClusterError, match=f"{name}: .*`"):
-        run.job.status()
 
 
 def test_job_killed_by_its_stop_is_stopped_and_says_that_it_could_not_save(hand_made: Fixture) -> None:

@@ -24,10 +24,6 @@ def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
     return rows
 
 
-def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
-    assert timeline_rows(hand_made()) == []
-
-
 def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
@@ -89,13 +85,6 @@ def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
         None,
         None,
     )
-
-
-def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
-    assert timeline_rows(run)[0].last_step == 8
 
 
 def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
