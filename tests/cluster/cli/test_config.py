@@ -109,13 +109,6 @@ def test_wrong_line_is_named_with_its_file(write_config: WriteConfig, text: str,
     assert str(caught.value).startswith(f"{path}: {message}") and "\n" not in str(caught.value)
 
 
-def test_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IMGNET_MAX_HOURS", "many")
-    with pytest.raises(click.BadParameter) as caught:
-        launch_keywords()
-    assert caught.value.format_message() == "Invalid value for IMGNET_MAX_HOURS: 'many' is not a valid float."
-
-
 def test_every_option_of_a_launch_but_those_of_its_output_can_be_configured() -> None:
     options = [param for param in launch.params if isinstance(param, click.Option)]
     flags = {

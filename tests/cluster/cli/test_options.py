@@ -32,19 +32,6 @@ def test_every_option_of_a_grouped_command_names_its_group(command: click.Comman
     assert options and not [option.opts for option in options if not isinstance(option, GroupedOption)]
 
 
-@pytest.mark.parametrize("command", GROUPED_COMMANDS, ids=lambda command: command.name)
-def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) -> None:
-    lines = help_text(command).splitlines()
-    groups = command.options_by_group(click.Context(command))
-    headings = [line.removesuffix(":") for line in lines if line.removesuffix(":") in OPTION_GROUPS]
-    assert headings == list(groups) and "Options:" not in lines
-    for group, options in groups.items():
-        start = lines.index(f"{group}:")
-        end = lines.index("", start) if "" in lines[start:] else len(lines)
-        shown = [line.split()[0].rstrip(",") for line in lines[start:end] if line.startswith("  -")]
-        assert shown == [option.opts[0] for option in options]
-
-
 def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
     text = help_text(launch.resume)
     assert "[default" not in text and "--max-hours HOURS" in text and "--on-demand" in text

@@ -1,7 +1,6 @@
 """The local connector: commands as argument lists without a shell, and files copied whole."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ LOCAL = Connector()
 
 PRINT_ARGV = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 ARGUMENTS = [
-    *("", " ", "a b", "'", '"', "\\", "$HOME", "`id`", "$(id)", ";", "&& false", "|", "*", "~", "\n", "-n", "ä", "\udcff"),
+    *("", " ", "'", '"', "\\", "$HOME", "`id`", "$(id)", ";", "&& false", "*", "~", "|", "a b"),
+    *("\n", "\n\n", "-n", "ä", "\udcff"),
 ]
 
 
@@ -48,10 +48,6 @@ def test_run_failure_shows_last_ten_lines() -> None:
     assert str(caught.value).splitlines() == ["here: sh ended with code 3", *map(str, range(12, 21)), "the reason"]
 
 
-def test_run_killed_by_signal_has_negative_code() -> None:
-    assert LOCAL.run(["sh", "-c", "kill -TERM $$"], check=False).code == -signal.SIGTERM
-
-
 @pytest.mark.parametrize("program", ["no-program-of-this-name", "/no/such/file", "/tmp"])
 def test_run_unknown_program_fails_with_126_or_127(program: str) -> None:
     assert LOCAL.run([program], check=False).code in (126, 127)
@@ -78,13 +74,6 @@ def test_put_and_write_copy_whole_files(tmp_path: Path) -> None:
     LOCAL.write(str(tmp_path / "new/folder/a"), b"shorter")
     assert (tmp_path / "new/folder/a").read_bytes() == b"shorter"
     assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["a"]
-
-
-def test_write_on_full_disk_keeps_old_file(small_disk: Path) -> None:
-    LOCAL.write(str(small_disk / "a"), b"old")
-    with pytest.raises(OSError, match="No space left"):
-        LOCAL.write(str(small_disk / "a"), os.urandom(1_000_000))
-    assert [(path.name, path.read_bytes()) for path in small_disk.iterdir()] == [("a", b"old")]
 
 
 def test_read_from_returns_limited_bytes_from_offset(tmp_path: Path) -> None:

@@ -87,12 +87,6 @@ def test_start_session_leaves_session_of_other_run_folder_alone(sandbox: Fixture
     assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
 
 
-def test_kill_session_without_server_does_nothing(sandbox: Fixture) -> None:
-    tmux.kill_session("job-1", sandbox.path)
-    assert not tmux.is_owned_by("job-1", sandbox.path)
-    assert not sandbox.pids("tmux"), "the question started a server"
-
-
 def test_add_window_unknown_session_raises_one_line(sandbox: Fixture, dump_process: Fixture) -> None:
     dump_process("job-1", sandbox.path, [])
     for name in ("job-2", "job"):
@@ -183,12 +177,6 @@ def test_kill_session_frozen_server_raises_one_line(
     finally:
         os.kill(server, signal.SIGCONT)
     assert tmux.is_owned_by("job-1", sandbox.path)
-
-
-def test_start_session_uses_private_socket(sandbox: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", sandbox.path, [])
-    assert sandbox.tmux("list-sessions").startswith("job-1:")
-    assert [path.name for path in Path(sandbox.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
 
 
 def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,12 +82,6 @@ def test_job_of_another_backend_is_refused_and_leaves_no_run_folder(change: Chan
     assert store.all_jobs() == [] and not list(store.runs_folder().glob("*"))
 
 
-def test_adopted_job_still_generates_its_images(change: Change) -> None:
-    """A launch that was interrupted leaves the built-in set unfinished, which no other job may complete."""
-    change(generate_data=True)
-    assert adopt.adopt("hosts.toml").spec.generate_data
-
-
 def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) -> None:
     change(
         queue="/etc",

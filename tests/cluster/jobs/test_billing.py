@@ -107,13 +107,3 @@ def test_cost_shows_a_row_for_each_kind_of_traffic(hand_made: Fixture, capsys: p
     display_cloud.show_cost(report)
     text = " ".join(capsys.readouterr().out.split())
     assert "shared folder, written 2.000 GB $0.06 $0.1200" in text and "traffic $0.2100" in text
-
-
-def test_cost_until_a_moment_has_the_traffic_until_then(hand_made: Fixture) -> None:
-    run = hand_made(backend="aws", cloud={})
-    write_metrics(run, 1, (1, 0.0), (20, 500.0), epoch=500.0)
-    write_journal(run, ("i-1", 0.0, 1000.0), price=0.36)
-    moved = Traffic(shared_written_bytes=100 * 10**9)
-    record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=0.0, last=1000.0, traffic=moved)})
-    (run.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
-    assert billing.cost_report(run.job).per_epoch == pytest.approx(3.0 + 0.05, abs=0.01)

@@ -240,20 +240,6 @@ def test_advance_queue_failing_start_does_not_block_next(
     assert backend.started == ["job-4"] and fourth.state == "running"
 
 
-def test_status_of_waiting_job_names_the_jobs_before_it(backend: RecordingBackend, hand_made: Fixture) -> None:
-    jobs = backend.make_jobs(hand_made, 6)
-    assert [state_and_activity(job)[1].removeprefix("waiting for ") for job in jobs] == [
-        "its turn",
-        "job-1",
-        "job-1, job-2",
-        "job-1, job-2, job-3",
-        "job-1, job-2, 2 more",
-        "job-1, job-2, 3 more",
-    ]
-    jobs[0].stop()
-    assert state_and_activity(jobs[2]) == ("waiting", "waiting for job-2")
-
-
 def test_refresh_concurrent_calls_start_one_queue_process(
     sandbox: Fixture,
     backend: RecordingBackend,

@@ -131,23 +131,17 @@ def test_project_requirements_unreadable_file_raises_one_line(tmp_path: Path, te
 
 
 VERSION_CASES = [
-    ("2.13.0", ">=2.13,<2.14", True),
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
     ("2.13.0a0+git1", ">=2.13,<2.14", False),
     ("2.9.1", ">=2.13", False),
-    ("10.3", ">=10.3", True),
     ("10.3.0", "==10.3", True),
-    ("1.2.3", "==1.2.*", True),
     ("1.20.3", "==1.2.*", False),
     ("1.2.3", "!=1.2.*", False),
-    ("1.2.3", "!=1.2.4", True),
     ("1.9", "~=1.4", True),
-    ("2.0", "~=1.4", False),
-    ("1.4.9", "~=1.4.2", True),
     ("1.5", "~=1.4.2", False),
-    ("3", ">2, <=3", True),
     ("1", "", True),
+    ("1", "; sys_platform == 'win32'", True),
 ]
 
 
@@ -155,13 +149,12 @@ PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requiremen
 
 
 @pytest.mark.parametrize("module", PACKAGING_MODULES)
-@pytest.mark.parametrize("version, specifiers, expected", VERSION_CASES)
-def test_is_installed_follows_pep_440(
-    version: str, specifiers: str, expected: bool, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_is_installed_follows_pep_440(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_modules(monkeypatch, *(name for name in PACKAGING_MODULES if name != module))
-    monkeypatch.setattr(python_env, "installed_version", lambda name: version if name == "imgnet-dummy" else None)
-    assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected
+    for version, specifiers, expected in VERSION_CASES:
+        monkeypatch.setattr(python_env, "installed_version", {"imgnet-dummy": version}.get)
+        assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected, (version, specifiers)
+    assert not python_env.is_installed("imgnet-nowhere")
 
 
 def hide_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -290,33 +283,6 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     assert finish(start_main(root, folder, str(uv)))["made"]
 
 
-def test_main_terminated_removes_what_is_half_made(uv: Path, tmp_path: Path) -> None:
-    root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
-    (uv / "hang").write_text("")
-    process = start_main(root, folder, str(uv))
-    pid = int(wait_for(lambda: (uv / "hangs").exists() and (uv / "hangs").read_text()))
-    assert list(folder.glob("venv/[!.]*"))
-    process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 1 and not list(folder.glob("venv/[!.]*")) and not list(folder.glob("venv/.*.tmp"))
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
-
-
-def test_main_says_that_it_waits_for_another_job(uv: Path, tmp_path: Path) -> None:
-    root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
-    (uv / "hang").write_text("")
-    first = start_main(root, folder, str(uv))
-    wait_for((uv / "hangs").exists)
-    second = start_main(root, folder, str(uv))
-    assert second.stdout
-    lines = [second.stdout.readline(), second.stdout.readline()]
-    assert "another job is making" in lines[1], lines
-    first.kill()
-    first.communicate(timeout=120)
-    (uv / "hang").unlink()
-    assert finish(second)["made"]
-
-
 # --- errors ---------------------------------------------------------------------------------
 
 INSTALLER_ERRORS = {
@@ -324,10 +290,7 @@ INSTALLER_ERRORS = {
     "error: Failed to fetch: `x`\n  Caused by: dns error: failed to lookup": "no way from here to the package index",
     "The virtual environment was not created successfully because ensurepip is not\navailable.": "sudo apt-get install",
     "/usr/bin/python3: No module named venv": "sudo apt-get install",
-    "ERROR: ResolutionImpossible: see above": "ended with code 1: ERROR: ResolutionImpossible: see above",
     "note\n  \u00d7 No solution:\n  Because there is no torch": "ended with code 1: \u00d7 No solution: Because",
-    "Error: [x, -m ensurepip] returned 1.": "ended with code 1: Error: [x, -m ensurepip] returned",
-    "strange": "ended with code 1: strange",
 }
 
 
@@ -339,12 +302,6 @@ def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output:
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
-
-
-def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "file"))
-    assert answer["why"] == f"{tmp_path}/file/venv: Not a directory" and answer["code"] == 1
 
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:

@@ -150,13 +150,6 @@ def test_repository_that_git_refuses_is_not_copied_as_a_plain_folder(
         find(place)
 
 
-def test_modules_that_are_elsewhere_need_no_project(place: Path) -> None:
-    (place / "nets.py").unlink()
-    assert user_project.find_project(OWN_MODEL, str(place / "recipe.py")) is None
-    built_in = replace(OWN_MODEL, model=Model(name="resnet10_tiny"))
-    assert user_project.find_project(built_in, str(place / "recipe.py")) is None
-
-
 def test_plain_folder_is_copied_without_data_results_and_environments(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,17 +64,6 @@ def test_damaged_status_does_not_hide_the_end(run: Any) -> None:
     assert described.event == "failed" and described.step is None
 
 
-def test_attempt_of_a_lying_machine_hides_no_event(run: Any) -> None:
-    """The names of its members are no numbers that can be counted."""
-    run.write_attempt(2, *(f"{'9' * 5000}.{letter}" for letter in "ab"), launch_id="one", reason="start")
-    (lost,) = Teller(run).new("1")
-    assert (lost.kind, lost.machines) == ("machine_lost", ("1",))
-    run.write_status("failed", "0", launch="one", reason="out of memory", ended=True)
-    run.write_status("failed", "1", launch="one", reason="out of memory", ended=True)
-    run.job.refresh()
-    assert "failed" in [event.kind for event in Teller(run).new()]
-
-
 def test_loss_that_pauses_the_job_is_told_before_the_next_attempt(run: Any) -> None:
     teller = Teller(run)
     (lost,) = teller.new("1")

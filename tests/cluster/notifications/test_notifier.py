@@ -19,7 +19,7 @@ from support.webhook_server import WebhookServer, webhook_server
 
 from cluster.notifications import delivery
 from cluster.notifications import notifier as notifier_module
-from cluster.notifications.events import EventKind, Notification, SupervisorView
+from cluster.notifications.events import SupervisorView
 from cluster.notifications.journal import JOURNAL_FILE, read_rows
 from cluster.notifications.notifier import Notifier, has_untold_end
 from cluster.state.run_folder import Run
@@ -141,17 +141,6 @@ def test_target_that_hangs_is_killed_and_never_waited_for(
     assert "there was no time left for it" in run.job.status().notifications
 
 
-def test_target_that_does_not_read_a_long_notification_is_not_waited_for(tmp_path: Path, hang_alarm: None) -> None:
-    target = delivery.Delivery(f"echo > {tmp_path}/started; exec sleep 1000")
-    machines = tuple(f"{number:05d}" for number in range(10_000))
-    target.waiting.append(
-        Notification(id="1", event=EventKind.MACHINE_LOST, text="many were lost", time=0.0, machines=machines)
-    )
-    assert target.poll() is None
-    wait_for((tmp_path / "started").exists)
-    assert [outcome.error for outcome in target.abandon()] == ["there was no time left for it"]
-
-
 def test_full_disk_and_damaged_files_end_nothing(make_run: Fixture, webhook: WebhookServer) -> None:
     run = make_run(webhook.url)
     (run.run_folder.path / JOURNAL_FILE).write_text('{"torn')
@@ -165,12 +154,6 @@ def test_full_disk_and_damaged_files_end_nothing(make_run: Fixture, webhook: Web
     run.run_folder.result_path.write_bytes(content)
     notifier.finish(VIEW)
     assert webhook.events == ["failed"]
-
-
-def test_job_without_targets_has_no_journal_and_no_lock(make_run: Fixture) -> None:
-    run = make_run()
-    notifier_of(run).finish(VIEW)
-    assert not list(run.run_folder.path.glob("*notif*")) and not list(run.run_folder.path.glob(".notif*"))
 
 
 def test_check_sends_a_test_and_says_what_is_wrong(sandbox: Fixture, webhook: WebhookServer) -> None:

@@ -104,20 +104,6 @@ def test_next_attempt_begins_with_the_version_and_not_with_the_rest_of_the_folde
     assert bed.copies(2) == ["first"]
 
 
-def test_restored_folder_is_not_copied_again(bed: Bed) -> None:
-    bed.start()
-    bed.write("first")
-    bed.objects[-1].finish(was_graceful=True)
-    bed.objects[-1].wait(60)
-    version = snapshot.link_newest(bed.shared, 2)
-    assert version
-    begun = bed.start(2, resume=str(version.relative_to(bed.shared)))
-    bed.now += RESTLESS_SECONDS
-    assert not begun.is_copy_due()
-    begun.finish(was_graceful=True)
-    assert begun.wait(60) and begun.copied == 0
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device", "model.pt"), ValueError("a bug")])
 def test_version_that_cannot_be_read_is_a_problem_and_not_an_empty_folder(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -116,14 +116,6 @@ def test_pattern_that_takes_too_long_at_run_time_is_switched_off(bed: Bed, monke
     assert progress.poll() == ScriptNumbers(signs=1), "without a pattern, output is the sign of life"
 
 
-def test_of_too_many_event_files_the_newest_are_followed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.script.event_steps.MAX_FILES", 2)
-    progress = bed.follow()
-    for step in (1, 2, 3):
-        bed.write_event(step, f"events.out.tfevents.{step}")
-    assert progress.poll().step == 3
-
-
 def test_steps_of_tensorboard_events_are_read_as_they_grow(bed: Bed) -> None:
     bed.write_event(900, "events.out.tfevents.of-the-attempt-before")
     progress = bed.follow()

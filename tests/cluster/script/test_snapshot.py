@@ -97,14 +97,6 @@ def test_publish_of_a_folder_that_changed_leaves_nothing(folder: Path, shared: P
     assert not list((shared / "checkpoints/000001").iterdir())
 
 
-def test_publish_of_a_restless_folder_copies_files_as_they_are_now(folder: Path, shared: Path) -> None:
-    (folder / "model.pt").write_bytes(b"weights")
-    (folder / "model.pt.new").write_bytes(b"newer weights")
-    tree = snapshot.scan(folder)
-    (folder / "model.pt.new").replace(folder / "model.pt")
-    assert contents(snapshot.publish(folder, shared, 1, tree, is_restless=True)) == {"model.pt": b"newer weights"}
-
-
 def test_publish_on_a_full_disk_leaves_the_version_before(
     folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,19 +174,6 @@ def test_restore_removes_what_the_version_lacks_and_keeps_equal_files(folder: Pa
     assert not (folder / "fifo").exists() and not (folder / "link").is_symlink()
     snapshot.restore(None, folder)
     assert not list(folder.iterdir())
-
-
-def test_restore_replaces_a_folder_by_a_file_and_the_other_way(folder: Path, shared: Path) -> None:
-    (folder / "a").write_bytes(b"file")
-    (folder / "b").mkdir()
-    version = save(folder, shared)
-    (folder / "a").unlink()
-    (folder / "a").mkdir()
-    (folder / "a" / "x").touch()
-    (folder / "b").rmdir()
-    (folder / "b").touch()
-    snapshot.restore(version, folder)
-    assert contents(folder) == {"a": b"file"} and (folder / "b").is_dir()
 
 
 def test_link_newest_takes_what_the_attempt_saved_before_what_it_resumed_from(folder: Path, shared: Path) -> None:

@@ -218,19 +218,6 @@ def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_delet
     assert (begun.members, begun.resume, begun.end_state) == (("0.a",), "", None)
 
 
-def test_propose_takes_a_restored_checkpoint_after_all_were_damaged(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
-    whole = (shared / run.write_checkpoint(1, 8)).read_bytes()
-    run.write_checkpoint(1, 8, whole=False)
-    ended = propose(shared)
-    assert ended.end_state == MachineState.FAILED
-    (shared / f"checkpoints/{ended.number:06d}/step-00000008.pt").write_bytes(whole)
-    resumed = attempts.propose(shared, ended, attempts.Attempt(launch_id="next", members=("0.a",)))
-    assert (resumed.end_state, resumed.first_step, resume_content(run, resumed)) == (None, 8, b"1 8")
-
-
 def test_propose_passes_the_best_weights_on(hand_made: Fixture) -> None:
     run = hand_made()
     shared = run.run_folder.shared
@@ -240,16 +227,6 @@ def test_propose_passes_the_best_weights_on(hand_made: Fixture) -> None:
     for number in (2, 3):
         assert propose(shared).number == number
         assert (shared / f"checkpoints/{number:06d}/best-00000004.safetensors").read_text() == "best"
-
-
-def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture) -> None:
-    propose(tmp_path)
-    for text in ("", "{", "[]", "7"):
-        attempts.attempt_path(tmp_path, 2).write_text(text)
-        assert attempts.read_attempt(tmp_path, 2) is None
-        with pytest.raises((OSError, ValueError, AssertionError)) as caught:
-            propose(tmp_path)
-        assert "hangs" not in str(caught.value)
 
 
 def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:

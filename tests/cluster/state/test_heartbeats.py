@@ -114,15 +114,6 @@ def test_refresh_other_launch_or_unknown_machine_is_ignored(folder: Folder, peer
     assert set(peers.statuses) == {"0.new"}
 
 
-def test_refresh_restarted_agent_replaces_old_id(folder: Folder, peers: PeerStatuses) -> None:
-    folder.write_status("1.b", phase="running", attempt=3)
-    folder.write_status("0.a")
-    peers.refresh(0.0)
-    folder.write_status("1.new", phase="warming")
-    peers.refresh(2.0)
-    assert set(peers.statuses) == {"0.a", "1.new"} and peers.ages(2.0) == {"0.a": 2.0, "1.new": 0.0}
-
-
 def test_discount_pause_shortens_ages(folder: Folder, peers: PeerStatuses) -> None:
     folder.write_status("1.b")
     peers.refresh(0.0)

@@ -142,13 +142,6 @@ def test_refresh_writes_result_once(hand_made: Fixture) -> None:
     assert run.job.wait(0) == "stopped" and run.run_folder.result_path.read_bytes() == before
 
 
-def test_write_result_full_disk_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(str(small_disk / "job-1"))
-    run.write_status("training")
-    run.job.refresh()
-    assert run.job.state == "failed" and "no space left on the disk" in run.job.result.reason
-
-
 def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_status("failed", ended=True)
@@ -444,16 +437,3 @@ def test_job_killed_by_its_stop_is_stopped_and_says_that_it_could_not_save(hand_
     run.job.refresh()
     assert run.job.state == "stopped"
     assert run.job.status().reason.startswith("stopped by the user; the agents were ended before they could save")
-
-
-def test_job_that_ended_before_the_first_step_of_its_last_launch_keeps_its_step(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.run_folder.launch_path.write_text("second")
-    run.write_metrics(1, step(images=8), step(images=16))
-    run.write_shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
-    run.write_attempt(2, "0")
-    for launch in ("second", "first"):  # the agent has no step; there is no agent of this launch
-        run.write_status("stopped", ended=True, attempt=2, launch=launch)
-        run.job.refresh()
-        assert run.job.has_ended
-        assert run.job.status().step == step(images=16)["step"]

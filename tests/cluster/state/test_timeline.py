@@ -73,20 +73,6 @@ def test_steps_lost_by_attempts_without_steps_add_up_to_the_repeated_steps(hand_
     assert sum(row.steps_lost or 0 for row in rows) == 20 - 8
 
 
-def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    write_steps(run, 1, (8, 100.0))
-    run.write_attempt(2, end_state="failed", reason="killed (3 times at step 8)")
-    end = timeline_rows(run)[1]
-    assert (end.machines, end.reason, end.pause, end.steps_lost) == (
-        (),
-        "killed (3 times at step 8)",
-        None,
-        None,
-    )
-
-
 def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")

@@ -126,14 +126,6 @@ def test_working_folder_without_files_is_there(make: Fixture) -> None:
     assert log(processes).splitlines()[-1].endswith("/project/only/ignored")
 
 
-def test_checkpoints_that_cannot_be_copied_are_a_problem_that_is_told(make: Fixture, tmp_path: Path) -> None:
-    processes = make(f"rm -r $IMGNET_CHECKPOINTS; ln -s {tmp_path} $IMGNET_CHECKPOINTS; sleep 1000")
-    processes.start(ATTEMPT, 0)
-    wait_for(processes.problem)
-    assert processes.problem().startswith("the checkpoint folder cannot be copied: ")
-    assert processes.problem().endswith("/checkpoints: the script has put a link in its place, which is not followed")
-
-
 @pytest.mark.parametrize(
     ("script", "reason", "fault"),
     [
