@@ -114,13 +114,6 @@ def test_status_writer_logs_killed_predecessor_as_gone(
     assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_write_shorter_status_replaces_longer_one(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
-    writer = make_writer(heartbeat_seconds=0.0)
-    writer.write(replace(STATUS, state=FAILED, reason="x" * 2000))
-    writer.write(replace(STATUS, state=MachineState.STARTING))
-    assert read_status(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
-
-
 def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: LOAD)
     (full_disk / "filling").unlink()

@@ -313,11 +313,3 @@ def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
     trainers.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
     assert trainers.exit_codes() == [None]
-
-
-def test_log_of_a_later_attempt_begins_with_its_reason(make_trainers: Fixture) -> None:
-    trainers = make_trainers()
-    assert trainers.start(attempt(1), 0).read_text() == ""
-    trainers.stop()
-    log = trainers.start(attempt(2, reason="machine 2 lost"), 0)
-    assert log.read_text() == "attempt 2: machine 2 lost; machines: 0, 1\n"

@@ -196,14 +196,6 @@ def test_run_ignores_login_shell_output(own: tuple[Any, SSHConnector]) -> None:
     assert (result.out, result.err) == (b"said\n", b"")
 
 
-def test_run_from_threads_shares_one_connection(machine: SSHConnector, shared_bed: Testbed) -> None:
-    machine.run(["true"])
-    before = shared_bed.machines[0].log.count("Accepted publickey")
-    stdout = call_in_threads(range(20), lambda number: machine.run(["sh", "-c", f"sleep 0.05; echo {number}"]).out)
-    assert stdout == [f"{number}\n".encode() for number in range(20)]
-    assert shared_bed.machines[0].log.count("Accepted publickey") == before
-
-
 def test_run_waits_for_a_free_sshd_session(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
     server.configure("MaxSessions 2\n")
@@ -534,12 +526,9 @@ def test_connect_unknown_host_key_is_refused_with_remedy(shared_bed: Testbed, ho
     assert f'host_key = "{server.host_key}"' in line
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_connect_accepts_host_key_of_known_hosts(shared_bed: Testbed, home: Path, hashed: bool) -> None:
+def test_connect_accepts_host_key_of_known_hosts(shared_bed: Testbed, home: Path) -> None:
     path = shared_bed.known_hosts(home / ".ssh/known_hosts")
-    if hashed:
-        subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)
-        assert "127" not in path.read_text().replace(shared_bed.machines[0].host_key, "").split("|1|")[0]
+    subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)  # hashes the names
     assert can_connect(host(shared_bed, host_key=None))
 
 

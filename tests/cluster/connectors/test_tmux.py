@@ -51,11 +51,6 @@ def test_start_session_and_add_window_pass_arguments_unchanged(sandbox: Fixture,
     assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
-@pytest.mark.parametrize("word", ["", "a;"])
-def test_start_session_passes_last_argument_unchanged(sandbox: Fixture, dump_process: Fixture, word: str) -> None:
-    assert dump_process("job-1", sandbox.path, ["first", word])["argv"] == ["first", word]
-
-
 def test_is_owned_by_matches_exact_name_and_run_folder(sandbox: Fixture, dump_process: Fixture) -> None:
     run_folder = sandbox.path / "runs/job-1"
     dump_process("job-1", run_folder, [])
@@ -153,15 +148,6 @@ def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: 
     assert dump_process("job-1", sandbox.path, ["a"])["argv"] == ["a"]
     assert dump_process("job-1", sandbox.path, ["b"], "second", as_window=True)["argv"] == ["b"]
     assert tmux.is_owned_by("job-1", sandbox.path)
-
-
-@pytest.mark.parametrize("name", ["a;", "it's #{pane_id}"])
-def test_start_session_in_folder_with_special_characters(
-    sandbox: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (sandbox.path / name).mkdir()
-    monkeypatch.chdir(sandbox.path / name)
-    assert dump_process("job-1", sandbox.path, [])["cwd"] == str(sandbox.path / name)
 
 
 def test_kill_session_frozen_server_raises_one_line(

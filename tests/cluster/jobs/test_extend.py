@@ -126,10 +126,12 @@ def test_more_dollars_give_the_machines_more_time(job: RunningJob) -> None:
     assert provider.compute_limits(RATE)[0] == pytest.approx(hours)
 
 
-def test_hours_and_dollars_together(job: RunningJob) -> None:
-    assert job.extend(hours=4.0, dollars=100.0) == 4.0
-    assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (4.0, 100.0)
-    assert job.shared.max_hours == 4.0 and job.shared.limit_name == ""
+@pytest.mark.parametrize(("hours", "expected_hours"), [(None, 2.0), (4.0, 4.0)])
+def test_requested_hours_count_when_dollars_abound(job: RunningJob, hours: float | None, expected_hours: float) -> None:
+    assert job.extend(hours=hours, dollars=100.0) == expected_hours
+    assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (expected_hours, 100.0)
+    assert job.shared.max_hours == expected_hours and job.shared.limit_name == ""
+    assert job.limits() == [{"hours": expected_hours, "name": ""}] * 2
 
 
 def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.jobs import supervisor
 from cluster.jobs.supervisor import MAX_REPLACEMENT_DELAY_SECONDS, MachineReplacer
-from cluster.state import supervisor_records
-from train.tools.filesystem import to_json_bytes
 
 Fixture = Any
 
@@ -105,30 +101,6 @@ def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, sta
     run.write_shared("status/0.json", "[]")
     assert start_supervisor(run).wait(120) == 1
     assert "is damaged" in logged_messages(run)
-
-
-def test_trouble_is_written_again_until_the_disk_takes_it(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hand_made()
-    monkeypatch.setattr(supervisor, "SUPERVISOR_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor_records, "to_json_bytes", raise_disk_full)
-    rounds = []
-
-    def fail(*_: object) -> None:
-        rounds.append(supervisor_records.read_trouble(run.run_folder.path))
-        if len(rounds) == 2:
-            monkeypatch.setattr(supervisor_records, "to_json_bytes", to_json_bytes)
-        if len(rounds) == 3:
-            run.run_folder.result_path.write_text("{}")
-        raise ClusterError("the machine does not answer")
-
-    monkeypatch.setattr(supervisor, "_supervise_once", fail)
-    with run.hold_agent_lock():
-        assert supervisor.supervise(run.job) == 0
-    assert [trouble and trouble.error for trouble in rounds] == [None, None, "the machine does not answer"]
-
-
-def raise_disk_full(_: object) -> bytes:
-    raise OSError(28, "No space left on device")
 
 
 # --- lost machines --------------------------------------------------------------------------------------------------

@@ -24,9 +24,8 @@ from support.ssh_machines import Testbed, command_line
 from support.waiting import wait_for
 
 from benchmarks.launch.stub import StubDelays
-from cluster.connectors.hosts_file import Host, Hosts, read_hosts
+from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
@@ -143,27 +142,6 @@ def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) 
     assert copy.read_bytes() == source.read_bytes()
 
 
-def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = job.fleet.folders.path / "logs" / "a.log"
-    job.fleet.pull_files()
-    (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
-
-    append = ArrivalFolder.append
-
-    def write_part(folder: ArrivalFolder, path: str, offset: int, data: bytes) -> int:
-        if path != "logs/a.log":  # the agents write, too
-            return append(folder, path, offset, data)
-        copy.write_bytes(data[:3])
-        raise OSError(28, "No space left on device", path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArrivalFolder, "append", write_part)
-        with pytest.raises(OSError, match="No space"):
-            job.fleet.pull_files()
-    job.fleet.pull_files()
-    assert copy.read_text() == "one\ntwo\n"
-
-
 def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     first, second = job.bed.machines
@@ -178,16 +156,16 @@ def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     assert job.fleet.mirror.machine_order() == ["0", "1"], "the frozen machine causes no further delay"
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", '{"id": "1.a", "phase": "none of ours"}'])
-def test_pull_files_leaves_out_what_is_no_status(job: RunningJob, content: str) -> None:
+def test_pull_files_leaves_out_what_is_no_status(job: RunningJob) -> None:
     """The supervisor reads the statuses before each of its rounds; one that it cannot read would stop it for ever."""
     os.kill(job.status("1")["pid"], signal.SIGKILL)
     path = job.shared / "status" / "1.json"
     job.pull_until(lambda: job.status("1") == json.loads(path.read_text()))
     whole = job.status("1")
-    path.write_text(content)
-    job.fleet.pull_files()
-    assert job.status("1") == whole
+    for content in (json.dumps(whole)[:-9], "[1]", '{"id": "1.a", "phase": "none of ours"}'):
+        path.write_text(content)
+        job.fleet.pull_files()
+        assert job.status("1") == whole
     notes = job.fleet.setup_progress.rows["1"].notes
     assert any("has a status/1.json that is no status" in note for note in notes)
 
@@ -274,36 +252,17 @@ def test_terminate_returns_silent_machines(job: RunningJob) -> None:
     assert job.status("1")["pid"] in job.agents("1")
 
 
-def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., Any]) -> None:
-    run = hand_made("job-1", hosts=Hosts("/nowhere", (Host(host="127.1.0.9", port=1),)), uid="x")
-    fleet = Fleet(run.spec, run.run_folder, reconnect_seconds=0.1)
-    fleet.setup_progress.start_launch("now", {"0": "127.1.0.9"})
-    with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
-        fleet.pull_files()
-    fleet.close()
-
-
 # --- machines that lie -----------------------------------------------------------------------------------------------
 
 LIES = [
     "attempts/{up}/authorized_keys",
-    "attempts/../../../authorized_keys",
-    "attempts/1.json",
     "logs/{up}/bashrc",
-    "logs/./a.log",
-    "logs//a.log",
     "logs/-rf",
-    "logs/.bashrc",
-    "logs",
-    "/{up}/absolute.json",
     "{victim}/absolute.json",
     "status/../../../job.json",
     "status/7.json",
-    "job.json",
     "checkpoints/000001/step-1.pt",
-    "machine/shared/stop",
     "events/a\0b",
-    "logs/" + 60 * "long",
 ]
 
 
@@ -344,15 +303,6 @@ def test_pull_files_drops_answers_with_foreign_paths(
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
     copy = run_folder / "logs" / "a.log"
     job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
-
-
-def test_pull_files_uses_honest_machine_beside_liar(job: RunningJob) -> None:
-    copy = job.fleet.folders.path / "logs" / "a.log"
-    with lying(job.bed.machines[0]) as lie:
-        lie.write_bytes(lie_about("../../evil"))
-        (job.shared / "logs" / "a.log").write_text("one\n")
-        job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
-        assert job.fleet.mirror.last_responder == "1"
 
 
 def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:

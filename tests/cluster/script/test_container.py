@@ -100,8 +100,3 @@ def test_container_has_the_folders_once_the_network_and_no_path_of_the_machine()
 def test_containers_of_a_machine_are_removed(docker: Callable[[], list[str]]) -> None:
     container.remove_containers("job-1-aa-0")
     assert docker() == ["ps --all --quiet --filter label=imgnet-cluster.machine=job-1-aa-0", "rm --force aaa bbb"]
-
-
-def test_removal_without_docker_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    container.remove_containers("job-1-aa-0")

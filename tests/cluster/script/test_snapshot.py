@@ -149,7 +149,7 @@ def test_scan_leaves_out_links_that_leave_the_folder_through_another_link(folder
     assert found == ["here", "inner", "inner/deep", "inner/deep/top", "inner/good"]
 
 
-@pytest.mark.parametrize("name", ["save-old", "save-", "resume-x", "save-00000001-old"])
+@pytest.mark.parametrize("name", ["save-old", "save-00000001-old"])
 def test_copy_of_a_version_that_somebody_made_is_none(folder: Path, shared: Path, name: str) -> None:
     (folder / "model.pt").touch()
     first = save(folder, shared)
@@ -210,23 +210,3 @@ def test_publish_refuses_a_link_in_place_of_the_folder(folder: Path, shared: Pat
     with pytest.raises(OSError, match="symbolic link"):
         save(folder, shared)
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-@pytest.mark.parametrize("leads_to_folder", [True, False])
-def test_link_of_a_script_in_place_of_its_folder_is_replaced_and_what_it_leads_to_stays(
-    folder: Path, shared: Path, tmp_path: Path, leads_to_folder: bool
-) -> None:
-    (folder / "model.pt").write_bytes(b"first")
-    version = save(folder, shared)
-    elsewhere = tmp_path / "elsewhere"
-    if leads_to_folder:
-        elsewhere.mkdir()
-        (elsewhere / "photos").touch()
-    link = tmp_path / "link"
-    link.symlink_to(elsewhere)
-    with pytest.raises(OSError, match="a link in its place, which is not followed"):
-        snapshot.scan(link)
-    for wanted in (None, version):
-        snapshot.restore(wanted, link)
-    assert contents(link) == {"model.pt": b"first"} and not link.is_symlink()
-    assert [path.name for path in tmp_path.glob("elsewhere/*")] == (["photos"] if leads_to_folder else [])

@@ -77,7 +77,7 @@ def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Calla
     )
 
 
-@pytest.mark.parametrize("name", ["step-old.pt", "resume-old.pt", "step-00000008-old.pt", "best-old.safetensors"])
+@pytest.mark.parametrize("name", ["step-00000008-old.pt", "best-old.safetensors"])
 def test_propose_passes_over_a_copy_that_somebody_made(hand_made: Fixture, name: str) -> None:
     run = hand_made()
     propose(run.run_folder.shared)
