@@ -21,7 +21,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
-from cluster.state.run_folder import RunFolder, agent_log_path
+from cluster.state.run_folder import RunFolder
 from train.tools.filesystem import locked
 
 Fixture = Any
@@ -60,36 +60,20 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     rows = ("long", sandbox.data, 2000), ("gone", shifting, 1), ("unwanted", sandbox.data, 1), ("last", sandbox.data, 1)
     jobs = queue.enqueue(sweep(sandbox, *rows))
     long, gone, unwanted, last = jobs
-    assert [job.name for job in jobs] == ["job-1", "job-2", "job-3", "job-4"]
     sandbox.wait_for(lambda: not long.is_waiting)
     shifting.unlink()
-    queue_id = long.spec.queue
-    runs_folder = sandbox.path / "runs"
-    sessions = [name.lstrip("=") for name in sandbox.tmux("list-sessions", "-F", "#S").split()]
-    assert sessions == ["job-1", f"queue-{queue_id}"]
-    assert state_and_activity(gone) == ("waiting", "waiting for job-1")
-    assert state_and_activity(last) == ("waiting", "waiting for job-1, job-2, job-3")
-
+    queue_id, launch_id, runs_folder = long.spec.queue, long.run_folder.launch_id, sandbox.path / "runs"
+    assert (last.status().state, last.status().doing) == ("waiting", "waiting for job-1, job-2, job-3")
     unwanted.stop()
-    assert (
-        unwanted.has_ended
-        and unwanted.state == "stopped"
-        and known(unwanted.result).reason == "stopped while it waited"
-    )
-    with pytest.raises(ClusterError, match="stopped already"):
-        unwanted.stop()
+    assert unwanted.state == "stopped" and known(unwanted.result).reason == "stopped while it waited"
 
     (first,) = sandbox.program_pids("-m cluster.jobs.queue")
     argv = [sys.executable, "-m", "cluster.jobs.queue", str(runs_folder), queue_id]
     second = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0 and "another process is running" in second.stderr
-    launch_id = long.run_folder.launch_id
     os.kill(first, signal.SIGKILL)
     sandbox.wait_for(lambda: not sandbox.pids("-m cluster.jobs.queue"))
     sandbox.wait_for(lambda: not sandbox.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
-    queue_state.queue_start_marker(runs_folder, queue_id).touch()
-    last.refresh()
-    assert not sandbox.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
     os.utime(queue_state.queue_start_marker(runs_folder, queue_id), (1, 1))
     gone.refresh()
     sandbox.wait_for(lambda: sandbox.pids("-m cluster.jobs.queue"))
@@ -101,9 +85,6 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert gone.state == "failed" and f"{shifting}: there is no such data folder" in known(gone.result).reason
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
-    assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
-    states = [json.loads(line)["state"] for line in agent_log_path(last.path, "0").read_text().splitlines()]
-    assert states.count("setup") == 1
 
 
 # --- which jobs are started, and how often, with a backend that only records it ---------------------------------------

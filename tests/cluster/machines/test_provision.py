@@ -9,9 +9,8 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from support.waiting import wait_for
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.connectors.hosts_file import Host, Hosts, read_hosts
-from cluster.connectors.ssh import SSHConnector, SSHRefused
-from cluster.connectors.ssh_config import resolve_route
+from cluster.connectors.hosts_file import Hosts, read_hosts
+from cluster.connectors.ssh import SSHRefused
 from cluster.errors import SetupFailed
 from cluster.jobs.job import Job
 from cluster.machines import mirror
@@ -220,53 +218,6 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
         "1",
         "1",
     ]
-
-
-@dataclass
-class Traffic:
-    """What went to the machines: the scripts of each machine, and how often its route was resolved."""
-
-    scripts: Counter[str]
-    routes: Counter[str]
-
-
-@pytest.fixture
-def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    """Count the scripts that machines are sent, each of which costs round trips, and runs of `ssh -G`, by host."""
-    counts = Traffic(Counter(), Counter())
-    call, resolve = SSHConnector._retry_on_reconnect, resolve_route
-
-    def counted_call(connector: SSHConnector, operation: Callable[..., Any]) -> Any:
-        counts.scripts[connector.host.host] += 1
-        return call(connector, operation)
-
-    def counted_resolve(host: Host) -> Any:
-        counts.routes[host.host] += 1
-        return resolve(host)
-
-    monkeypatch.setattr(SSHConnector, "_retry_on_reconnect", counted_call)
-    monkeypatch.setattr("cluster.connectors.ssh.resolve_route", counted_resolve)
-    return counts
-
-
-def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob], traffic: Traffic) -> None:
-    job = make_job(0, 1)
-    machines = job.bed.machines[:2]
-    for machine in machines:
-        shutil.rmtree(machine.home / ".imgnet" / "code", ignore_errors=True)
-    logins = [machine.log.count("Accepted") for machine in machines]
-    fleet = job.fleet()
-    fleet.set_up_machines()
-    first, *others = (host.host for host in job.hosts.machines)
-    # What is there; code; session, environment and checks; the others' files and the network; agent. The first machine
-    # also gets the job's files, and removes the markers.
-    wait_for(lambda: traffic.scripts[first] == 7)
-    assert traffic.scripts == {first: 7, **dict.fromkeys(others, 5)}
-    assert traffic.routes == dict.fromkeys((first, *others), 1)
-    new_logins = [machine.log.count("Accepted") - count for machine, count in zip(machines, logins, strict=True)]
-    assert new_logins == [1, 1]
-    wait_for(lambda: not list((Path(str(job.hosts.shared)) / "probe").glob(f"{fleet.spec.uid}-*")))
-    wait_for(lambda: all(fleet._has_agent(name) for name in fleet.hosts))
 
 
 def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:

@@ -59,25 +59,6 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     assert (run.run_folder.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
-def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("training", step=8)
-    run.write_metrics(1, epoch(60, 25.0), epoch(120, 30.0))
-    job = run.job
-    job.refresh()
-    assert job.state == "failed" and "was killed" in job.result.reason
-    assert "imgnet-cluster resume job-1" in job.result.reason
-    assert (job.result.top1, len(job.result.epochs)) == (30.0, 2)
-
-
-def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("training")
-    run.write_shared("result.json", trained())
-    run.job.refresh()
-    assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
-
-
 def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture) -> None:
     young = hand_made("job-1", created=time.time())
     young.job.refresh()
@@ -260,37 +241,45 @@ def test_job_status_names_machines_at_risk(hand_made: Fixture, sandbox: Fixture)
     assert run.job.status().risk == ""
 
 
-def test_infer_end_state_agreed_end_wins(hand_made: Fixture) -> None:
-    run = hand_made(machines=2)
-    run.write_status("left", "0", ended=True, reason="a notice")
-    run.write_status("training", "1")
-    run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
-    run.write_attempt(2, end_state="failed", reason="machine 1: the loss is nan", launch_id="")
-    run.job.refresh()
-    result = run.job.result
-    assert (run.job.state, result.reason, result.attempts) == ("failed", "machine 1: the loss is nan", 1)
-    assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
+AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
 
 
 @pytest.mark.parametrize(
-    "ends, state, reason",
+    "ends, files, state, reason",
     [
-        ((("left", "a notice"), ("left", "another")), "stopped", "a notice"),
-        ((("left", "a notice"), None), "failed", "was killed"),
-        ((("failed", "no such folder"), ("left", "a notice")), "failed", "no such folder"),
-        ((("failed", "no such folder"), ("stopped", "by the user")), "stopped", "by the user"),
-        ((None, None), "failed", "was killed"),
+        ((("left", "a notice"), ("left", "another")), {}, "stopped", "a notice"),
+        ((("left", "a notice"), None), {}, "failed", "was killed"),
+        ((("failed", "no such folder"), ("left", "a notice")), {}, "failed", "no such folder"),
+        ((("failed", "no such folder"), ("stopped", "by the user")), {}, "stopped", "by the user"),
+        ((None, None), {}, "failed", "was killed"),
+        ((None, None), {"result.json": trained()}, "done", ""),
+        ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
+        (
+            (("left", "a notice"), None),
+            {"attempts/000002.json": json.dumps(AGREED)},
+            "failed",
+            "machine 1: the loss is",
+        ),
     ],
 )
-def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, state: str, reason: str) -> None:
+def test_end_is_agreed_or_inferred_from_the_final_statuses(
+    hand_made: Fixture, ends: Any, files: dict[str, str], state: str, reason: str
+) -> None:
     run = hand_made(machines=2)
+    run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
     for name, end in enumerate(ends):
         if end:
             run.write_status(end[0], str(name), reason=end[1], ended=True)
         else:
             run.write_status("training", str(name))
+    for path, content in files.items():
+        run.write_shared(path, content)
+    run.write_metrics(1, epoch(60, 25.0), epoch(120, 30.0))
     run.job.refresh()
-    assert run.job.state == state and reason in run.job.result.reason
+    result = run.job.result
+    assert run.job.state == state and reason in result.reason and result.attempts == 1
+    assert ("imgnet-cluster resume job-1" in result.reason) == (reason == "was killed")
+    assert result.top1 == (50.0 if state == "done" else 30.0), "of the trainers, or of the last epoch"
 
 
 def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
@@ -415,12 +404,3 @@ def test_status_damaged_machine_status_is_one_line_with_path(hand_made: Fixture,
         with pytest.raises(ClusterError, match=re.escape(f"{run.run_folder.path}: a file in it is damaged")) as error:
             read()
         assert str(path) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_job_killed_by_its_stop_is_stopped_and_says_that_it_could_not_save(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("training")
-    run.write_shared("stop", "{}")
-    run.job.refresh()
-    assert run.job.state == "stopped"
-    assert run.job.status().reason.startswith("stopped by the user; the agents were ended before they could save")
