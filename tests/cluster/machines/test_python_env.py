@@ -120,16 +120,6 @@ def test_project_requirements_reads_pyproject_beside_package(tmp_path: Path) -> 
     assert (answer["python"], answer["made"], answer["code"]) == (sys.executable, False, 0)
 
 
-@pytest.mark.parametrize("text", [None, "not toml", "[project]\n"])
-def test_project_requirements_unreadable_file_raises_one_line(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "pyproject.toml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ClusterError, match=r"pyproject.toml does not list the dependencies") as raised:
-        python_env.project_requirements(path)
-    assert "\n" not in str(raised.value)
-
-
 VERSION_CASES = [
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),

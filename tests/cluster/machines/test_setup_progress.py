@@ -36,15 +36,6 @@ def written_data(progress: SetupProgress) -> dict[str, Any]:
     return data
 
 
-def test_start_launch_resets_rows(progress: SetupProgress) -> None:
-    progress.update("0", lambda row: replace(row, reason="no way", python="/usr/bin/python3"))
-    progress.mark_ready()
-    progress.start_launch("second", {"0": "gpu3"})
-    data = written_data(progress)
-    assert data["launch"] == "second" and data["is_ready"] is False and progress.failure_reasons == {}
-    assert decode(MachineSetup, data["machines"]["0"]) == MachineSetup(host="gpu3")
-
-
 def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     progress = SetupProgress(tmp_path / "machines.json")
     names = [str(number) for number in range(16)]

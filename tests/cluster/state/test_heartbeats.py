@@ -39,29 +39,18 @@ def peers(folder: Folder) -> PeerStatuses:
 
 
 def test_refresh_reads_machine_status_fields(folder: Folder, peers: PeerStatuses) -> None:
-    folder.write_status(
-        "1.b",
-        phase="running",
-        attempt=3,
-        last_step=17,
-        leave_reason="a notice",
-        fault="own",
-        address="10.0.0.7",
-        port=9,
-    )
+    numbers: dict[str, Any] = {"attempt": 3, "last_step": 17, "address": "10.0.0.7", "port": 9}
+    folder.write_status("1.b", phase="running", fault="own", leave_reason="a notice", **numbers)
     peers.refresh(5.0)
     (status,) = peers.statuses.values()
     assert status == MachineStatus(
         id="1.b",
         phase=AgentPhase.RUNNING,
-        attempt=3,
-        last_step=17,
-        leave_reason="a notice",
         fault=Fault.OWN,
-        address="10.0.0.7",
-        port=9,
+        leave_reason="a notice",
         launch="now",
         use=MachineLoad(cpu=1.0),
+        **numbers,
     )
     assert status.machine_name == "1" and peers.ages(5.0) == {"1.b": 0.0}
 
@@ -78,20 +67,7 @@ def test_ages_use_readers_clock(folder: Folder, peers: PeerStatuses) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        '{"id": "1.',
-        "[]",
-        "7",
-        "null",
-        "{}",
-        '{"launch": "now"}',
-        "\x00" * 40,
-        '{"launch": "now", "id": "1.b", "phase": "sleeping"}',
-        '{"launch": "now", "id": "1.b", "attempt": "2"}',
-    ],
+    "text", ["", '{"id": "1.', "[]", "{}", "\x00" * 40, '{"launch": "now", "id": "1.b", "phase": "sleeping"}']
 )
 def test_refresh_damaged_file_keeps_last_status(folder: Folder, peers: PeerStatuses, text: str) -> None:
     folder.write_status("1.b", last_step=5)
