@@ -76,24 +76,12 @@ def test_launch_bad_recipe_is_named_with_line_and_reason(sandbox: Fixture, refus
     refused(["launch", "--local", name], 2, name, message)
 
 
-@pytest.mark.parametrize(
-    ("folders", "message"),
-    [
-        ((), "there is no such data folder"),
-        (("",), "has no train/"),
-        (("train/a",), "has no val/"),
-        (("train", "val"), "has no class folders"),
-        (("train/a", "val/a", "val/b"), "val/b: a class that train/ lacks"),
-    ],
-)
-def test_launch_bad_data_folder_is_refused_before_start(
-    sandbox: Fixture, refused: Fixture, folders: tuple[str, ...], message: str
-) -> None:
+def test_launch_bad_data_folder_is_refused_before_start(sandbox: Fixture, refused: Fixture) -> None:
     images = sandbox.path / "images"
-    for folder in folders:
-        (images / folder).mkdir(parents=True)
     (sandbox.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root=str(images))}")
-    refused(["launch", "--local", "one.py"], 1, str(images), message)
+    refused(["launch", "--local", "one.py"], 1, f"{images}: there is no such data folder", "--data")
+    (images / "train/a").mkdir(parents=True)
+    refused(["launch", "--local", "one.py"], 1, f"{images}: has no val/")
 
 
 @pytest.mark.parametrize(

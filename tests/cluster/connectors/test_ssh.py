@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.local import CommandFailed, Connector
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
+from cluster.connectors.ssh_channel import AnswerTimeLimit
 from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
@@ -336,6 +338,24 @@ def test_run_frozen_machine_raises_unreachable_at_deadline(
         connector.run(["sh", "-c", "touch ran; exec sleep 4325"], timeout=2)
     server.thaw()
     wait_for(lambda: not server.processes("sleep 4325"))  # the machine keeps the deadline by itself
+
+
+def test_patience_grows_with_the_bytes_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(ssh_channel, "time", SimpleNamespace(monotonic=lambda: now))
+    time_limit = AnswerTimeLimit(10.0, 20_000)
+    time_limit.check()
+    time_limit.moved_bytes = 8_000
+    now += 13.9
+    time_limit.check()
+    now += 0.2
+    with pytest.raises(TimeoutError, match="8000 bytes in 14 s, and no end"):
+        time_limit.check()
+    time_limit.moved_bytes = 1_000_000
+    time_limit.check()
+    now += 6
+    with pytest.raises(TimeoutError):
+        time_limit.check()
 
 
 def test_run_frozen_machine_is_detected_by_keepalive(

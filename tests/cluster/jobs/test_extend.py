@@ -134,6 +134,13 @@ def test_requested_hours_count_when_dollars_abound(job: RunningJob, hours: float
     assert job.limits() == [{"hours": expected_hours, "name": ""}] * 2
 
 
+def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()), max_hours=2.0)
+    job = RunningJob(run, monkeypatch)
+    hours = job.extend(dollars=6.0)
+    assert hours is not None and hours < 1.0 and job.shared.limit_name == DOLLARS_LIMIT.format(6)
+
+
 def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:
     job.machines["1"].error = "machine 1: does not answer"
     with pytest.raises(
@@ -180,6 +187,12 @@ def test_job_that_stopped_at_its_price_limit_gets_more_before_it_is_resumed(job:
         job.extend(dollars=2.0)
     with pytest.raises(ClusterError, match=r"^job-1 is stopped: no machines are running; see: imgnet-cluster status"):
         job.extend(hours=3.0)
+
+
+def test_done_job_is_refused(job: RunningJob) -> None:
+    job.end(JobState.DONE)
+    with pytest.raises(ClusterError, match=r"^job-1 is done: no machines are running"):
+        job.extend(dollars=12.0)
 
 
 def test_job_without_rented_machines_is_refused(hand_made: Fixture) -> None:

@@ -333,7 +333,8 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     job.override(
         "cluster.machines.python_env-0", f'echo "Downloading torch"; until [ -e "{go_on}" ]; do sleep 0.05; done'
     )
-    fleet = job.fleet()
+    fleet, looks = job.fleet(), list[float]()
+    fleet.provisioner.while_waiting = lambda: looks.append(time.monotonic())
     run_path = fleet.folders.path
     set_up = threading.Thread(target=fleet.set_up_machines, daemon=True)
     set_up.start()
@@ -342,6 +343,7 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     (run_path / "machines.json").unlink(missing_ok=True)
     fleet.setup_progress._write()
     assert Job(run_path).status().progress == "Downloading torch"
+    wait_for(lambda: looks)  # the cloud is watched meanwhile
     go_on.touch()
     set_up.join(120)
     log = Path(fleet.setup_progress.rows["0"].work) / "setup.log"

@@ -110,16 +110,17 @@ def test_command_that_looks_at_a_job_starts_the_process_that_tells_its_end(
     assert webhook.events == ["failed"]
 
 
+@pytest.mark.parametrize("status", [404, 302])
 def test_refusal_is_tried_again_logged_once_and_shown_by_status_without_the_url(
-    make_run: Fixture, webhook: WebhookServer, monkeypatch: pytest.MonkeyPatch
+    make_run: Fixture, webhook: WebhookServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(delivery, "RETRY_SECONDS", 0.0)
     run = make_run(webhook.url, "echo s3cr3t; exit 3")
-    webhook.status = 404
+    webhook.status = status
     with log_lines("cluster.notifications.notifier") as lines:
         notifier_of(run).finish(VIEW)
     assert len(webhook.posted) == delivery.MAX_TRIES
-    trouble = [f"{webhook.label}: the server answered with status 404", "echo ...: it ended with code 3"]
+    trouble = [f"{webhook.label}: the server answered with status {status}", "echo ...: it ended with code 3"]
     assert sorted(lines) == sorted(f"a notification could not be delivered to {line}" for line in trouble)
     assert all(line in run.job.status().notifications for line in trouble)
     assert "s3cr3t" not in (run.run_folder.path / JOURNAL_FILE).read_text()

@@ -110,6 +110,19 @@ def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture)
     assert resume_content(run, propose(run.run_folder.shared)) == b"3 16"
 
 
+def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
+    """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
+    run = hand_made()
+    propose(run.run_folder.shared)
+    for step in (8, 16):
+        run.write_checkpoint(1, step)
+    second = propose(run.run_folder.shared)
+    for path in (run.run_folder.shared / "checkpoints/000001").iterdir():
+        path.unlink()
+    run.write_checkpoint(1, 24)
+    assert resume_content(run, second) == resume_content(run, propose(run.run_folder.shared)) == b"1 16"
+
+
 def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
     run = hand_made()
     for number in range(1, 7):

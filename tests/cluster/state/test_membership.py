@@ -87,19 +87,15 @@ def test_decide_first_attempt_orders_ranks_by_machine_number() -> None:
     assert proposed(decide(view(statuses, own_id="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
 
 
-def test_decide_prefers_machines_that_are_not_at_risk() -> None:
+def test_decide_prefers_machines_that_are_not_at_risk_but_exchanges_none() -> None:
     at_risk, *others = ready("0.a", "1.b", "2.c")
     statuses = [replace(at_risk, risk_reason="EC2 may interrupt it soon"), *others]
     two_of_three = replace(RULES, target_size=2)
     assert proposed(decide(view(statuses, own_id="1.b", attempt=None), two_of_three)).members == ("1.b", "2.c")
     assert proposed(decide(view(statuses, own_id="1.b", attempt=None), RULES)).members == ("1.b", "2.c", "0.a")
-
-
-def test_decide_machine_at_risk_goes_on_training() -> None:
-    statuses = all_of(risk_reason="EC2 may interrupt it soon", is_standby_ready=True)
-    spare = ready("3.d")
+    training = all_of(risk_reason="EC2 may interrupt it soon", is_standby_ready=True)
     rules = replace(RULES, machine_names=("0", "1", "2", "3"))
-    assert decide(view([*statuses, *spare]), rules).kind == "nothing"
+    assert decide(view([*training, *ready("3.d")]), rules).kind == "nothing"
 
 
 def test_decide_staggers_proposals_by_half_a_second() -> None:
@@ -159,15 +155,9 @@ def test_decide_stall_with_all_responsive_waits_longer() -> None:
 
 
 def test_decide_long_steps_extend_timeout_to_three_gaps() -> None:
-    silent = {"1.b": SILENT}
-    assert (
-        decide(view(all_of(), silent=silent, seconds_without_progress=29.0, longest_progress_gap=10.0), RULES).kind
-        == "nothing"
-    )
-    assert (
-        decide(view(all_of(), silent=silent, seconds_without_progress=31.0, longest_progress_gap=10.0), RULES).kind
-        == "fail"
-    )
+    for seconds, kind in ((29.0, "nothing"), (31.0, "fail")):
+        late = view(all_of(), silent={"1.b": SILENT}, seconds_without_progress=seconds, longest_progress_gap=10.0)
+        assert decide(late, RULES).kind == kind
 
 
 def test_decide_member_without_status_counts_as_silent() -> None:
@@ -176,15 +166,18 @@ def test_decide_member_without_status_counts_as_silent() -> None:
     assert decide(view(statuses, seconds_without_progress=15.1), RULES).kind == "fail"
 
 
-@pytest.mark.parametrize("phase", ["failed", "ended"])
-def test_decide_failed_member_fails_attempt_at_once(phase: str) -> None:
-    statuses = [*all_of()[:2], status("2.c", phase)]
-    assert decide(view(statuses), RULES) == Action(kind=ActionKind.FAIL, reason="machine 2 failed")
-
-
-def test_decide_restarted_member_fails_attempt_at_once() -> None:
-    statuses = [*all_of()[:2], status("2.new", "warming", attempt=0, last_step=-1)]
-    assert decide(view(statuses), RULES) == Action(kind=ActionKind.FAIL, reason="machine 2 restarted")
+@pytest.mark.parametrize(
+    ("third", "reason"),
+    [
+        (status("2.c", "failed"), "machine 2 failed"),
+        (status("2.c", "ended"), "machine 2 failed"),
+        (status("2.new", "warming", attempt=0, last_step=-1), "machine 2 restarted"),
+        (status("2.c", "failed", attempt=0), ""),  # the failure of an older attempt
+    ],
+)
+def test_decide_failed_or_restarted_member_fails_attempt_at_once(third: MachineStatus, reason: str) -> None:
+    expected = Action(kind=ActionKind.FAIL, reason=reason) if reason else Action()
+    assert decide(view([*all_of()[:2], third]), RULES) == expected
 
 
 def test_decide_missed_save_fails_after_loss_timeout() -> None:
@@ -466,13 +459,12 @@ def test_decide_unreadable_checkpoint_takes_an_earlier_one_at_once() -> None:
 
 
 def test_decide_single_machine_reason_has_no_machine_name() -> None:
-    rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
+    rules, attempt = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
     statuses = [status("0.a", "failed", fault="own", reason="killed")]
-    attempt = alone
-    for _ in range(2):
+    for reason in ("killed", "killed", "killed (3 times at step 8)"):
         attempt = replace(proposed(decide(view(statuses, attempt=attempt), rules)), number=1)
-        assert attempt.members == ("0.a",) and attempt.reason == "killed"
-    assert proposed(decide(view(statuses, attempt=attempt), rules)).reason == "killed (3 times at step 8)"
+        assert attempt.reason == reason
+    assert (attempt.members, attempt.end_state) == ((), "failed")
 
 
 def test_decide_third_stall_at_same_step_ends_job() -> None:
