@@ -56,21 +56,3 @@ def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
     assert not leftover.exists()
     kept = (target, linked_lock, fifo, users_folder, held, tmp_path / ".imgnet-agent-link")
     assert all(path.exists() for path in kept)
-
-
-def test_folder_that_another_agent_removes_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touch = Path.touch
-    taken: list[Path] = []
-
-    def touch_and_lose(path: Path) -> None:
-        touch(path)
-        if not taken:
-            taken.append(path.parent)
-            remove_abandoned_folders(tmp_path)
-
-    monkeypatch.setattr(Path, "touch", touch_and_lose)
-    folder = TempFolder(tmp_path)
-    assert folder.path.is_dir() and not taken[0].exists()
-    folder.remove()

@@ -291,13 +291,3 @@ def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) ->
     process = hanging(limit_seconds="0.3")
     assert process.wait(120) == 7 and (tmp_path / "hard_exit").exists()
     assert "--max-hours" in read_if_exists(tmp_path / "limit_reason")
-
-
-def test_watchdog_invalid_service_does_not_block_signals(
-    tmp_path: Path, sandbox: Fixture, hanging: Fixture, service: Any
-) -> None:
-    service.garbage = b"garbage\r\n\r\n"
-    process = hanging(metadata_address=service.address)
-    sandbox.wait_for(lambda: len(service.requested) >= 1)
-    process.send_signal(signal.SIGTERM)
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == "the agent got SIGTERM"

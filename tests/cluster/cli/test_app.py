@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,12 +290,3 @@ def test_command_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fi
         assert planned.code == 0 and "steps over" in planned.out, planned
     own = sandbox.cli("plan", "recipes.py", env={"PYTHONPATH": "."})
     assert (own.code, "has no `recipe`" in own.err) == (2, True)
-
-
-def test_python_interface_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
-    for name in ("infra", "train"):
-        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
-    (sandbox.path / "script.py").write_text("from cluster import jobs\nprint(jobs.__name__)")
-    argv = [sys.executable, "script.py"]
-    completed = subprocess.run(argv, cwd=sandbox.path, env=sandbox.env, capture_output=True, text=True)
-    assert completed.stdout == "cluster.jobs\n", completed.stderr

@@ -2,20 +2,17 @@
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
 from cluster.cli import checks, evaluate, launch, plan
 from cluster.cli.options import (
-    CommandGroup,
     FiniteFloatRange,
     GroupedCommand,
     GroupedOption,
     open_cloud,
 )
 from cluster.errors import BadInput
-from train.tools.records import DamagedRecord
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, checks.check]
 
@@ -41,19 +38,6 @@ def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
 def test_finite_float_range_refuses_nan_and_infinity(text: str) -> None:
     with pytest.raises(click.BadParameter):
         FiniteFloatRange(0).convert(text, None, None)
-
-
-def test_damaged_record_that_no_command_expects_is_one_line() -> None:
-    @click.group(cls=CommandGroup)
-    def group() -> None: ...
-
-    @group.command()
-    def look() -> None:
-        raise DamagedRecord("runs/job-1/cloud.jsonl, line 2: no id")
-
-    result = CliRunner().invoke(group, ["look"])
-    assert result.exit_code == 1 and result.stderr.startswith("error: runs/job-1/cloud.jsonl, line 2: no id; restore")
-    assert result.stderr.count("\n") == 1
 
 
 def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:

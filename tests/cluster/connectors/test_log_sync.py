@@ -3,7 +3,6 @@
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,34 +83,6 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
 
     assert sum(run_in_processes(4, write_or_pull)) == len(b"".join(lines))
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
-
-
-SLOW_PULL = """
-import sys, time
-from pathlib import Path
-from cluster.connectors.log_sync import pull_logs
-from cluster.connectors.local import Connector
-
-class SlowConnector(Connector):
-    def read_from(self, path, offset, limit=0):
-        time.sleep(0.0005)
-        return super().read_from(path, offset, 3000)
-
-pull_logs(SlowConnector(), sys.argv[1], Path(sys.argv[2]))
-"""
-
-
-def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandbox: Fixture) -> None:
-    append(shared / "logs/a", os.urandom(30_000_000))
-    target = run_folder / "logs/a"
-    for part in (1, 2, 3):
-        process = subprocess.Popen([sys.executable, "-c", SLOW_PULL, str(shared), str(run_folder)])
-        sandbox.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
-        process.kill()
-        assert process.wait() == -9
-        assert target.stat().st_size < 30_000_000
-    pull_logs(Connector(), str(shared), run_folder)
-    assert target.read_bytes() == (shared / "logs/a").read_bytes()
 
 
 # --- from a machine's own disk to the shared folder ---------------------------------------------------------------

@@ -244,10 +244,3 @@ def test_create_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(BadAnswer):
         folder.create("a/b", fail)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"b": b"old"}
-
-
-def test_require_space_keeps_a_part_of_the_disk_free(tmp_path: Path) -> None:
-    folder = ArrivalFolder(tmp_path)
-    folder.require_space(0)
-    with pytest.raises(OSError, match="No space left"):
-        folder.require_space(1 << 60)

@@ -54,16 +54,6 @@ def test_loss_and_return_of_a_machine_are_told_once(run: Any) -> None:
     assert teller.new() == []
 
 
-def test_damaged_status_does_not_hide_the_end(run: Any) -> None:
-    run.write_status("failed", launch="one", reason="out of memory", ended=True)
-    run.job.refresh()
-    run.write_shared("status/1.json", "[]")
-    (end,) = Teller(run).new()
-    assert end.kind == "failed"
-    described = describe(end, Run.read(run.run_folder.path), "id", 0.0, None)
-    assert described.event == "failed" and described.step is None
-
-
 def test_loss_that_pauses_the_job_is_told_before_the_next_attempt(run: Any) -> None:
     teller = Teller(run)
     (lost,) = teller.new("1")

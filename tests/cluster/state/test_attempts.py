@@ -11,7 +11,7 @@ import pytest
 from cluster.state import attempts
 from cluster.state.states import MachineState
 from train.tools import filesystem
-from train.tools.filesystem import read_with_checksum, with_checksum
+from train.tools.filesystem import read_with_checksum
 
 Fixture = Any
 
@@ -75,17 +75,6 @@ def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Calla
     assert resume_content(run, second) == b"1 8" and (run.run_folder.shared / second.resume).samefile(
         run.run_folder.shared / whole
     )
-
-
-@pytest.mark.parametrize("name", ["step-00000008-old.pt", "best-old.safetensors"])
-def test_propose_passes_over_a_copy_that_somebody_made(hand_made: Fixture, name: str) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    whole = run.run_folder.shared / run.write_checkpoint(1, 16)
-    (whole.parent / name).write_bytes(with_checksum(b"1 8" * 100))
-    (whole.parent.parent / "000000.bak").mkdir()
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 16"
-    propose(run.run_folder.shared)  # removes the folders of old attempts
 
 
 def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:

@@ -101,18 +101,7 @@ def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made:
     assert run.job.state == "failed" and str(path) in run.job.result.reason
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"machines": 10**9},
-        {"machines": "2"},
-        {"procs": 0},
-        {"procs": {}},
-        {"created": 1e308},
-        {"created": -1.0},
-        {"parallel": 0},
-    ],
-)
+@pytest.mark.parametrize("change", [{"machines": 10**9}, {"machines": "2"}, {"procs": {}}, {"created": 1e308}])
 def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture, hang_alarm: None) -> None:
     run = hand_made()
     run.run_folder.spec_path.write_text(json.dumps({**run.spec.to_json(), **change}))

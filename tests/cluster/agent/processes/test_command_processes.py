@@ -101,23 +101,6 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
 
 
-def test_copy_of_the_project_replaces_what_the_command_made_of_it(make: Fixture, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("not of the project\n")
-    change = f"rm data.txt; ln -s {tmp_path}/mine data.txt; mkdir ../file; touch ../file/inner; rm -r ../folder"
-    processes = make(f"{change}; touch ../folder")
-    (tmp_path / "source/folder").mkdir()
-    processes.start(ATTEMPT, 1)
-    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
-    (tmp_path / "source/file").write_text("file\n")
-    (tmp_path / "source/folder/inner").write_text("inner\n")
-    processes.is_copied = False  # as after a resume
-    processes.command = Command(argv=("sh", "-c", "cat data.txt ../file ../folder/inner"))
-    processes.start(ATTEMPT, 1)
-    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
-    assert log(processes).splitlines()[-3:] == ["first", "file", "inner"]
-    assert (tmp_path / "mine").read_text() == "not of the project\n"
-
-
 def test_working_folder_without_files_is_there(make: Fixture) -> None:
     processes = make("pwd")
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
