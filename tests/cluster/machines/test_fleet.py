@@ -5,7 +5,6 @@ A shell script stands for Python on the machines.
 
 import contextlib
 import json
-import logging
 import os
 import resource
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.log_lines import log_lines
 from support.lying_machine import lie_about, lying
 from support.slow_link import SlowLink
 from support.ssh_machines import Testbed, command_line
@@ -272,10 +272,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items() if name not in (".home.lock", "machines.json")}
 
 
-def test_pull_files_drops_answers_with_foreign_paths(
-    job: RunningJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("cluster"), "propagate", True)
+def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "bashrc").write_text("mine\n")
@@ -283,18 +280,21 @@ def test_pull_files_drops_answers_with_foreign_paths(
     fleet = job.fleet
     run_folder = fleet.folders.path
     (job.shared / "logs" / "a.log").write_text("one\n")
-    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+    with (
+        log_lines("cluster.machines.fleet") as lines,
+        lying(job.bed.machines[0]) as lie_of_first,
+        lying(job.bed.machines[1]) as lie_of_second,
+    ):
         before = contents(run_folder)
         for path in LIES:
-            lie = lie_about(path.format(up=up, victim=victim))
-            lie_of_first.write_bytes(lie)
-            lie_of_second.write_bytes(lie)
+            for lie in (lie_of_first, lie_of_second):
+                lie.write_bytes(lie_about(path.format(up=up, victim=victim)))
             fleet.pull_files()
             assert fleet.agents_alive()
             assert contents(run_folder) == before, path
             assert contents(victim) == {"bashrc": b"mine\n"}, path
-    messages = [record.getMessage() for record in caplog.records if "its answer was dropped" in record.getMessage()]
-    assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"]
+    messages = [line for line in lines if "its answer was dropped" in line]
+    assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"], "once for each"
     assert all("\n" not in message and "names the file" in message for message in messages)
     assert fleet.explain_end() == "", "statuses came before the lies"
     fleet.mirror.last_status.clear()

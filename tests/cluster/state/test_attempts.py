@@ -22,6 +22,21 @@ def propose(folder: Path, *members: str) -> attempts.Attempt:
     return attempts.propose(folder, attempts.newest_attempt(folder), attempt)
 
 
+@pytest.fixture
+def run(hand_made: Fixture) -> Any:
+    """A job in its first attempt, which has saved nothing yet."""
+    run = hand_made()
+    propose(run.run_folder.shared)
+    return run
+
+
+@pytest.fixture
+def shared(run: Any) -> Path:
+    """The shared folder of that job."""
+    folder: Path = run.run_folder.shared
+    return folder
+
+
 def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
     """Return what an attempt resumes from: b"1 16" is attempt 1's checkpoint of step 16.
 
@@ -41,15 +56,13 @@ def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
-def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, shared: Path) -> None:
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
-    second = propose(run.run_folder.shared)
+    second = propose(shared)
     assert (second.number, second.first_step, resume_content(run, second)) == (2, 24, b"1 24")
     run.write_checkpoint(2, 32)
-    third = propose(run.run_folder.shared)
+    third = propose(shared)
     assert (third.first_step, resume_content(run, third)) == (32, b"2 32")
 
 
@@ -66,15 +79,11 @@ def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: F
     ],
     ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"],
 )
-def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_damaged_checkpoint_is_skipped(run: Any, shared: Path, damage: Callable[[Path], Any]) -> None:
     whole = run.write_checkpoint(1, 8)
-    damage(run.run_folder.shared / run.write_checkpoint(1, 16))
-    second = propose(run.run_folder.shared)
-    assert resume_content(run, second) == b"1 8" and (run.run_folder.shared / second.resume).samefile(
-        run.run_folder.shared / whole
-    )
+    damage(shared / run.write_checkpoint(1, 16))
+    second = propose(shared)
+    assert resume_content(run, second) == b"1 8" and (shared / second.resume).samefile(shared / whole)
 
 
 def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
@@ -86,30 +95,26 @@ def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: 
         assert (following.number, resume_content(run, following)) == (number, b"2 8")
 
 
-def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_late_checkpoint_of_older_attempt_is_ignored(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    assert resume_content(run, propose(shared)) == b"1 8"
     run.write_checkpoint(1, 999)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    assert resume_content(run, propose(shared)) == b"1 8"
     run.write_checkpoint(3, 16)
     run.write_checkpoint(2, 999)
     run.write_checkpoint(1, 1000)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"3 16"
+    assert resume_content(run, propose(shared)) == b"3 16"
 
 
-def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
+def test_propose_late_pruning_by_older_attempt_does_no_harm(run: Any, shared: Path) -> None:
     """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
-    run = hand_made()
-    propose(run.run_folder.shared)
     for step in (8, 16):
         run.write_checkpoint(1, step)
-    second = propose(run.run_folder.shared)
-    for path in (run.run_folder.shared / "checkpoints/000001").iterdir():
+    second = propose(shared)
+    for path in (shared / "checkpoints/000001").iterdir():
         path.unlink()
     run.write_checkpoint(1, 24)
-    assert resume_content(run, second) == resume_content(run, propose(run.run_folder.shared)) == b"1 16"
+    assert resume_content(run, second) == resume_content(run, propose(shared)) == b"1 16"
 
 
 def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
@@ -129,16 +134,14 @@ def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     assert attempts.history(tmp_path) == [first, second]
 
 
-def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_new_launch_continues_numbers_and_checkpoint(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
     end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
-    attempts.propose(run.run_folder.shared, attempts.newest_attempt(run.run_folder.shared), end)
-    new = attempts.propose(run.run_folder.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
+    attempts.propose(shared, attempts.newest_attempt(shared), end)
+    new = attempts.propose(shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
     assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
     again = attempts.Attempt(launch_id="next", members=("1.new",))
-    assert attempts.propose(run.run_folder.shared, None, again) == new, "neither knew an attempt: the first one wins"
+    assert attempts.propose(shared, None, again) == new, "neither knew an attempt: the first one wins"
 
 
 @pytest.mark.parametrize("cause", ["pruned by the old rank 0", "deleted by a faster proposer"])
@@ -171,11 +174,8 @@ def test_propose_checkpoint_vanishes_chooses_again(
 
 
 @pytest.mark.parametrize("launches", [1, 2])
-def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture, launches: int) -> None:
+def test_propose_passes_over_a_checkpoint_that_cannot_be_read(run: Any, shared: Path, launches: int) -> None:
     """Also after the job has ended and was resumed, when the folder that both were saved in is gone."""
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
     if launches == 2:
@@ -190,11 +190,8 @@ def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture
     assert resume_content(run, propose(shared)) == b"1 16"
 
 
-def test_propose_without_an_earlier_checkpoint_ends_the_job(hand_made: Fixture) -> None:
+def test_propose_without_an_earlier_checkpoint_ends_the_job(run: Any, shared: Path) -> None:
     """Its checksum is right, but the trainers could not read it."""
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
     run.write_checkpoint(1, 8)
     following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=8)
     attempt = attempts.propose(shared, propose(shared), following)
@@ -202,10 +199,7 @@ def test_propose_without_an_earlier_checkpoint_ends_the_job(hand_made: Fixture) 
     assert attempt.reason.startswith("cannot be read; no checkpoint can be read, all are damaged (of step 8); ")
 
 
-def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
+def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(run: Any, shared: Path) -> None:
     for step in (8, 16):
         run.write_checkpoint(1, step, whole=False)
     for number, launch_id in ((2, "now"), (3, "next"), (4, "again")):
@@ -220,10 +214,7 @@ def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_delet
     assert (begun.members, begun.resume, begun.end_state) == (("0.a",), "", None)
 
 
-def test_propose_passes_the_best_weights_on(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
+def test_propose_passes_the_best_weights_on(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
     run.write_shared("checkpoints/000001/best-00000004.safetensors", "best")
     for number in (2, 3):
