@@ -141,10 +141,7 @@ def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> N
     trainers.start(attempt(), 0)
     assert [read_assignment(trainers, rank)[2] for rank in (0, 1)] == pids and trainers.standby_processes == []
     wait_for(trainers.ensure_standby)
-    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [
-        None,
-        None,
-    ]
+    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [None, None]
     (trainers.shared / "assignment-0").unlink()
     next_pids = [child.pid for child in trainers.standby_processes]
     trainers.stop()

@@ -154,11 +154,7 @@ def test_wrong_line_refuses_only_commands_that_start_or_create_something(
 
 @pytest.mark.parametrize(
     ("argv", "asks"),
-    [
-        ((), "ssh hosts.toml"),
-        (("--ssh", "other.toml"), "ssh other.toml"),
-        (("--type", "p5.48xlarge"), "cloud"),
-    ],
+    [((), "ssh hosts.toml"), (("--ssh", "other.toml"), "ssh other.toml"), (("--type", "p5.48xlarge"), "cloud")],
 )
 def test_check_takes_ssh_from_the_file(
     write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], asks: str

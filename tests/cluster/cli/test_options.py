@@ -6,12 +6,7 @@ import pytest
 from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
 from cluster.cli import checks, evaluate, launch, plan
-from cluster.cli.options import (
-    FiniteFloatRange,
-    GroupedCommand,
-    GroupedOption,
-    open_cloud,
-)
+from cluster.cli.options import FiniteFloatRange, GroupedCommand, GroupedOption, open_cloud
 from cluster.errors import BadInput
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, checks.check]

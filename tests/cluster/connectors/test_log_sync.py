@@ -37,12 +37,7 @@ def append(path: Path, content: bytes) -> None:
 
 def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) -> None:
     assert pull_logs(Connector(), str(shared / "not there"), run_folder) == 0
-    synced_names = [
-        "events/events.out.tfevents.1",
-        "metrics/000001.jsonl",
-        "logs/000001/rank-0.log",
-        "logs/empty",
-    ]
+    synced_names = ["events/events.out.tfevents.1", "metrics/000001.jsonl", "logs/000001/rank-0.log", "logs/empty"]
     other_names = ["checkpoints/000001/step-1.pt", "logs/.temp", "logs/ä b\n", "logs/-n", "result.json"]
     for name in [*synced_names, *other_names]:
         (shared / name).parent.mkdir(parents=True, exist_ok=True)

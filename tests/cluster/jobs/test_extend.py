@@ -144,8 +144,7 @@ def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, mo
 def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:
     job.machines["1"].error = "machine 1: does not answer"
     with pytest.raises(
-        ClusterError,
-        match=r"did not get the new limit: machine 1: .*does not answer; run the command again",
+        ClusterError, match=r"did not get the new limit: machine 1: .*does not answer; run the command again"
     ):
         job.extend(dollars=12.0)
     assert job.written.rental_facts.max_dollars == 9.0, "the supervisor stops the job at the old limit"

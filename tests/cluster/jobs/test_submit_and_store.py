@@ -62,10 +62,7 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
 
 
 def test_find_without_any_job_raises(sandbox: Fixture) -> None:
-    with pytest.raises(
-        NoSuchJob,
-        match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS",
-    ):
+    with pytest.raises(NoSuchJob, match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS"):
         store.find()
 
 

@@ -285,10 +285,7 @@ def launched(sandbox: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunc
 
 
 @pytest.mark.rehearsal
-@pytest.mark.parametrize(
-    "part",
-    ["cluster.machines.python_env", "cluster.machines.probe", "train.distributed.network_probe", "cluster.agent"],
-)
+@pytest.mark.parametrize("part", [PYTHON_ENV, "cluster.agent"])
 def test_killed_supervisor_is_replaced_and_setup_finishes(
     sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
 ) -> None:

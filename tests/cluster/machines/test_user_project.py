@@ -17,10 +17,7 @@ from cluster.state.spec import UserProject
 from train.recipe import SAMPLE, Command, Model, Phase, Recipe
 
 OWN_MODEL = Recipe(
-    name="own",
-    data=SAMPLE,
-    model=Model(name="nets:small"),
-    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
+    name="own", data=SAMPLE, model=Model(name="nets:small"), phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)]
 )
 
 

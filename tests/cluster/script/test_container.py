@@ -79,9 +79,7 @@ def test_text_that_names_no_image_is_refused(image: str) -> None:
         container.prepare(image)
 
 
-def test_command_line_of_a_container_has_no_value_and_the_environment_has_it(
-    docker: Callable[[], list[str]],
-) -> None:
+def test_command_line_of_a_container_has_no_value_and_the_environment_has_it(docker: Callable[[], list[str]]) -> None:
     words = argv()
     assert "hunter2" not in " ".join(words)
     output = subprocess.run(words, env={**os.environ, "TOKEN": "hunter2"}, capture_output=True, text=True).stdout

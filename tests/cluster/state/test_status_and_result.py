@@ -302,11 +302,7 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     state_log = run.run_folder.path / "logs/agent-0.jsonl"
     state_log.parent.mkdir(exist_ok=True)
     state_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert job_status.machine_rows(run.job.run)["0"].seconds == {
-        "data": 2.0,
-        "rendezvous": 3.0,
-        "first step": 4.0,
-    }
+    assert job_status.machine_rows(run.job.run)["0"].seconds == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
     table = replace(TIME_TABLE, wall=12.0, start={"starting": 1.0})
     running = job_status.add_job_times(run.job.run, table)
     assert running.start == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
@@ -376,14 +372,7 @@ def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixt
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     setup = {
         "0": {"booting": 20.0, "environment": 10.0, "first step": 4.0},
-        "1": {
-            "booting": 30.0,
-            "data": 8.0,
-            "environment": 12.0,
-            "rendezvous": 1.0,
-            "indexing": 2.0,
-            "first step": 5.0,
-        },
+        "1": {"booting": 30.0, "data": 8.0, "environment": 12.0, "rendezvous": 1.0, "indexing": 2.0, "first step": 5.0},
         "2": {},
     }
     result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, setup=setup)

@@ -33,21 +33,14 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> 
     run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
     write_steps(run, 3, (41, 146.0))
     first, second, third = timeline_rows(run)
-    assert (first.machines, first.reason, first.pause, first.steps_lost) == (
-        ("0", "1"),
-        "start",
-        None,
-        None,
-    )
+    assert (first.machines, first.reason, first.pause, first.steps_lost) == (("0", "1"), "start", None, None)
     assert (first.first_step, first.last_step) == (0, 20)
     assert (second.machines, second.first_step, second.last_step) == (("1",), 16, 40)
     assert (second.pause, second.steps_lost) == (3.5, 4)
     assert (third.machines, third.pause, third.steps_lost) == (("1", "0"), 1.0, 0)
 
 
-def test_attempt_rows_attempt_without_steps_has_no_pause(
-    hand_made: Fixture,
-) -> None:
+def test_attempt_rows_attempt_without_steps_has_no_pause(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
@@ -84,9 +77,7 @@ def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_ma
     assert timeline.lost_seconds(run.run_folder) == 0.0
 
 
-def test_lost_intervals_exclude_time_between_launches(
-    hand_made: Fixture,
-) -> None:
+def test_lost_intervals_exclude_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
