@@ -102,7 +102,7 @@ def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made:
 
 
 @pytest.mark.parametrize("change", [{"machines": 10**9}, {"machines": "2"}, {"procs": {}}, {"created": 1e308}])
-def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture, hang_alarm: None) -> None:
+def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture) -> None:
     run = hand_made()
     run.run_folder.spec_path.write_text(json.dumps({**run.spec.to_json(), **change}))
     with pytest.raises(ClusterError, match=f"damaged.*job.json: .*{next(iter(change))}"):
