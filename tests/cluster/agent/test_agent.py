@@ -59,7 +59,6 @@ until(lambda: rank == 0 or (report.folder / 'failed-0.json').exists())
 report.report_failure(f'failure of {rank}')
 sys.exit(1)
 """
-FOR_EVER = TRAIN + "until(lambda: False)"
 
 
 class Agents:

@@ -1,4 +1,4 @@
-"""The folder for temporary files of an agent's trainers, and which folders in /tmp an agent removes."""
+"""The folder for temporary files of an agent's trainers, and which abandoned ones an agent removes."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Copying of growing files: each byte once, with several readers, restarts, kills and full disks."""
+"""Copying of growing files: each byte once, with several readers, restarts and full disks."""
 
 import os
 import random

@@ -44,12 +44,6 @@ def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
     return [submit.plan(recipe, recipe_file=str(path)) for recipe in submit.load_recipes(str(path))]
 
 
-def state_and_activity(job: Any) -> tuple[str, str]:
-    """The state of a job, and what it is doing."""
-    status = job.status()
-    return status.state, status.doing
-
-
 # --- with real processes --------------------------------------------------------------------------------------------
 
 

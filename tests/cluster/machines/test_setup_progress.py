@@ -1,4 +1,4 @@
-"""Set-up progress: what is recorded, when it is written, and changes from many threads."""
+"""Set-up progress: what is recorded for each launch, also from many threads."""
 
 import json
 import threading

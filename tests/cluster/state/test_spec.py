@@ -1,4 +1,4 @@
-"""Tests of the job specification as JSON, and of the paths in a run folder."""
+"""Tests of the job specification as JSON."""
 
 import json
 from typing import Any
