@@ -1,7 +1,6 @@
 """Tests of Trainers with stand-in processes: how trainers are started, turned from a standby, stopped, and judged."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.agent import trainers as trainers_module
-from cluster.agent.processes.base import ProcessesExit, UnkillableProcess
+from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.trainers import Trainers
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
@@ -188,30 +187,6 @@ def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
     wait_for(lambda: has_ended((trainers.shared / "child").read_text()))
     trainers.stop(include_standby=True)
     assert standby.poll() is not None and trainers.standby_processes == []
-
-
-def test_process_that_cannot_be_killed_is_told_and_not_waited_for(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither of a standby nor of a trainer: the agent must go on answering."""
-
-    def hang(processes: Any, timeout_seconds: float | None = None) -> None:
-        assert timeout_seconds is not None, "it would wait for ever"
-        if processes:
-            raise subprocess.TimeoutExpired("trainer", timeout_seconds)
-
-    trainers = make_trainers(standby=True)
-    wait_for(trainers.ensure_standby)
-    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="hangs in the kernel"):
-        context.setattr(process, "kill_process_groups", hang)
-        trainers.standby_processes[0].kill()
-        wait_for(lambda: trainers.ensure_standby() is None)
-    trainers.start(attempt(), 0)
-    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="in a driver or on a file system"):
-        started = list(trainers.processes)
-        context.setattr(process, "kill_process_groups", hang)
-        trainers.stop()
-    process.kill_process_groups(started)
 
 
 GO_ON_AFTER_SAVE = (
