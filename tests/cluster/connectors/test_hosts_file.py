@@ -61,10 +61,6 @@ def test_read_hosts_names_only_leaves_defaults(tmp_path: Path) -> None:
     assert (machine.python, machine.folder) == ("python3", "~/.imgnet")
 
 
-def test_read_hosts_single_machine_needs_no_shared_folder(tmp_path: Path) -> None:
-    assert parse_text(tmp_path, 'machines = ["gpu1"]').shared is None
-
-
 def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
     text = 'shared = "/a"\n[[machines]]\nhost = "a"\nport = 22\n[[machines]]\nhost = "a"\nport = 23\n'
     assert [machine.port for machine in parse_text(tmp_path, text).machines] == [22, 23]

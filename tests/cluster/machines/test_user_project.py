@@ -48,10 +48,6 @@ def find(place: Path, name: str = "recipe.py") -> UserProject:
     return project
 
 
-def test_project_of_a_recipe_outside_git_is_its_folder(place: Path) -> None:
-    assert find(place) == UserProject(folder=str(place), search=(".",))
-
-
 def test_project_outside_git_is_the_launch_folder_if_that_has_the_modules(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,15 +66,10 @@ def test_project_outside_git_is_the_launch_folder_if_that_has_the_modules(
 def test_project_is_the_git_repository_and_has_what_git_would_track(place: Path) -> None:
     git(place, "init")
     write(place / ".gitignore", "data/\n*.pt\n")
-    write(place / "experiments/first.py")
-    write(place / "data/train/a.jpg")
-    write(place / "weights.pt")
-    write(place / "committed.py")
-    write(place / "gone.py")
-    write(place / "other/.git/HEAD")
-    write(place / "runs/job-1/job.json")
-    write(place / "runs/job-1/user_project/nets.py")
-    write(place / "settings/job.json")
+    for name in ("experiments/first.py", "committed.py", "gone.py", "settings/job.json", "data/train/a.jpg"):
+        write(place / name)
+    for name in ("weights.pt", "other/.git/HEAD", "runs/job-1/job.json", "runs/job-1/user_project/nets.py"):
+        write(place / name)
     git(place, "add", "committed.py", "gone.py")
     (place / "gone.py").unlink()
     project = find(place, "experiments/first.py")
@@ -112,13 +103,6 @@ def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
     assert user_project.find_command_project(command, place).folder == str(place)
 
 
-def test_module_that_would_not_be_copied_is_named(place: Path) -> None:
-    git(place, "init")
-    write(place / ".gitignore", "nets.py\n")
-    with pytest.raises(BadInput, match=rf"{place}/nets.py: would not be copied .* correct .gitignore"):
-        find(place)
-
-
 def test_module_in_a_package_that_would_not_be_copied_is_named(place: Path) -> None:
     git(place, "init")
     write(place / "mine/deep/small.py", "def net(classes): ...")
@@ -130,7 +114,7 @@ def test_module_in_a_package_that_would_not_be_copied_is_named(place: Path) -> N
     with pytest.raises(BadInput, match=rf"model, name: there is no module mine.deep.gone in mine of {place}; correct"):
         requirements.require_functions(replace(recipe, model=Model(name="mine.deep.gone:net")), project)
     write(place / ".gitignore", "small.py\n")
-    with pytest.raises(BadInput, match=rf"{place}/mine/deep/small.py: would not be copied"):
+    with pytest.raises(BadInput, match=rf"{place}/mine/deep/small.py: would not be copied .* correct .gitignore"):
         user_project.find_project(recipe, str(place / "recipe.py"))
 
 
