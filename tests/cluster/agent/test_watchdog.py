@@ -41,11 +41,16 @@ def poll_like_thread(watchdog: Watchdog, now: float) -> None:
         watchdog.poll_once(now)
 
 
+@pytest.fixture
+def watchdog(tmp_path: Path, service: Any) -> Watchdog:
+    """The watchdog of a machine with a metadata service."""
+    return make_watchdog(tmp_path, metadata_address=service.address)
+
+
 # --- the metadata service -------------------------------------------------------------------------------------------
 
 
-def test_poll_once_no_notice_gives_no_leave_reason(tmp_path: Path, service: Any) -> None:
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
+def test_poll_once_no_notice_gives_no_leave_reason(service: Any, watchdog: Watchdog) -> None:
     watchdog.poll_once(watchdog.start_time)
     assert (watchdog.leave_reason, watchdog.limit_reason, watchdog.is_deadline_near()) == ("", "", False)
     assert watchdog.seconds_left() == float("inf")
@@ -53,10 +58,9 @@ def test_poll_once_no_notice_gives_no_leave_reason(tmp_path: Path, service: Any)
 
 
 def test_poll_once_spot_notice_sets_reason_and_deadline(
-    tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch
+    service: Any, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.texts[SPOT] = json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"})
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
     watchdog.poll_once(watchdog.start_time)
     assert watchdog.leave_reason == "spot/instance-action: terminate at 2026-01-02T03:04:05Z"
     assert SPOT_NOTICE_SECONDS - 5 < watchdog.seconds_left() <= SPOT_NOTICE_SECONDS and not watchdog.is_deadline_near()
@@ -64,9 +68,8 @@ def test_poll_once_spot_notice_sets_reason_and_deadline(
     assert watchdog.is_deadline_near()
 
 
-def test_poll_once_rebalance_recommendation_is_a_risk_and_no_notice(tmp_path: Path, service: Any) -> None:
+def test_poll_once_rebalance_recommendation_is_a_risk_and_no_notice(service: Any, watchdog: Watchdog) -> None:
     service.texts[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
     for count in range(3):
         watchdog.poll_once(watchdog.start_time + 3 * count)
     assert watchdog.risk_reason == "EC2 may interrupt it soon (rebalance recommendation at 2026-01-02T03:04:05Z)"
@@ -78,8 +81,7 @@ def test_poll_once_rebalance_recommendation_is_a_risk_and_no_notice(tmp_path: Pa
     assert SPOT_NOTICE_SECONDS - 5 < watchdog.seconds_left() <= SPOT_NOTICE_SECONDS
 
 
-def test_poll_once_queries_metadata_every_two_seconds_until_notice(tmp_path: Path, service: Any) -> None:
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
+def test_poll_once_queries_metadata_every_two_seconds_until_notice(service: Any, watchdog: Watchdog) -> None:
     for seconds in (0.0, 0.5, METADATA_POLL_SECONDS - 0.1, METADATA_POLL_SECONDS + 0.1, METADATA_POLL_SECONDS + 0.5):
         watchdog.poll_once(watchdog.start_time + seconds)
     assert service.requested == 2 * [SPOT, REBALANCE] and len(service.tokens) == 1
@@ -89,8 +91,7 @@ def test_poll_once_queries_metadata_every_two_seconds_until_notice(tmp_path: Pat
     assert service.requested == [*2 * [SPOT, REBALANCE], SPOT]
 
 
-def test_poll_once_expired_token_is_renewed(tmp_path: Path, service: Any) -> None:
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
+def test_poll_once_expired_token_is_renewed(service: Any, watchdog: Watchdog) -> None:
     watchdog.poll_once(watchdog.start_time)
     service.tokens.append("of another time")
     service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
@@ -114,12 +115,11 @@ def test_poll_once_service_down_is_queried_again(tmp_path: Path, service: Any) -
     "answer",
     ["<html>", "[]", "7", "null", '"soon"', b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"],
 )
-def test_poll_once_invalid_answer_is_no_notice(tmp_path: Path, service: Any, answer: str | bytes) -> None:
+def test_poll_once_invalid_answer_is_no_notice(service: Any, watchdog: Watchdog, answer: str | bytes) -> None:
     if isinstance(answer, bytes):
         service.garbage = answer  # in place of HTTP
     else:
         service.texts |= {SPOT: answer, REBALANCE: answer}
-    watchdog = make_watchdog(tmp_path, metadata_address=service.address)
     poll_like_thread(watchdog, watchdog.start_time)
     assert watchdog.leave_reason == "" == watchdog.risk_reason
 
