@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.known import known
 
 from cluster import launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
-from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 
 Fixture = Any
@@ -97,16 +95,3 @@ def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Fixture) -> 
     with pytest.raises(BadInput, match="no backend 'cloud'; the backends are"):
         launch(sandbox.write_recipe(), backend="cloud")
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
-
-
-def test_job_scalars_of_finished_job(finished: Fixture) -> None:
-    job = Job(finished.path / "runs/job-1")
-    assert job.has_ended and job.state == job.wait(0) == "done" and not job.is_alive
-    top1 = job.scalars("accuracy/val_top1")
-    assert [images for images, _ in top1] == [60, 120, 180]
-    assert (
-        top1[-1][1] == known(job.result).top1
-        and len(job.scalars("accuracy/val_top5")) == len(job.scalars("loss/val")) == 3
-    )
-    loss = job.scalars("loss/train")
-    assert loss[-1][0] == 180 and all(value > 0 for _, value in loss)
