@@ -216,7 +216,7 @@ def test_decide_spare_joins_only_with_standbys_and_room() -> None:
     for others in (
         [first, replace(second, is_standby_ready=False), spare],
         [replace(each, last_step=-1) for each in statuses],
-        *([first, second, replace(spare, phase=phase)] for phase in ("warming", "ended", "running")),
+        *([first, second, replace(spare, phase=AgentPhase(phase))] for phase in ("warming", "ended", "running")),
         [first, second, replace(spare, leave_reason="a notice")],
     ):
         assert choose(others, attempt=pair).kind == "nothing"
