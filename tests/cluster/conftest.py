@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pty
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,17 +168,3 @@ def run_in_processes() -> Callable[..., list[Any]]:
         return [result for _, result in outcomes]
 
     return call
-
-
-@pytest.fixture
-def hang_alarm() -> Iterator[None]:
-    """Fail a test that hangs for a minute."""
-
-    def fail(*_: object) -> None:
-        raise AssertionError("it hangs")
-
-    previous_handler = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous_handler)

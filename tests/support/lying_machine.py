@@ -10,7 +10,7 @@ from support.ssh_machines import TestMachine
 
 # Stands for `sh` on the machine. Runs every script as it is, but answers that for new files with what the file "lie"
 # has; MARK is the delimiter of the question. A lie of digits alone is a number of zeros, the lie "drip" a few zeros a
-# second without end. The lie "drip commands" answers each command so, and nothing else.
+# second without end.
 LYING_SHELL = """#!{python} -S
 import os, re, sys, time
 size = re.match(r'eval "[$][(]head -c ([0-9]+)[)]"', sys.argv[2]) if sys.argv[1:2] == ["-c"] else None
@@ -21,9 +21,7 @@ while len(script) < int(size[1]):
     script += os.read(0, int(size[1]) - len(script))
 mark = re.search(rb"\\bm=([0-9a-f]+)", script)
 lie = open({lie!r}, "rb").read()
-if lie == b"drip commands" and re.search(rb" i=[0-9a-f]+ ", script):
-    lie = b"drip"
-elif lie == b"drip commands" or not mark or b"skip_bytes" not in script:
+if not mark or b"skip_bytes" not in script:
     os.execv("/bin/sh", ["sh", "-c", script])
 try:
     while lie == b"drip":

@@ -13,7 +13,7 @@ BUFFER_BYTES = 65536  # of each socket: what waits in larger ones would hide the
 class SlowLink:
     """A link to a server, as a context. Clients connect to `address` and `port`.
 
-    All connections share `bytes_per_second`, from the server to the clients. `carried_bytes` counts them.
+    All connections share `bytes_per_second`, from the server to the clients.
     """
 
     address = "127.0.0.1"
@@ -21,7 +21,6 @@ class SlowLink:
     def __init__(self, server: tuple[str, int], bytes_per_second: float) -> None:
         self.server = server
         self.bytes_per_second = bytes_per_second
-        self.carried_bytes = 0
         self.free_at = 0.0
         self.lock = threading.Lock()
         self.sockets: list[socket.socket] = []
@@ -61,7 +60,6 @@ class SlowLink:
 
     def _wait_for(self, size: int) -> None:
         with self.lock:
-            self.carried_bytes += size
             self.free_at = max(self.free_at, time.monotonic()) + size / self.bytes_per_second
             seconds = self.free_at - time.monotonic()
         time.sleep(max(0.0, seconds))

@@ -89,17 +89,6 @@ def test_driver_that_never_answered_is_no_loss(make_machine: Any) -> None:
     assert check.poll() == "" and not check.is_needed
 
 
-def test_new_check_replaces_one_that_is_under_way(make_machine: Any) -> None:
-    machine = make_machine(1)
-    machine.break_gpu("hangs")
-    check = machine.check(expected=1)
-    check.start()
-    first = check.process
-    check.start()
-    assert first is not None and first.poll() is not None and check.process is not first and check.is_needed
-    check.close()
-
-
 DMESG = """\
 #!/bin/sh
 echo "[   50.100000] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, MMU Fault"

@@ -114,62 +114,28 @@ def test_status_writer_logs_killed_predecessor_as_gone(
     assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_status_writer_ended_predecessor_is_not_logged(
-    tmp_path: Path, make_writer: Callable[..., StatusWriter]
-) -> None:
-    make_writer().write(replace(STATUS, state=MachineState.DONE, ended=True))
-    make_writer()
-    assert [entry["state"] for entry in read_log(tmp_path)] == ["done"]
-
-
-def test_write_shorter_status_replaces_longer_one(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
-    writer = make_writer(heartbeat_seconds=0.0)
-    writer.write(replace(STATUS, state=FAILED, reason="x" * 2000))
-    writer.write(replace(STATUS, state=MachineState.STARTING))
-    assert read_status(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
-
-
-def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: LOAD)
-    (full_disk / "filling").unlink()
-    writer = StatusWriter(full_disk, "1", "now", 0.0)
-    writer.write(replace(STATUS, step=8))
-    with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
-        while file.write(bytes(4096)):
-            pass
-    writer.write(replace(STATUS, step=9))
-    assert read_status(full_disk)["step"] == 9
-
-
-@pytest.mark.parametrize(("is_same_boot", "expected_time"), [(True, 1010.0), (False, 1002.0)])
+@pytest.mark.parametrize(("boot_id", "since_boot", "expected"), [("first", 60.0, 1010.0), ("second", 2.0, 1000.0)])
 def test_clock_of_the_next_agent_goes_on_although_the_wall_clock_was_set_back(
-    is_same_boot: bool,
-    expected_time: float,
     tmp_path: Path,
     make_writer: Callable[..., StatusWriter],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    boot_id: str,
+    since_boot: float,
+    expected: float,
 ) -> None:
     """After a boot nobody knows how long the machine was off; but no time comes before an earlier one."""
-    wall, boot, boot_ids = [1000.0], [50.0], ["first boot"]
-    monkeypatch.setattr(time, "time", lambda: wall[0])
-    monkeypatch.setattr(host, "seconds_since_boot", lambda: boot[0])
-    monkeypatch.setattr(host, "boot_id", lambda: boot_ids[0])
-    monkeypatch.setattr(host, "steady_clock", host.SteadyClock(950.0))
+
+    def set_clocks(wall: float, boot: str, seconds: float, *begin: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: wall)
+        monkeypatch.setattr(host, "seconds_since_boot", lambda: seconds)
+        monkeypatch.setattr(host, "boot_id", lambda: boot)
+        monkeypatch.setattr(host, "steady_clock", host.SteadyClock(*begin))
+
+    set_clocks(1000.0, "first", 50.0, 950.0)
     make_writer().write(STATUS)
-    wall[0] = -6200.0  # two hours back
-    if is_same_boot:
-        boot[0] = 60.0
-    else:
-        boot[0], boot_ids[0] = 2.0, "second boot"
-    monkeypatch.setattr(host, "steady_clock", host.SteadyClock())
+    set_clocks(-6200.0, boot_id, since_boot)  # two hours back
     continue_clock(tmp_path, "1")
-    monkeypatch.setattr(host, "seconds_since_boot", lambda: boot[0] if is_same_boot else boot[0] + 2)
     make_writer().write(replace(STATUS, state=MachineState.VALIDATING))
     status = read_status(tmp_path)
-    assert status["time"] == expected_time and [row["time"] for row in read_log(tmp_path)] == [
-        1000.0,
-        1000.0,
-        expected_time,
-    ]
-    assert "the clock jumped by -72" in capsys.readouterr().out and status["clock_jump"] < -7000
+    assert status["time"] == expected and status["clock_jump"] < -7000
+    assert [row["time"] for row in read_log(tmp_path)] == [1000.0, 1000.0, expected]

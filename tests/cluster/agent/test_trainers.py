@@ -1,7 +1,6 @@
 """Tests of Trainers with stand-in processes: how trainers are started, turned from a standby, stopped, and judged."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.agent import trainers as trainers_module
-from cluster.agent.processes.base import ProcessesExit, UnkillableProcess
+from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.trainers import Trainers
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
@@ -111,7 +110,8 @@ def read_assignment(trainers: Trainers, rank: int) -> tuple[list[str], dict[str,
 
 def test_start_ranks_follow_machine_rank(make_trainers: Fixture) -> None:
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2)
-    log = trainers.start(attempt(resume="checkpoints/000001/resume-00000008-ab.pt"), 1)
+    resume = "checkpoints/000001/resume-00000008-ab.pt"
+    log = trainers.start(attempt(resume=resume, addresses=("10.0.0.1", "10.0.0.2")), 1)
     assert log == trainers.work / "logs/000001/rank-2.log" and trainers.first_rank == 2
     for rank in (2, 3):
         argv, environment, _ = read_assignment(trainers, rank)
@@ -119,8 +119,9 @@ def test_start_ranks_follow_machine_rank(make_trainers: Fixture) -> None:
         assert (environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == ("4", "2")
         assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "1234")
         assert environment["IMGNET_WORK"] == str(trainers.work / "000001")
+        assert environment["IMGNET_PEERS"] == "10.0.0.1,10.0.0.2"
         command_line = " ".join(argv)
-        assert f"--resume {trainers.shared}/checkpoints/000001/resume-00000008-ab.pt" in command_line
+        assert f"--resume {trainers.shared}/{resume}" in command_line
         assert "--attempt 1" in command_line
 
 
@@ -139,10 +140,7 @@ def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> N
     trainers.start(attempt(), 0)
     assert [read_assignment(trainers, rank)[2] for rank in (0, 1)] == pids and trainers.standby_processes == []
     wait_for(trainers.ensure_standby)
-    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [
-        None,
-        None,
-    ]
+    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [None, None]
     (trainers.shared / "assignment-0").unlink()
     next_pids = [child.pid for child in trainers.standby_processes]
     trainers.stop()
@@ -150,15 +148,6 @@ def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> N
     assert read_assignment(trainers, 0)[2] == next_pids[0] and read_assignment(trainers, 0)[1]["IMGNET_WORK"].endswith(
         "/000002"
     )
-
-
-def test_start_without_standby_starts_new_processes(make_trainers: Fixture) -> None:
-    trainers = make_trainers(WRITE_ASSIGNMENT, standby=False)
-    assert trainers.ensure_standby() and trainers.standby_processes == [], (
-        "the job wants no standby, so the machine is ready"
-    )
-    trainers.start(attempt(), 0)
-    assert read_assignment(trainers, 0)[1]["RANK"] == "0"
 
 
 def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
@@ -174,19 +163,15 @@ def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
     wait_for(trainers.ensure_standby)
 
 
-def test_ensure_standby_replaces_dead_process(make_trainers: Fixture) -> None:
-    trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
-    wait_for(trainers.ensure_standby)
-    dead_pid = trainers.standby_processes[0].pid
-    trainers.standby_processes[0].kill()
-    trainers.standby_processes[0].wait()
-    wait_for(lambda: trainers.ensure_standby() and trainers.standby_processes[0].pid != dead_pid)
-
-
-def test_ensure_standby_low_memory_starts_none(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "read_memory", lambda: host.Memory(total_gb=8.0, available_gb=1.5))
-    trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
-    assert trainers.ensure_standby() and trainers.standby_processes == []
+@pytest.mark.parametrize("standby, available_gb", [(False, 100.0), (True, 1.5)], ids=["unwanted", "low memory"])
+def test_ensure_standby_without_wish_or_memory_starts_none(
+    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, standby: bool, available_gb: float
+) -> None:
+    monkeypatch.setattr(host, "read_memory", lambda: host.Memory(total_gb=128.0, available_gb=available_gb))
+    trainers = make_trainers(WRITE_ASSIGNMENT, standby=standby)
+    assert trainers.ensure_standby() and trainers.standby_processes == [], "the machine is ready without one"
+    trainers.start(attempt(), 0)
+    assert read_assignment(trainers, 0)[1]["RANK"] == "0"
 
 
 def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
@@ -202,44 +187,6 @@ def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
     wait_for(lambda: has_ended((trainers.shared / "child").read_text()))
     trainers.stop(include_standby=True)
     assert standby.poll() is not None and trainers.standby_processes == []
-
-
-EXIT_WHEN_ASKED = "report.install_signal_handlers(); until(report.stop_requested); sys.exit(3)"
-
-
-def test_process_that_cannot_be_killed_is_told_and_not_waited_for(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither of a standby nor of a trainer: the agent must go on answering."""
-
-    def hang(processes: Any, timeout_seconds: float | None = None) -> None:
-        assert timeout_seconds is not None, "it would wait for ever"
-        if processes:
-            raise subprocess.TimeoutExpired("trainer", timeout_seconds)
-
-    trainers = make_trainers(standby=True)
-    wait_for(trainers.ensure_standby)
-    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="hangs in the kernel"):
-        context.setattr(process, "kill_process_groups", hang)
-        trainers.standby_processes[0].kill()
-        wait_for(lambda: trainers.ensure_standby() is None)
-    trainers.start(attempt(), 0)
-    with monkeypatch.context() as context, pytest.raises(UnkillableProcess, match="in a driver or on a file system"):
-        started = list(trainers.processes)
-        context.setattr(process, "kill_process_groups", hang)
-        trainers.stop()
-    process.kill_process_groups(started)
-
-
-def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
-    trainers = make_trainers(EXIT_WHEN_ASKED, procs=2)
-    trainers.start(attempt(), 0)
-    assert trainers.collect_exit(trainers.exit_codes()) is None
-    trainers.request_save_and_exit()
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
-    trainers.stop()
-    trainers.start(attempt(2), 0)
-    assert not (trainers.attempt_folder / "ask").exists() and trainers.exit_codes() == [None, None]
 
 
 GO_ON_AFTER_SAVE = (
@@ -260,38 +207,20 @@ def test_request_save_lets_the_trainers_go_on(make_trainers: Fixture) -> None:
     assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
     trainers.stop()
     trainers.start(attempt(2), 0)
-    assert not (trainers.attempt_folder / "save").exists()
+    assert not {"save", "ask"} & {path.name for path in trainers.attempt_folder.iterdir()}
     trainers.request_save()
     assert (trainers.attempt_folder / "save").exists()
 
 
-WATCHDOG_LINE = "[rank3]: Process group watchdog thread terminated with exception: "
+def nccl_abort(error: str) -> str:
+    """Return a trainer of rank 3 that NCCL aborts, as it prints this."""
+    line = f"[rank3]: Process group watchdog thread terminated with exception: {error}\nCompile with `X`"
+    return f"if rank == 3: print({line!r}, flush=True); os.abort()"
 
 
-@pytest.mark.parametrize(
-    ("error", "reason", "fault"),
-    [
-        ("CUDA error: device-side assert triggered", "GPU 5: CUDA error: device-side assert triggered", Fault.OWN),
-        (
-            "CUDA error: uncorrectable ECC error encountered",
-            "GPU 5 is broken: uncorrectable ECC error encountered",
-            Fault.MACHINE,
-        ),
-        (
-            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60000 milliseconds",
-            "the trainer of rank 3 was killed by SIGABRT",
-            Fault.NONE,
-        ),
-    ],
-)
-def test_collect_exit_reads_in_the_log_why_nccl_aborted(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, error: str, reason: str, fault: Fault
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    text = f"{WATCHDOG_LINE}{error}\nCompile with `TORCH_USE_CUDA_DSA`"
-    trainers = make_trainers(f"if rank == 3: print({text!r}, flush=True); os.abort()\nuntil(lambda: False)", procs=2)
-    trainers.start(attempt(), 1)
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
+ECC = "uncorrectable ECC error encountered"
+AFTER_2 = "if rank == 3: until((report.folder / 'failed-2.json').exists)\n"
+KILL_3 = "if rank == 3: (out / 'pid').write_text(str(os.getpid())); os.kill(os.getpid(), signal.SIGKILL)\n"
 
 
 @pytest.mark.parametrize(
@@ -304,31 +233,35 @@ def test_collect_exit_reads_in_the_log_why_nccl_aborted(
         ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", Fault.OWN),
         ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", Fault.FINAL),
         ("if rank == 2: report.report_failure('bad loss', 'input'); sys.exit(1)", "bad loss", Fault.INPUT),
+        ("if rank == 2: report.report_failure('torn', 'checkpoint'); sys.exit(1)", "torn", Fault.CHECKPOINT),
         ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
+        (
+            f"{AFTER_2}report.report_failure(*(('a bug', 'own') if rank == 3 else ('closed', 'peer'))); sys.exit(1)",
+            "a bug",
+            Fault.OWN,
+        ),
+        (
+            f"{KILL_3}until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)",
+            "the trainer of rank 3 was killed by SIGKILL",
+            Fault.OWN,
+        ),
+        (nccl_abort("CUDA error: device-side assert"), "GPU 5: CUDA error: device-side assert", Fault.OWN),
+        (nccl_abort(f"CUDA error: {ECC}"), f"GPU 5 is broken: {ECC}", Fault.MACHINE),
+        (
+            nccl_abort("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60000 milliseconds"),
+            "the trainer of rank 3 was killed by SIGABRT",
+            Fault.NONE,
+        ),
     ],
-    ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "input", "peer"],
-)
-def test_collect_exit_tells_reason_and_fault(make_trainers: Fixture, text: str, reason: str, fault: Fault) -> None:
+)  # fmt: skip
+def test_collect_exit_tells_reason_and_fault(
+    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, fault: Fault
+) -> None:
+    """Own failures win over those of peers, a kill over reports, and what NCCL has printed over its abort."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
     trainers.start(attempt(), 1)
     assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
-
-
-def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture) -> None:
-    late = "until((report.folder / 'failed-0.json').exists); report.report_failure('the reason', 'own'); sys.exit(1)"
-    trainers = make_trainers(
-        f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2
-    )
-    trainers.start(attempt(), 0)
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, "the reason", Fault.OWN)
-
-
-def test_collect_exit_kill_wins_over_reported_failures(make_trainers: Fixture) -> None:
-    kill = "if rank:\n    (out / 'pid').write_text(str(os.getpid()))\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    report_later = "until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)"
-    trainers = make_trainers(kill + report_later, procs=2)
-    trainers.start(attempt(), 0)
-    assert wait_for_exit(trainers).reason == "the trainer of rank 1 was killed by SIGKILL"
 
 
 def test_collect_exit_ignores_reports_of_earlier_attempt(make_trainers: Fixture) -> None:
@@ -352,11 +285,3 @@ def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
     trainers.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
     assert trainers.exit_codes() == [None]
-
-
-def test_log_of_a_later_attempt_begins_with_its_reason(make_trainers: Fixture) -> None:
-    trainers = make_trainers()
-    assert trainers.start(attempt(1), 0).read_text() == ""
-    trainers.stop()
-    log = trainers.start(attempt(2, reason="machine 2 lost"), 0)
-    assert log.read_text() == "attempt 2: machine 2 lost; machines: 0, 1\n"

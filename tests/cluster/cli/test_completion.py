@@ -85,11 +85,6 @@ def test_values_are_completed_by_what_the_help_calls_them(
     assert expected in complete(*words)
 
 
-def test_regions_of_other_partitions_are_not_offered(complete: Fixture) -> None:
-    regions = complete("ls", "--region", "")
-    assert "us-east-1" in regions and not [name for name in regions if "gov" in name or name.startswith(("cn", "aws"))]
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_prints_a_script_that_its_shell_accepts(sandbox: Fixture, shell: str) -> None:
     ran = sandbox.cli("completion", shell)

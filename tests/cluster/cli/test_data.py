@@ -100,44 +100,22 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     assert len(as_json["bad"]) == 5 and as_json["without_validation"] == ["checkers", "disc"]
 
 
-def test_data_check_accepts_a_class_without_validation_images(sandbox: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set, sandbox.path / "set")
-    shutil.rmtree(sandbox.path / "set/val/disc")
-    ran = sandbox.cli("data", "check", "set")
-    assert ran.code == 0 and "warning: set/val/disc: a class without validation images" in ran.err
-
-
-def test_data_check_and_pack_hold_out_the_same_images(sandbox: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set / "train/disc", sandbox.path / "set/train/disc")
-    shutil.copytree(small_set / "train/ring", sandbox.path / "set/train/ring")
+def test_data_check_and_pack_hold_out_validation_images(sandbox: Fixture, small_set: Path) -> None:
+    for name in ("disc", "ring"):
+        shutil.copytree(small_set / "train" / name, sandbox.path / "set/train" / name)
     for number in range(9):
-        name = next((small_set / "train/disc").iterdir())
-        shutil.copyfile(name, sandbox.path / f"set/train/disc/copy{number}.JPEG")
+        image = next((small_set / "train/disc").iterdir())
+        shutil.copyfile(image, sandbox.path / f"set/train/disc/copy{number}.JPEG")
     refused = sandbox.cli("data", "check", "set")
     assert refused.code == 1 and "set: has no val/" in refused.err and "--val-fraction 0.1" in refused.err
     checked = sandbox.cli("data", "check", "set", "--val-fraction", "0.2")
     assert checked.code == 0 and "warning: set/val/ring: a class without validation images" in checked.err
-    assert checked.out == (
-        "set: 2 classes, 9 + 2 images (0.2 of each class held out), 0 broken files\n"
-        "images of a class: train 1 (ring) to 8 (disc), imbalance 8; val 0 (ring) to 2 (disc)\n"
-    )
+    assert "set: 2 classes, 9 + 2 images (0.2 of each class held out), 0 broken files\n" in checked.out
     packed = sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.2")
     assert packed.code == 0 and "warning: 1 of 2 classes have no validation images" in packed.err
-    counts = json.loads(sandbox.cli("data", "check", "full", "-o", "json").out)["images_by_class"]
-    assert counts == {"train": {"disc": 8, "ring": 1}, "val": {"disc": 2, "ring": 0}}
     other = sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.5")
     assert other.code == 1 and "replace it: --overwrite" in other.err
-
-
-def test_data_pack_changed_sources_need_overwrite(sandbox: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set, sandbox.path / "set")
-    assert sandbox.cli("data", "pack", "set", "full").code == 0
-    next((sandbox.path / "set/train/disc").iterdir()).unlink()
-    ran = sandbox.cli("data", "pack", "set", "full")
-    assert ran.code == 1 and "have changed since; give another folder, or replace it: --overwrite" in ran.err
-    ran = sandbox.cli("data", "pack", "set", "full", "--overwrite")
-    assert ran.code == 0 and "full/train: the sources, or how they are packed, have changed; packed again" in ran.err
-    assert ran.out == "full: 9 images packed, 10 already packed, 0 files left out\n"
+    assert sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.5", "--overwrite").code == 0
 
 
 @pytest.mark.parametrize(
@@ -152,10 +130,24 @@ def test_data_pack_changed_sources_need_overwrite(sandbox: Fixture, small_set: P
         (["verify", "."], 1, "has no sets of images"),
         (["ls", "nowhere"], 1, "nowhere: there is no such folder"),
         (["ls"], 2, "FOLDER"),
+        (["resize", "SET", "copies", "--sizes=31"], 2, "from 32"),
+        (["resize", "nowhere", "copies"], 1, "nowhere: there is no such data folder"),
+        (["resize", "SET", "SET/val/disc", "--sizes", "64"], 1, "val"),
+        (["check", "nowhere"], 1, "nowhere: there is no such data folder"),
+        (["sample", "--train", "9", "x"], 2, "--train"),
+        (["sample", "/dev/null"], 1, "/dev/null"),
     ],
 )
 def test_data_bad_input_is_refused_in_one_line(
     sandbox: Fixture, small_set: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    ran = sandbox.cli("data", *[str(small_set) if argument == "SET" else argument for argument in arguments])
+    ran = sandbox.cli("data", *[argument.replace("SET", str(small_set)) for argument in arguments])
     assert ran.code == code and message in ran.err and not ran.out and "Traceback" not in ran.err
+
+
+def test_data_sample_does_not_replace_another_sample(sandbox: Fixture) -> None:
+    argv = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
+    assert sandbox.cli(*argv).code == 0
+    refused = sandbox.cli(*argv, "--seed", "1")
+    assert refused.code == 1 and "drawn" in refused.err
+    assert "0 drawn now" in sandbox.cli(*argv).out

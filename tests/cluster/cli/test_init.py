@@ -19,12 +19,6 @@ def test_init_writes_a_project_that_can_be_planned(sandbox: Fixture) -> None:
     assert set(list_files(sandbox.path / "birds")) == FILES - {".gitignore"}
 
 
-def test_init_in_the_current_folder(sandbox: Fixture) -> None:
-    (sandbox.path / "new").mkdir()
-    ran = sandbox.cli("init", cwd=sandbox.path / "new")
-    assert ran.code == 0 and ran.err == "train it: imgnet-cluster launch --local recipe.py\n", ran
-
-
 def test_init_replaces_no_file(sandbox: Fixture) -> None:
     (sandbox.path / "losses.py").write_text("mine")
     ran = sandbox.cli("init", ".")

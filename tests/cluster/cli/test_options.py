@@ -2,21 +2,12 @@
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
 from cluster.cli import checks, evaluate, launch, plan
-from cluster.cli.options import (
-    OPTION_GROUPS,
-    CommandGroup,
-    FiniteFloatRange,
-    GroupedCommand,
-    GroupedOption,
-    open_cloud,
-)
+from cluster.cli.options import FiniteFloatRange, GroupedCommand, GroupedOption, open_cloud
 from cluster.errors import BadInput
-from train.tools.records import DamagedRecord
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, checks.check]
 
@@ -32,88 +23,16 @@ def test_every_option_of_a_grouped_command_names_its_group(command: click.Comman
     assert options and not [option.opts for option in options if not isinstance(option, GroupedOption)]
 
 
-@pytest.mark.parametrize("command", GROUPED_COMMANDS, ids=lambda command: command.name)
-def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) -> None:
-    lines = help_text(command).splitlines()
-    groups = command.options_by_group(click.Context(command))
-    headings = [line.removesuffix(":") for line in lines if line.removesuffix(":") in OPTION_GROUPS]
-    assert headings == list(groups) and "Options:" not in lines
-    for group, options in groups.items():
-        start = lines.index(f"{group}:")
-        end = lines.index("", start) if "" in lines[start:] else len(lines)
-        shown = [line.split()[0].rstrip(",") for line in lines[start:end] if line.startswith("  -")]
-        assert shown == [option.opts[0] for option in options]
-
-
-def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> None:
-    groups = launch.launch.options_by_group(click.Context(launch.launch))
-    assert list(groups) == [
-        "Machines",
-        "Slurm",
-        "AWS",
-        "Data",
-        "Training",
-        "Recovery",
-        "Limits",
-        "Notifications",
-        "Output",
-    ]
-    first_options = {group: options[0].opts[0] for group, options in groups.items()}
-    assert first_options == {
-        "Machines": "--local",
-        "Slurm": "--partition",
-        "AWS": "--type",
-        "Data": "--data",
-        "Training": "--target",
-        "Recovery": "--spares",
-        "Limits": "--max-hours",
-        "Notifications": "--notify",
-        "Output": "-d",
-    }
-
-
 def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:
     text = help_text(launch.resume)
     assert "[default" not in text and "--max-hours HOURS" in text and "--on-demand" in text
     assert "[default" in help_text(launch.launch)
 
 
-def test_own_options_use_the_known_groups_and_others_come_last() -> None:
-    from cluster.cli.app import cli
-
-    for command in cli.commands.values():
-        if isinstance(command, GroupedCommand):
-            assert set(command.options_by_group(click.Context(command))) <= set(OPTION_GROUPS)
-    command = GroupedCommand("x", params=[GroupedOption(["--y"], help_group="Podman")])
-    assert list(command.options_by_group(click.Context(command))) == ["Output", "Podman"]
-
-
-def test_commands_with_many_options_are_grouped() -> None:
-    from cluster.cli.app import cli
-
-    many = {name for name, command in cli.commands.items() if len(command.params) > 10}
-    assert many == {"launch", "resume", "run", "plan", "eval", "check"} and all(
-        isinstance(cli.commands[name], GroupedCommand) for name in many
-    )
-
-
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_finite_float_range_refuses_nan_and_infinity(text: str) -> None:
     with pytest.raises(click.BadParameter):
         FiniteFloatRange(0).convert(text, None, None)
-
-
-def test_damaged_record_that_no_command_expects_is_one_line() -> None:
-    @click.group(cls=CommandGroup)
-    def group() -> None: ...
-
-    @group.command()
-    def look() -> None:
-        raise DamagedRecord("runs/job-1/cloud.jsonl, line 2: no id")
-
-    result = CliRunner().invoke(group, ["look"])
-    assert result.exit_code == 1 and result.stderr.startswith("error: runs/job-1/cloud.jsonl, line 2: no id; restore")
-    assert result.stderr.count("\n") == 1
 
 
 def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.cli import evaluate
 from train.weights.safetensors_file import read_safetensors
 
 Fixture = Any
-
-
-def test_job_leaves_its_network_in_the_run_folder(finished: Fixture) -> None:
-    folder = finished.job().path / "network"
-    description = json.loads((folder / "classes.json").read_text())
-    result = finished.job().result
-    assert description["top1"] == result.top1 and description["epoch"] == 3
-    assert description["classes"] == sorted(path.name for path in (finished.data / "val").iterdir() if path.is_dir())
-    assert {"classes.json", "confusion.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
 
 
 def test_export_writes_a_state_dict_for_plain_torch(finished: Fixture, tmp_path: Path) -> None:
@@ -80,19 +70,12 @@ def test_pull_says_where_the_files_are(finished: Fixture) -> None:
     assert finished.job().path / "network" / "model.safetensors" in files and all(file.is_file() for file in files)
 
 
-def test_small_networks_have_numbers_and_large_ones_millions() -> None:
-    texts = [evaluate._format_parameters(number) for number in (1, 12_345, 999_999, 25_557_032)]
-    assert texts == ["1 value", "12,345 values", "999,999 values", "25.6 million values"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("export", "nowhere.pt"), "nowhere.pt: there is no such file"),
-        (("export", "job-7"), "no such job"),
         (("export", "x.pt", "--names", "keras"), "--names"),
         (("export", "job-1", "--format", "onnx", "--names", "timm"), "leave it out with --format onnx"),
-        (("predict", "job-1"), "IMAGE..."),
         (("predict", "job-1", "a.jpg", "--model", "a:b"), "--model is for a file; the network of a job is known"),
         (("pull", "job-7"), "no such job"),
     ],

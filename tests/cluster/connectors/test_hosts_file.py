@@ -1,6 +1,5 @@
 """Reading hosts.toml: the resulting hosts, and the one-line error for each kind of mistake."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.errors import EXIT_USAGE, BadInput
-from train.tools.records import decode, encode
 
 COMPLETE_FILE = """\
 shared = "/mnt/shared/imgnet"
@@ -63,10 +61,6 @@ def test_read_hosts_names_only_leaves_defaults(tmp_path: Path) -> None:
     assert (machine.python, machine.folder) == ("python3", "~/.imgnet")
 
 
-def test_read_hosts_single_machine_needs_no_shared_folder(tmp_path: Path) -> None:
-    assert parse_text(tmp_path, 'machines = ["gpu1"]').shared is None
-
-
 def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
     text = 'shared = "/a"\n[[machines]]\nhost = "a"\nport = 22\n[[machines]]\nhost = "a"\nport = 23\n'
     assert [machine.port for machine in parse_text(tmp_path, text).machines] == [22, 23]
@@ -80,14 +74,6 @@ def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_hosts_json_round_trip(tmp_path: Path) -> None:
-    hosts = parse_text(tmp_path, COMPLETE_FILE)
-    value = json.loads(json.dumps(encode(hosts)))
-    assert decode(Hosts, value) == hosts
-    value["machines"][0]["key of a later version"] = 1
-    assert decode(Hosts, {**value, "later": 2}) == hosts
-
-
 TWO_MACHINES = 'machines = ["a", "b"]\n'
 
 
@@ -96,29 +82,20 @@ TWO_MACHINES = 'machines = ["a", "b"]\n'
     {
         "": "machines: lists no machine; write machines = ",
         "machines = []": "machines: lists no machine",
-        'machines = "gpu1"': "machines: lists no machine",
         TWO_MACHINES: 'shared: is missing; write the folder that all machines mount: shared = "/mnt',
         'shared = "relative"\n' + TWO_MACHINES: "shared: is 'relative'; write an absolute path",
-        'shared = "~/a"\n' + TWO_MACHINES: "shared: is '~/a'; write an absolute path",
-        "shared = 3\n" + TWO_MACHINES: "shared: is 3; write an absolute path",
         'usr = "me"\n'
         + TWO_MACHINES: "usr: is not a known key at the top level; known are shared, machines, port, user",
-        'host_key = "ssh-rsa AAAA"\n' + TWO_MACHINES: "host_key: is not a known key at the top level",
         'shared = "/a"\n[[machines]]\nhots = "a"': (
             "machines[0].hots: is not a known key in a [[machines]] table; known are host, address"
         ),
         'shared = "/a"\n[[machines]]\nuser = "a"': "machines[0].host: is missing; write host = ",
         'shared = "/a"\nmachines = ["a", 3]': "machines[1]: is 3; write a name",
-        'shared = "/a"\nmachines = ["a", ""]': "machines[1].host: is ''; write a name or an address, such as host",
         'shared = "/a"\nmachines = ["-oProxyCommand=x"]': "machines[0].host: is '-oProxyCommand=x'; write",
-        'shared = "/a"\nmachines = ["a b"]': "machines[0].host: is 'a b'; write",
         'shared = "/a"\nmachines = ["a", "b", "A"]': "machines[2].host: A is already machines[0]; remove one",
         'port = "22"\nmachines = ["a"]': "port: is '22'; write a number from 1 to 65535",
-        "port = 0\nmachines = ['a']": "port: is 0; write a number",
         "port = 65536\nmachines = ['a']": "port: is 65536; write a number",
-        "port = true\nmachines = ['a']": "port: is True; write a number",
         "user = 3\nmachines = ['a']": 'user: is 3; write a name, such as user = "ubuntu"',
-        'user = "a\\nb"\nmachines = ["a"]': "user: is 'a\\nb'; write",
         "folder = 'imgnet'\nmachines = ['a']": "folder: is 'imgnet'; write a path that begins with / or ~/",
         "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a key type and a key",
         'machines = ["a:70000"]': "machines[0].port: is 70000; write a number from 1 to 65535",

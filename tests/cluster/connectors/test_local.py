@@ -1,11 +1,8 @@
 """The local connector: commands as argument lists without a shell, and files copied whole."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +12,21 @@ from cluster.connectors.local import CommandFailed, Connector, module_command, v
 
 Fixture = Any
 LOCAL = Connector()
+
+
 PRINT_ARGV = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
-
-
 ARGUMENTS = [
-    "",
-    " ",
-    "a b",
-    "'",
-    '"',
-    "\\",
-    "$HOME",
-    "`id`",
-    "$(id)",
-    ";",
-    "&& false",
-    "|",
-    "*",
-    "~",
-    "\n",
-    "-n",
-    "ä",
-    "\udcff",
+    *("", " ", "'", '"', "\\", "$HOME", "`id`", "$(id)", ";", "&& false", "*", "~", "|", "a b"),
+    *("\n", "\n\n", "-n", "ä", "\udcff"),
 ]
 
 
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_run_passes_argument_unchanged(argument: str) -> None:
-    assert LOCAL.run([sys.executable, "-c", PRINT_ARGV, argument, "end"]).out == os.fsencode(argument) + b"\0end"
+def test_run_passes_arguments_and_input_unchanged() -> None:
+    stdout = LOCAL.run([sys.executable, "-c", PRINT_ARGV, *ARGUMENTS, "end"]).out
+    assert stdout == b"\0".join(map(os.fsencode, [*ARGUMENTS, "end"]))
+    content = bytes(range(256)) * 5000
+    assert LOCAL.run(["cat"], input=content).out == content
+    assert LOCAL.run(["cat"]).out == b""
 
 
 def test_run_returns_argv_code_outputs_and_seconds() -> None:
@@ -50,12 +34,6 @@ def test_run_returns_argv_code_outputs_and_seconds() -> None:
     result = LOCAL.run(argv, check=False)
     assert (result.argv, result.code, result.out, result.err) == (tuple(argv), 7, b"out", b"err")
     assert result.seconds >= 0.1
-
-
-def test_run_passes_binary_input_and_output() -> None:
-    content = bytes(range(256)) * 5000
-    assert LOCAL.run(["cat"], input=content).out == content
-    assert LOCAL.run(["cat"]).out == b""
 
 
 def test_run_adds_env_to_the_environment() -> None:
@@ -70,10 +48,6 @@ def test_run_failure_shows_last_ten_lines() -> None:
     assert str(caught.value).splitlines() == ["here: sh ended with code 3", *map(str, range(12, 21)), "the reason"]
 
 
-def test_run_killed_by_signal_has_negative_code() -> None:
-    assert LOCAL.run(["sh", "-c", "kill -TERM $$"], check=False).code == -signal.SIGTERM
-
-
 @pytest.mark.parametrize("program", ["no-program-of-this-name", "/no/such/file", "/tmp"])
 def test_run_unknown_program_fails_with_126_or_127(program: str) -> None:
     assert LOCAL.run([program], check=False).code in (126, 127)
@@ -81,13 +55,11 @@ def test_run_unknown_program_fails_with_126_or_127(program: str) -> None:
         LOCAL.run([program])
 
 
-@pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("script", ["echo begun; exec sleep 4321", "echo begun; sleep 4321 & wait"])
-def test_run_timeout_kills_command_and_children(sandbox: Fixture, check: bool, script: str) -> None:
+def test_run_timeout_kills_command_and_children(sandbox: Fixture) -> None:
     out = b""
     for timeout in (0.3, 3.0, 30.0):  # a busy computer may take longer than the first to start sh
         with pytest.raises(CommandFailed, match="not over in") as caught:
-            LOCAL.run(["sh", "-c", script], timeout=timeout, check=check)
+            LOCAL.run(["sh", "-c", "echo begun; sleep 4321 & wait"], timeout=timeout, check=False)
         assert not sandbox.pids("sleep 4321")  # the call returned although the command would have slept for an hour
         if out := caught.value.result.out:
             break
@@ -104,54 +76,22 @@ def test_put_and_write_copy_whole_files(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["a"]
 
 
-def test_write_on_full_disk_keeps_old_file(small_disk: Path) -> None:
-    LOCAL.write(str(small_disk / "a"), b"old")
-    with pytest.raises(OSError, match="No space left"):
-        LOCAL.write(str(small_disk / "a"), os.urandom(1_000_000))
-    assert [(path.name, path.read_bytes()) for path in small_disk.iterdir()] == [("a", b"old")]
-
-
-@pytest.mark.parametrize(
-    "offset, limit, expected", [(0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (10, 1, b""), (99, 1, b"")]
-)
-def test_read_from_returns_limited_bytes_from_offset(tmp_path: Path, offset: int, limit: int, expected: bytes) -> None:
+def test_read_from_returns_limited_bytes_from_offset(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    assert LOCAL.read_from(path, 0) == b""
     (tmp_path / "a").write_bytes(b"0123456789")
-    assert LOCAL.read_from(str(tmp_path / "a"), offset, limit) == expected
-
-
-def test_read_from_and_list_files_missing_path_return_nothing(tmp_path: Path) -> None:
-    assert LOCAL.read_from(str(tmp_path / "a"), 0) == b""
-    assert LOCAL.list_files(str(tmp_path / "folder")) == {}
+    reads = [(0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (10, 1, b""), (99, 1, b"")]
+    assert [LOCAL.read_from(path, offset, limit) for offset, limit, _ in reads] == [expected for *_, expected in reads]
 
 
 def test_list_files_returns_sizes_by_relative_path(tmp_path: Path) -> None:
+    assert LOCAL.list_files(str(tmp_path / "folder")) == {}
     for name in ("a", "folder/b c", "folder/deep/\n"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / ".hidden").touch()
     (tmp_path / "to nowhere").symlink_to("nothing")
     assert LOCAL.list_files(str(tmp_path)) == {"a": 1, "folder/b c": 10, "folder/deep/\n": 13}
-
-
-def test_list_files_tolerates_concurrent_changes(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:
-    (tmp_path / "stays").write_text("1234")
-
-    def worker(worker_index: int) -> bool:
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            if worker_index:
-                assert LOCAL.list_files(str(tmp_path)).get("stays") == 4
-            else:
-                folder = tmp_path / "folder"
-                folder.mkdir()
-                for name in ("a", "b"):
-                    (folder / name).write_text("x")
-                    (folder / name).replace(folder / "c")
-                (folder / "c").unlink()
-                folder.rmdir()
-        return True
-
-    assert all(run_in_processes(3, worker))
 
 
 def test_module_command_ignores_packages_in_current_folder(tmp_path: Path) -> None:

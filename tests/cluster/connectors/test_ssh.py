@@ -1,6 +1,5 @@
 """The ssh connector against the real sshd of the testbed: commands, dropped connections, files, login, errors."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -45,33 +44,6 @@ def call_in_threads(items: Any, function: Callable[[Any], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(call, items))
-
-
-def expected_new_bytes(
-    folder: str, names: Sequence[str], known_sizes: Mapping[str, int], limit: int = 1 << 24
-) -> dict[str, bytes]:
-    """The reference for `SSHConnector.read_new_bytes`, on this computer: new bytes of files below the subfolders.
-
-    A new empty file is included, with no bytes. At most `limit` bytes in all.
-    """
-    new_bytes = {}
-    for name in names:
-        for parent, _, file_names in os.walk(Path(folder) / name):
-            for path in (Path(parent, file_name) for file_name in file_names if not file_name.startswith(".")):
-                key = str(path.relative_to(folder))
-                with contextlib.suppress(FileNotFoundError):
-                    if limit > 0 and path.stat().st_size > known_sizes.get(key, -1):
-                        with path.open("rb") as file:
-                            file.seek(known_sizes.get(key, 0))
-                            new_bytes[key] = file.read(limit)
-                        limit -= len(new_bytes[key])
-    return new_bytes
-
-
-def read_all_new_bytes(machine: SSHConnector, folder: str, known_sizes: Mapping[str, int]) -> Mapping[str, bytes]:
-    new_bytes = machine.read_new_bytes(folder, [], known_sizes)
-    assert new_bytes.is_complete
-    return new_bytes.contents
 
 
 @pytest.fixture(scope="module")
@@ -116,24 +88,8 @@ def own(testbed: Callable[..., Testbed]) -> Iterator[tuple[Any, SSHConnector]]:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 ARGUMENTS = [
-    "",
-    " ",
-    "'",
-    '"',
-    "\\",
-    "$HOME",
-    "`id`",
-    ";",
-    "#",
-    "&& false",
-    "*",
-    "~",
-    "\n",
-    "\n\n",
-    "-n",
-    "ä",
-    "\udcff",
-    "a=b",
+    *("", " ", "'", '"', "\\", "$HOME", "`id`", "$(id)", ";", "&& false", "*", "~", "#", "a=b"),
+    *("\n", "\n\n", "-n", "ä", "\udcff"),
 ]
 
 
@@ -157,17 +113,10 @@ def test_run_returns_argv_code_outputs_and_seconds(machine: SSHConnector) -> Non
     assert result.seconds >= 0.1
 
 
-@pytest.mark.parametrize("size", [0, 1, 300_001])
-def test_run_passes_binary_input_and_output(machine: SSHConnector, size: int) -> None:
-    content = os.urandom(size)
+def test_run_passes_binary_input_and_output(machine: SSHConnector) -> None:
+    content = os.urandom(300_001)
     assert machine.run(["cat"], input=content).out == content
-
-
-def test_run_returns_100_mb_of_both_outputs(machine: SSHConnector) -> None:
-    machine.max_output_bytes = 100_000_000
-    half = "head -c 50000000 /dev/zero"
-    result = machine.run(["sh", "-c", f"{half} & {half} >&2; wait"])
-    assert (len(result.out), len(result.err), result.out.count(0)) == (50_000_000, 50_000_000, 50_000_000)
+    assert machine.run(["cat"]).out == b""
 
 
 def test_run_longer_output_than_allowed_is_dropped(own: tuple[Any, SSHConnector]) -> None:
@@ -185,10 +134,10 @@ def test_run_uses_machine_home_and_given_env(machine: SSHConnector, shared_bed: 
     assert stdout.decode() == f"{shared_bed.machines[0].home} {shared_bed.machines[0].home} a 'b\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV, signal.SIGPIPE])
-def test_run_killed_by_signal_has_negative_code(machine: SSHConnector, number: int) -> None:
-    result = machine.run(["sh", "-c", f"ulimit -c 0; kill -{int(number)} $$"], check=False)
-    assert (result.code, result.err) == (-number, b"")
+def test_run_killed_by_signal_has_negative_code(machine: SSHConnector) -> None:
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGPIPE):
+        result = machine.run(["sh", "-c", f"ulimit -c 0; kill -{int(number)} $$"], check=False)
+        assert (result.code, result.err) == (-number, b"")
 
 
 def test_run_keeps_default_sigint_handler(machine: SSHConnector) -> None:
@@ -196,27 +145,19 @@ def test_run_keeps_default_sigint_handler(machine: SSHConnector) -> None:
     assert machine.run([sys.executable, "-c", script]).out == b"True\n"
 
 
-@pytest.mark.parametrize("program", ["no-program-of-this-name", "/no/such/file", "/tmp"])
 @pytest.mark.parametrize("more", [{}, {"timeout": 9.0}, {"env": {"A": "b"}}])
-def test_run_unknown_program_fails_with_126_or_127(machine: SSHConnector, program: str, more: Any) -> None:
-    assert machine.run([program], check=False, **more).code == (126 if program == "/tmp" else 127)
-    with pytest.raises(CommandFailed, match=rf"machine 0 \(here\): {program} ended with code 12[67]\n.*{program}"):
-        machine.run([program], **more)
+def test_run_unknown_program_fails_with_126_or_127(machine: SSHConnector, more: Any) -> None:
+    for program, code in {"no-program-of-this-name": 127, "/tmp": 126, "exit": 127}.items():  # no builtin of the shell
+        assert machine.run([program], check=False, **more).code == code
+    with pytest.raises(CommandFailed, match=r"machine 0 \(here\): /no/such/file ended with code 127\n.*/no/such/file"):
+        machine.run(["/no/such/file"], **more)
 
 
-def test_run_does_not_execute_shell_builtins(machine: SSHConnector) -> None:
-    assert machine.run(["exit", "3"], check=False).code == 127
-
-
-@pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("script", ["echo begun; exec sleep 4321", "echo begun; sleep 4321 & wait"])
-def test_run_timeout_kills_command_and_children(
-    machine: SSHConnector, shared_bed: Testbed, check: bool, script: str
-) -> None:
+def test_run_timeout_kills_command_and_children(machine: SSHConnector, shared_bed: Testbed) -> None:
     out = b""
     for timeout in (0.3, 3.0, 30.0):  # a busy computer may take longer than the first to start sh
         with pytest.raises(CommandFailed, match=rf"not over in {timeout:g} s") as caught:
-            machine.run(["sh", "-c", script], timeout=timeout, check=check)
+            machine.run(["sh", "-c", "echo begun; sleep 4321 & wait"], timeout=timeout, check=False)
         if out := caught.value.result.out:
             break
     assert out == b"begun\n"
@@ -235,32 +176,11 @@ def test_run_leaves_no_files_or_processes(machine: SSHConnector, shared_bed: Tes
     wait_for(lambda: not list(folder.iterdir()) and not shared_bed.machines[0].leaked_pids())
 
 
-def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> None:
-    folder = shared_bed.machines[0].home / ".imgnet/commands"
-    for name in ("old", "new"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "code").write_text("0\n")
-    os.utime(folder / "old", (0, 0))
-    with SSHConnector(host(shared_bed)) as connector:
-        connector.run(["true"])
-        wait_for(lambda: not (folder / "old").exists())
-    (folder / "new" / "code").unlink()
-    (folder / "new").rmdir()
-
-
 def test_run_ignores_login_shell_output(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
     (server.home / ".bashrc").write_text("echo welcome to the machine; echo oh dear >&2\n")
     result = connector.run(["sh", "-c", "echo said"])
     assert (result.out, result.err) == (b"said\n", b"")
-
-
-def test_run_from_threads_shares_one_connection(machine: SSHConnector, shared_bed: Testbed) -> None:
-    machine.run(["true"])
-    before = shared_bed.machines[0].log.count("Accepted publickey")
-    stdout = call_in_threads(range(20), lambda number: machine.run(["sh", "-c", f"sleep 0.05; echo {number}"]).out)
-    assert stdout == [f"{number}\n".encode() for number in range(20)]
-    assert shared_bed.machines[0].log.count("Accepted publickey") == before
 
 
 def test_run_waits_for_a_free_sshd_session(own: tuple[Any, SSHConnector]) -> None:
@@ -317,21 +237,6 @@ def test_run_survives_cut_connection_and_runs_once(own: tuple[Any, SSHConnector]
     (result,) = results
     assert (server.home / "ran").read_text() == "ran\n"
     assert (result.code, result.out, result.err) == (5, bytes(3_000_000) + b"in", b"end\n")
-
-
-def test_run_fetches_outcome_after_sshd_was_down(own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
-    results: list[Any] = []
-    script = "echo ran >>ran; while [ ! -e go ]; do sleep 0.01; done; echo end"
-    thread = threading.Thread(target=lambda: results.append(connector.run(["sh", "-c", script])))
-    thread.start()
-    wait_for(lambda: (server.home / "ran").exists())
-    server.unplug()
-    (server.home / "go").touch()
-    wait_for(lambda: not server.leaked_pids())
-    server.plug()
-    thread.join(120)
-    assert results[0].out == b"end\n" and (server.home / "ran").read_text() == "ran\n"
 
 
 def test_run_resends_truncated_input(own: tuple[Any, SSHConnector]) -> None:
@@ -411,20 +316,6 @@ def test_answer_that_drips_gets_little_more_time(
         connector.run(["anything"], timeout=0.1)
 
 
-def test_run_reports_sigkill_after_power_loss(own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(connector.run(["sh", "-c", "touch ran; sleep 4323"], check=False))
-    )
-    thread.start()
-    wait_for(lambda: (server.home / "ran").exists())
-    server.power_off()
-    server.boot()
-    thread.join(120)
-    assert results[0].code == -9
-
-
 def test_run_machine_stays_away_raises_unreachable(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
     connector.reconnect_seconds = 0.3
@@ -447,19 +338,6 @@ def test_run_frozen_machine_raises_unreachable_at_deadline(
         connector.run(["sh", "-c", "touch ran; exec sleep 4325"], timeout=2)
     server.thaw()
     wait_for(lambda: not server.processes("sleep 4325"))  # the machine keeps the deadline by itself
-
-
-@pytest.mark.parametrize(
-    "script", ["while :; do printf x; sleep 0.05; done", "exec >&- 2>&-; exec sleep 2"], ids=["drip", "no end"]
-)
-def test_script_that_does_not_end_raises_unreachable(own: tuple[Any, SSHConnector], script: str) -> None:
-    """Neither what comes bit by bit nor an output that is closed keeps a caller waiting."""
-    _, connector = own
-    time_limit = AnswerTimeLimit(0.5, 1000)
-    with pytest.raises(Unreachable, match=r"does not answer: \d+ bytes in \d s, and no end"):
-        connector._retry_on_reconnect(
-            lambda connection: connector._run_script(connection, script.encode(), "x", time_limit=time_limit)
-        )
 
 
 def test_patience_grows_with_the_bytes_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,29 +377,6 @@ def test_run_frozen_machine_is_detected_by_keepalive(
     os.kill(pid, signal.SIGKILL)
 
 
-def test_put_and_read_from_survive_cut_connections(own: tuple[Any, SSHConnector], tmp_path: Path) -> None:
-    server, connector = own
-    content = os.urandom(30_000_000)
-    (tmp_path / "a").write_bytes(content)
-    stop = threading.Event()
-
-    def cut() -> None:
-        for _ in range(3):
-            wait_for(lambda: stop.is_set() or len(server.sshd_pids()) > 1)
-            stop.wait(0.1)
-            server.cut()
-
-    thread = threading.Thread(target=cut)
-    thread.start()
-    connector.put(tmp_path / "a", "~/b")
-    received = b""
-    while part := connector.read_from("~/b", len(received)):
-        received += part
-    stop.set()
-    thread.join()
-    assert received == content
-
-
 # --- files --------------------------------------------------------------------------------------------------------
 
 
@@ -544,15 +399,11 @@ def test_write_failure_raises_one_line(machine: SSHConnector) -> None:
         machine.write("/tmp", b"a" * 5_000_000)
 
 
-@pytest.mark.parametrize(
-    "offset, limit, expected", [(0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (10, 1, b""), (99, 1, b"")]
-)
-def test_read_from_returns_limited_bytes_from_offset(
-    machine: SSHConnector, offset: int, limit: int, expected: bytes
-) -> None:
+def test_read_from_returns_limited_bytes_from_offset(machine: SSHConnector) -> None:
     machine.write("~/read", b"0123456789")
-    assert machine.read_from("~/read", offset, limit) == expected
-    assert machine.read_from("~/not there", offset, limit) == b""
+    for offset, limit, expected in ((0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (99, 1, b"")):
+        assert machine.read_from("~/read", offset, limit) == expected
+    assert machine.read_from("~/not there", 0, 100) == b""
 
 
 def make_files(folder: Path) -> None:
@@ -583,54 +434,38 @@ def test_list_files_matches_local_connector(machine: SSHConnector, tmp_path: Pat
     assert machine.list_files(str(tmp_path / "none")) == {}
 
 
-@pytest.mark.parametrize("is_remote", [True, False])
-def test_read_new_bytes_returns_growth_of_each_file(machine: SSHConnector, tmp_path: Path, is_remote: bool) -> None:
-    folder = tmp_path / "f"
-
-    def new(known_sizes: dict[str, int]) -> Mapping[str, bytes]:
-        return (
-            read_all_new_bytes(machine, str(folder), known_sizes)
-            if is_remote
-            else expected_new_bytes(str(folder), ["logs", "events"], known_sizes)
-        )
+def test_read_new_bytes_returns_growth_of_each_file(machine: SSHConnector, tmp_path: Path) -> None:
+    def new(known_sizes: Mapping[str, int]) -> Mapping[str, bytes]:
+        new_bytes = machine.read_new_bytes(str(tmp_path / "f"), [], known_sizes)
+        assert new_bytes.is_complete
+        return new_bytes.contents
 
     assert new({}) == {}
-    for name, text in {
-        "logs/a": "1234",
-        "logs/b=c": "xy\n",
-        "events/d/e": "",
-        "other/f": "no",
-        "logs/.g": "no",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    names = ("events/d/e", "other/f", "logs/.g", "logs/h.py")
+    files = {"logs/a": "1234", "logs/b=c": "xy\n", **dict.fromkeys(names, "")}
+    for name, text in files.items():
+        (tmp_path / "f" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "f" / name).write_text(text)
     assert new({}) == {"logs/a": b"1234", "logs/b=c": b"xy\n", "events/d/e": b""}
     known_sizes = {"logs/a": 4, "logs/b=c": 1, "events/d/e": 0}
     assert new(known_sizes) == {"logs/b=c": b"y\n"}
     all_bytes = bytes(range(256)) * 100
-    (folder / "logs/a").write_bytes(b"1234" + all_bytes)
+    (tmp_path / "f/logs/a").write_bytes(b"1234" + all_bytes)
     assert new({**known_sizes, "logs/b=c": 3}) == {"logs/a": all_bytes}
 
 
-@pytest.mark.parametrize("is_remote", [True, False])
-def test_read_new_bytes_is_limited_and_continues(machine: SSHConnector, tmp_path: Path, is_remote: bool) -> None:
+def test_read_new_bytes_is_limited_and_continues(machine: SSHConnector, tmp_path: Path) -> None:
     (tmp_path / "f/logs").mkdir(parents=True)
     content = {f"logs/{name}": os.urandom(700) for name in "abc"}
     received: dict[str, bytes] = {}
     for name, text in content.items():
         (tmp_path / "f" / name).write_bytes(text)
-    calls = 0
-    while received != content:
-        known_sizes, calls = {name: len(text) for name, text in received.items()}, calls + 1
-        folder = str(tmp_path / "f")
-        new = (
-            machine.read_new_bytes(folder, [], known_sizes, 1000).contents
-            if is_remote
-            else expected_new_bytes(folder, ["logs"], known_sizes, 1000)
-        )
+    for calls in range(1, 4):
+        known_sizes = {name: len(text) for name, text in received.items()}
+        new = machine.read_new_bytes(str(tmp_path / "f"), [], known_sizes, 1000).contents
         assert 0 < sum(map(len, new.values())) <= 1000
         received |= {name: received.get(name, b"") + text for name, text in new.items()}
-    assert calls == 3
+        assert (received == content) == (calls == 3)
 
 
 def test_read_new_bytes_of_a_job_with_the_most_files_leaves_out_new_ones(
@@ -645,13 +480,6 @@ def test_read_new_bytes_of_a_job_with_the_most_files_leaves_out_new_ones(
     new = machine.read_new_bytes(str(tmp_path), ["0"], known_sizes)
     assert new.contents == {"status/0.json": b"{}", "logs/a": b"}", "logs/b": b"}"}
     assert "attempts/000001.json" in machine.read_new_bytes(str(tmp_path), ["0"], {"logs/a": 2}).contents
-
-
-def test_read_new_bytes_leaves_out_what_python_could_import(machine: SSHConnector, tmp_path: Path) -> None:
-    for name in ("logs/a.log", "logs/a.py", "logs/b.so", "logs/c/d.pyc"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-    assert read_all_new_bytes(machine, str(tmp_path), {}) == {"logs/a.log": b"x"}
 
 
 # --- login and host keys ------------------------------------------------------------------------------------------
@@ -685,12 +513,9 @@ def test_connect_unknown_host_key_is_refused_with_remedy(shared_bed: Testbed, ho
     assert f'host_key = "{server.host_key}"' in line
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_connect_accepts_host_key_of_known_hosts(shared_bed: Testbed, home: Path, hashed: bool) -> None:
+def test_connect_accepts_host_key_of_known_hosts(shared_bed: Testbed, home: Path) -> None:
     path = shared_bed.known_hosts(home / ".ssh/known_hosts")
-    if hashed:
-        subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)
-        assert "127" not in path.read_text().replace(shared_bed.machines[0].host_key, "").split("|1|")[0]
+    subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)  # hashes the names
     assert can_connect(host(shared_bed, host_key=None))
 
 
@@ -714,22 +539,14 @@ def test_connect_revoked_host_key_is_refused(shared_bed: Testbed, home: Path) ->
     assert "is marked as revoked" in refusal_line(host(shared_bed, host_key=None))
 
 
-def test_connect_unauthorized_key_is_refused_with_remedy(shared_bed: Testbed) -> None:
-    stranger = shared_bed.folder / "stranger"
-    if not stranger.exists():
-        shared_bed.new_key("stranger")
-    line = refusal_line(host(shared_bed, key=str(stranger)))
-    assert f"does not let root in with {stranger}; try: ssh-copy-id -p " in line.replace(Path.home().name, "root")
-
-
-def test_connect_missing_key_file_is_refused(shared_bed: Testbed) -> None:
-    assert "the key /no/key does not exist; make it: ssh-keygen -f /no/key" in refusal_line(
-        host(shared_bed, key="/no/key")
-    )
-
-
-def test_connect_without_any_key_is_refused(shared_bed: Testbed) -> None:
-    assert "there is no key to log in with" in refusal_line(host(shared_bed, key=None))
+def test_connect_without_a_key_that_is_let_in_is_refused_with_remedy(shared_bed: Testbed) -> None:
+    stranger = str(shared_bed.new_key("stranger"))
+    for key, remedy in {
+        stranger: f" in with {stranger}; try: ssh-copy-id -p ",
+        "/no/key": "the key /no/key does not exist; make it: ssh-keygen -f /no/key",
+        None: "there is no key to log in with",
+    }.items():
+        assert remedy in refusal_line(host(shared_bed, key=key))
 
 
 def test_connect_passphrase_key_needs_ssh_agent(shared_bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -816,35 +633,23 @@ def test_connect_without_ssh_server_raises_unreachable(
     assert f"cannot be reached at {name} port {port}: " in line
 
 
-# --- many machines, and OpenSSH on a terminal ---------------------------------------------------------------------
+# --- OpenSSH on a terminal ----------------------------------------------------------------------------------------
 
 
-def test_sixteen_connectors_run_in_parallel(testbed: Callable[..., Testbed]) -> None:
-    bed = testbed(16)
-    bed.machines[5].power_off()
-    connectors = [SSHConnector(host, f"machine {rank}", 1) for rank, host in enumerate(hosts(bed).machines)]
-    homes = call_in_threads(
-        connectors, lambda connector: connector.run(["sh", "-c", "echo $HOME"]).out.decode().strip()
-    )
-    assert isinstance(homes.pop(5), Unreachable)
-    assert homes == [str(server.home) for server in bed.machines if server.number != 5]
-    call_in_threads(connectors, lambda connector: connector.close())
-
-
-@pytest.mark.parametrize("jump", [False, True])
-def test_write_ssh_config_gives_openssh_the_same_route(shared_bed: Testbed, home: Path, jump: bool) -> None:
+def test_write_ssh_config_gives_openssh_the_same_route(shared_bed: Testbed, home: Path) -> None:
     gate = shared_bed.machines[2]
     shared_bed.known_hosts(home / ".ssh/known_hosts")
-    more = {"jump": f"root@{gate.address}:{gate.port}"} if jump else {}
+    machines = hosts(shared_bed, jump=f"root@{gate.address}:{gate.port}").machines
     config = home / "run folder" / "ssh_config"
-    write_ssh_config([resolve_route(host) for host in hosts(shared_bed, **more).machines], config)
+    write_ssh_config([resolve_route(host) for host in machines], config)
     before = gate.log.count("Accepted")
-    for rank in (0, 1):
-        argv = openssh_argv(config, rank, ["sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b"], tty=False)
-        completed = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-        assert completed.stdout == f"{shared_bed.machines[rank].home} a 'b\n", completed
-        argv = openssh_argv(config, rank, ["echo hello; echo 'two words' | wc -w"], tty=False)
-        completed = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-        assert completed.stdout.split() == ["hello", "2"], "one argument is a line for the shell"
-    assert gate.log.count("Accepted") - before == (4 if jump else 0)
+
+    def output(*argv: str) -> str:
+        line = openssh_argv(config, 1, [*argv], tty=False)
+        return subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120).stdout
+
+    expected = f"{shared_bed.machines[1].home} a 'b\n"
+    assert output("sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b") == expected
+    assert output("echo hello; echo 'two words' | wc -w").split() == ["hello", "2"], "one argument is a line for sh"
+    assert gate.log.count("Accepted") - before == 2
     assert openssh_argv(config, 2) == ["ssh", "-F", str(config), "-t", "machine-2"]

@@ -1,9 +1,7 @@
 """Sessions on the private tmux server, with the real tmux: arguments arrive, other sessions are not touched."""
 
-import itertools
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,11 +49,6 @@ def test_start_session_and_add_window_pass_arguments_unchanged(sandbox: Fixture,
     assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
-@pytest.mark.parametrize("word", ["", "a;", ";", "'", "#S"])
-def test_start_session_passes_last_argument_unchanged(sandbox: Fixture, dump_process: Fixture, word: str) -> None:
-    assert dump_process("job-1", sandbox.path, ["first", word])["argv"] == ["first", word]
-
-
 def test_is_owned_by_matches_exact_name_and_run_folder(sandbox: Fixture, dump_process: Fixture) -> None:
     run_folder = sandbox.path / "runs/job-1"
     dump_process("job-1", run_folder, [])
@@ -87,80 +80,23 @@ def test_start_session_leaves_session_of_other_run_folder_alone(sandbox: Fixture
     assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
 
 
-def test_kill_session_without_server_does_nothing(sandbox: Fixture) -> None:
-    tmux.kill_session("job-1", sandbox.path)
-    assert not tmux.is_owned_by("job-1", sandbox.path)
-    assert not sandbox.pids("tmux"), "the question started a server"
-
-
-def test_add_window_unknown_session_raises_one_line(sandbox: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", sandbox.path, [])
-    for name in ("job-2", "job"):
-        with pytest.raises(ClusterError) as caught:
-            tmux.add_window(name, "more", ["sleep", "1000"])
-        assert "\n" not in str(caught.value)
-
-
-def test_start_session_inherits_caller_environment_and_folder(
-    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BOTH", "of the first; $HOME #{x}")
-    monkeypatch.setenv("OF_THE_FIRST", "1")
-    first = dump_process("job-1", sandbox.path / "1", [])
-    monkeypatch.delenv("OF_THE_FIRST")
-    monkeypatch.setenv("BOTH", "of the second")
-    monkeypatch.setenv("OF_THE_SECOND", "2")
-    (sandbox.path / "second").mkdir()
-    monkeypatch.chdir(sandbox.path / "second")
-    second = dump_process("job-2", sandbox.path / "2", [])
-    window = dump_process("job-1", sandbox.path / "1", [], window="later", as_window=True)
-    for process in (first, window):
-        assert process["environ"]["BOTH"] == "of the first; $HOME #{x}" and process["environ"]["OF_THE_FIRST"] == "1"
-        assert "OF_THE_SECOND" not in process["environ"]
-    assert second["environ"]["BOTH"] == "of the second" and second["environ"]["OF_THE_SECOND"] == "2"
-    assert "OF_THE_FIRST" not in second["environ"]
-    assert (first["cwd"], second["cwd"]) == (str(sandbox.path), str(sandbox.path / "second"))
-
-
-def test_start_session_survives_end_of_server(sandbox: Fixture) -> None:
-    """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    for _ in range(50):
-        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])  # ends the session that is there
-    assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
-
-
-@pytest.mark.parametrize("lost_commands", [1, 3])
 def test_start_session_repeats_command_that_ending_server_lost(
-    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch, lost_commands: int
+    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
     command = libtmux.Server.cmd
     lost: list[str] = []
 
     def lose_first(server: libtmux.Server, name: str, *arguments: Any, **settings: Any) -> Any:
-        if name == "start-server" and len(lost) < lost_commands:
+        if name == "start-server" and len(lost) < 3:
             lost.append(name)
             return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
         return command(server, name, *arguments, **settings)
 
     monkeypatch.setattr(libtmux.Server, "cmd", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
-    assert len(lost) == lost_commands
+    assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
-
-
-def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-    monkeypatch.setattr(
-        libtmux.Server, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
-    )
-    monkeypatch.setattr(tmux, "session_owner", lambda _: None)
-    with pytest.raises(ClusterError, match="server exited unexpectedly"):
-        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
-
-
-def test_start_session_command_may_end_at_once(sandbox: Fixture) -> None:
-    tmux.start_session("job-1", sandbox.path, "first", ["true"])
-    sandbox.wait_for(lambda: not tmux.is_owned_by("job-1", sandbox.path))
 
 
 def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: Fixture) -> None:
@@ -171,41 +107,6 @@ def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: 
     assert dump_process("job-1", sandbox.path, ["a"])["argv"] == ["a"]
     assert dump_process("job-1", sandbox.path, ["b"], "second", as_window=True)["argv"] == ["b"]
     assert tmux.is_owned_by("job-1", sandbox.path)
-
-
-@pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
-def test_start_session_in_folder_with_special_characters(
-    sandbox: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (sandbox.path / name).mkdir()
-    monkeypatch.chdir(sandbox.path / name)
-    assert dump_process("job-1", sandbox.path, [])["cwd"] == str(sandbox.path / name)
-
-
-def test_kill_session_frozen_server_raises_one_line(
-    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dump_process("job-1", sandbox.path, [])
-    server = int(sandbox.tmux("display-message", "-p", "#{pid}"))
-    os.kill(server, signal.SIGSTOP)
-    try:
-        with monkeypatch.context() as patch, pytest.raises(ClusterError, match="does not answer"):
-            patch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.3)
-            tmux.kill_session("job-1", sandbox.path)
-    finally:
-        os.kill(server, signal.SIGCONT)
-    assert tmux.is_owned_by("job-1", sandbox.path)
-
-
-def test_start_session_uses_private_socket(sandbox: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", sandbox.path, [])
-    assert sandbox.tmux("list-sessions").startswith("job-1:")
-    assert [path.name for path in Path(sandbox.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
-
-
-def test_attach_argv_targets_exact_session(sandbox: Fixture, dump_process: Fixture) -> None:
-    argv = tmux.attach_argv("job-1")
-    assert argv[:3] == ["tmux", "-L", "imgnet"] and argv[-1].startswith("=job-1")
 
 
 def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,13 +61,11 @@ def test_paths_of_the_project_are_mirrored(path: str) -> None:
     assert untrusted.is_mirrored_path(path, MACHINES)
 
 
-@pytest.mark.parametrize("path", ["logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py"])
-def test_files_that_python_could_import_are_not_mirrored(path: str) -> None:
-    assert not untrusted.is_mirrored_path(path, MACHINES)
-
-
-@pytest.mark.parametrize("path", ["metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b"])
-def test_folders_in_place_of_files_that_commands_read_are_not_mirrored(path: str) -> None:
+@pytest.mark.parametrize("path", [
+    "logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py",  # Python could import them
+    "metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b",  # folders in place of files
+])  # fmt: skip
+def test_other_paths_are_not_mirrored(path: str) -> None:
     assert not untrusted.is_mirrored_path(path, MACHINES)
 
 
@@ -150,15 +148,6 @@ def test_parse_exit_gives_bounded_sizes_or_bad_answer(noise: bytes) -> None:
             assert 0 <= parsed[0].stdout_bytes + parsed[0].stderr_bytes <= 1000 and parsed[1] > 0
 
 
-@given(st.text(max_size=60))
-@example("9" * 5000 + "/step-1.pt")
-@example("000001/step-" + "9" * 5000 + ".pt")
-@example("\u0660\u0660\u0660\u0660\u0660\u0661/step-1.pt")
-def test_checkpoint_age_is_none_or_the_name_is_plain(path: str) -> None:
-    if untrusted.checkpoint_age(path):
-        assert path.isascii() and path.count("/") == 1 and ".." not in path and len(path) < 200
-
-
 def test_checkpoint_age_grows_with_time() -> None:
     names = ["000001/step-9.pt", "000002/resume-00000009-abc.pt", "000002/step-00000002.pt", "000002/step-10.pt"]
     assert sorted(reversed(names), key=lambda name: untrusted.checkpoint_age(name) or ()) == names
@@ -170,8 +159,6 @@ def test_texts_are_one_printable_line(text: bytes) -> None:
     with contextlib.suppress(BadAnswer):
         path = untrusted.absolute_path(text)
         assert path[0] == "/" and path.isprintable()
-    with contextlib.suppress(BadAnswer):
-        assert 0 <= int(untrusted.port_number(text)) < 100_000
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -255,10 +242,3 @@ def test_create_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(BadAnswer):
         folder.create("a/b", fail)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"b": b"old"}
-
-
-def test_require_space_keeps_a_part_of_the_disk_free(tmp_path: Path) -> None:
-    folder = ArrivalFolder(tmp_path)
-    folder.require_space(0)
-    with pytest.raises(OSError, match="No space left"):
-        folder.require_space(1 << 60)

@@ -126,15 +126,12 @@ def test_more_dollars_give_the_machines_more_time(job: RunningJob) -> None:
     assert provider.compute_limits(RATE)[0] == pytest.approx(hours)
 
 
-def test_requested_hours_stay_when_dollars_abound(job: RunningJob) -> None:
-    assert job.extend(dollars=100.0) == 2.0
-    assert job.limits() == [{"hours": 2.0, "name": ""}] * 2 and job.written.max_hours == 2.0
-
-
-def test_hours_and_dollars_together(job: RunningJob) -> None:
-    assert job.extend(hours=4.0, dollars=100.0) == 4.0
-    assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (4.0, 100.0)
-    assert job.shared.max_hours == 4.0 and job.shared.limit_name == ""
+@pytest.mark.parametrize(("hours", "expected_hours"), [(None, 2.0), (4.0, 4.0)])
+def test_requested_hours_count_when_dollars_abound(job: RunningJob, hours: float | None, expected_hours: float) -> None:
+    assert job.extend(hours=hours, dollars=100.0) == expected_hours
+    assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (expected_hours, 100.0)
+    assert job.shared.max_hours == expected_hours and job.shared.limit_name == ""
+    assert job.limits() == [{"hours": expected_hours, "name": ""}] * 2
 
 
 def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +144,7 @@ def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, mo
 def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(job: RunningJob) -> None:
     job.machines["1"].error = "machine 1: does not answer"
     with pytest.raises(
-        ClusterError,
-        match=r"did not get the new limit: machine 1: .*does not answer; run the command again",
+        ClusterError, match=r"did not get the new limit: machine 1: .*does not answer; run the command again"
     ):
         job.extend(dollars=12.0)
     assert job.written.rental_facts.max_dollars == 9.0, "the supervisor stops the job at the old limit"

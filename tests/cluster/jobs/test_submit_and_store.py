@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.known import known
 
-from cluster import jobs, launch
+from cluster import launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
-from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 
 Fixture = Any
@@ -21,11 +19,6 @@ Fixture = Any
 def spec(sandbox: Fixture) -> Any:
     """The spec of a tiny job."""
     return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
-
-
-@pytest.mark.parametrize("name", jobs.__all__)
-def test_jobs_package_exports_each_public_name(name: str) -> None:
-    assert getattr(jobs, name) is (getattr(store, name, None) or getattr(submit, name))
 
 
 def test_create_job_concurrent_calls_get_distinct_numbers(
@@ -40,14 +33,6 @@ def test_create_job_concurrent_calls_get_distinct_numbers(
         assert json.loads(job.run_folder.recipe_path.read_text())["name"] == "tiny"
 
 
-def test_create_run_folder_concurrent_calls_get_distinct_numbers(
-    sandbox: Fixture, run_in_processes: Callable[..., list[Any]]
-) -> None:
-    names_by_process = run_in_processes(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
-    names = [name for process_names in names_by_process for name in process_names]
-    assert sorted(names) == sorted(f"job-{number}" for number in range(1, 241))
-
-
 def test_create_job_does_not_reuse_number_of_existing_path(sandbox: Fixture, spec: Any) -> None:
     assert [submit.create_job(spec).name for _ in range(3)] == ["job-1", "job-2", "job-3"]
     (sandbox.path / "runs/job-2").rename(sandbox.path / "runs/kept")
@@ -55,29 +40,17 @@ def test_create_job_does_not_reuse_number_of_existing_path(sandbox: Fixture, spe
     assert submit.create_job(spec).name == "job-5"
 
 
-def test_all_jobs_are_ordered_by_number(hand_made: Fixture) -> None:
+def test_all_jobs_are_ordered_by_number(sandbox: Fixture, hand_made: Fixture) -> None:
     for number in (10, 9, 1, 100):
         hand_made(f"job-{number}")
-    assert [job.name for job in store.all_jobs()] == ["job-1", "job-9", "job-10", "job-100"]
-    assert store.find().name == "job-100"
-
-
-def test_all_jobs_ignores_other_folders(sandbox: Fixture, hand_made: Fixture) -> None:
-    hand_made("job-3")
     for name in ("job-", "job-x", "job-1.old", "job--1", "job-²", "other", ".job-5"):
         (sandbox.path / "runs" / name).mkdir()
     (sandbox.path / "runs/job-4").touch()
-    assert [job.name for job in store.all_jobs()] == ["job-3"]
+    assert [job.name for job in store.all_jobs()] == ["job-1", "job-9", "job-10", "job-100"]
+    assert [store.find(name).name for name in (None, "9", "job-10")] == ["job-100", "job-9", "job-10"]
 
 
-@pytest.mark.parametrize("name, expected", [("3", "job-3"), ("job-3", "job-3"), ("12", "job-12"), (None, "job-12")])
-def test_find_by_number_by_name_or_newest(hand_made: Fixture, name: str | None, expected: str) -> None:
-    for job_name in ("job-3", "job-12"):
-        hand_made(job_name)
-    assert store.find(name).name == expected
-
-
-@pytest.mark.parametrize("name", ["1", "job-1", "job-", "", "job-3/", "../runs/job-3", "-3", "03", "job"])
+@pytest.mark.parametrize("name", ["1", "job-1", "", "job-3/", "../runs/job-3", "03"])
 def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) -> None:
     for job_name in ("job-3", "job-12"):
         hand_made(job_name)
@@ -87,10 +60,7 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
 
 
 def test_find_without_any_job_raises(sandbox: Fixture) -> None:
-    with pytest.raises(
-        NoSuchJob,
-        match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS",
-    ):
+    with pytest.raises(NoSuchJob, match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS"):
         store.find()
 
 
@@ -125,16 +95,3 @@ def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Fixture) -> 
     with pytest.raises(BadInput, match="no backend 'cloud'; the backends are"):
         launch(sandbox.write_recipe(), backend="cloud")
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
-
-
-def test_job_scalars_of_finished_job(finished: Fixture) -> None:
-    job = Job(finished.path / "runs/job-1")
-    assert job.has_ended and job.state == job.wait(0) == "done" and not job.is_alive
-    top1 = job.scalars("accuracy/val_top1")
-    assert [images for images, _ in top1] == [60, 120, 180]
-    assert (
-        top1[-1][1] == known(job.result).top1
-        and len(job.scalars("accuracy/val_top5")) == len(job.scalars("loss/val")) == 3
-    )
-    loss = job.scalars("loss/train")
-    assert loss[-1][0] == 180 and all(value > 0 for _, value in loss)

@@ -3,17 +3,11 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log_lines import log_lines
 
-from cluster.errors import ClusterError
-from cluster.jobs import supervisor
 from cluster.jobs.supervisor import MAX_REPLACEMENT_DELAY_SECONDS, MachineReplacer
-from cluster.state import supervisor_records
-from train.tools.filesystem import to_json_bytes
 
 Fixture = Any
 
@@ -68,36 +62,11 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
         append_log(run, "two\n")
         third = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\ntwo\n")
-        third.send_signal(signal.SIGHUP)
-        append_log(run, "three\n")
-        sandbox.wait_for(lambda: local_log(run) == "one\ntwo\nthree\n")
-        assert third.poll() is None and not run.job.has_ended
+        assert not run.job.has_ended
         run.write_status("stopped", reason="stopped by the user", ended=True)
     assert third.wait(120) == 0
-    assert run.job.state == "stopped" and local_log(run) == "one\ntwo\nthree\n"
+    assert run.job.state == "stopped" and local_log(run) == "one\ntwo\n"
     assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
-
-
-def test_supervisor_of_ended_job_exits_and_keeps_result(hand_made: Fixture, start_supervisor: Fixture) -> None:
-    run = hand_made()
-    run.write_status("failed", reason="long ago", ended=True)
-    run.job.refresh()
-    before = run.run_folder.result_path.read_bytes()
-    assert start_supervisor(run).wait(120) == 0 and run.run_folder.result_path.read_bytes() == before
-
-
-def test_supervisor_on_full_disk_stays_until_agent_is_gone(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
-) -> None:
-    run = hand_made(str(small_disk / "job-1"))
-    run.write_status("training")
-    with run.hold_agent_lock():
-        run.write_shared(LOG, bytes(150_000))
-        supervisor = start_supervisor(run)
-        log = sandbox.path / "supervisor.log"
-        sandbox.wait_for(lambda: "No space left" in log.read_text())
-        assert supervisor.poll() is None
-    assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
 
 
 def logged_messages(run: Any) -> str:
@@ -129,47 +98,6 @@ def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, sta
     run.write_shared("status/0.json", "[]")
     assert start_supervisor(run).wait(120) == 1
     assert "is damaged" in logged_messages(run)
-
-
-def test_supervisor_log_has_no_hangup_of_a_job_that_has_ended(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of a job closes the session of its supervisor."""
-    run = hand_made()
-    with log_lines("cluster.jobs.supervisor") as lines:
-        monkeypatch.setattr(supervisor, "_supervise_once", lambda *_: end_job_with_its_session(run))
-        assert supervisor.supervise(run.job) == 0
-    assert lines == []
-    supervisor.unlogged_hangups.clear()
-
-
-def end_job_with_its_session(run: Any) -> None:
-    supervisor.log_signal(signal.SIGHUP, None)
-    run.run_folder.result_path.write_text("{}")
-
-
-def test_trouble_is_written_again_until_the_disk_takes_it(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hand_made()
-    monkeypatch.setattr(supervisor, "SUPERVISOR_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor_records, "to_json_bytes", raise_disk_full)
-    rounds = []
-
-    def fail(*_: object) -> None:
-        rounds.append(supervisor_records.read_trouble(run.run_folder.path))
-        if len(rounds) == 2:
-            monkeypatch.setattr(supervisor_records, "to_json_bytes", to_json_bytes)
-        if len(rounds) == 3:
-            run.run_folder.result_path.write_text("{}")
-        raise ClusterError("the machine does not answer")
-
-    monkeypatch.setattr(supervisor, "_supervise_once", fail)
-    with run.hold_agent_lock():
-        assert supervisor.supervise(run.job) == 0
-    assert [trouble and trouble.error for trouble in rounds] == [None, None, "the machine does not answer"]
-
-
-def raise_disk_full(_: object) -> bytes:
-    raise OSError(28, "No space left on device")
 
 
 # --- lost machines --------------------------------------------------------------------------------------------------

@@ -117,12 +117,6 @@ def test_check_with_the_real_checks_finds_a_wrong_data_folder(checker: Checker) 
     assert ran.code == 1 and f"error    machines 0, 1: {data}: has no val/" in ran.out, ran
 
 
-def test_check_of_one_machine_needs_no_shared_folder(checker: Checker) -> None:
-    checker.hosts = checker.write_hosts(count=1, python=sys.executable, shared=None)
-    ran = checker.run("--data", checker.sandbox.data)
-    assert ran.code == 0 and ran.out.endswith("\nall machines can be used\n"), ran
-
-
 def test_dry_run_asks_the_machines(checker: Checker) -> None:
     checker.override("cluster.machines.probe-1", "free=1")
     recipe = checker.sandbox.path / "recipe.py"
@@ -136,7 +130,7 @@ def test_dry_run_asks_the_machines(checker: Checker) -> None:
     assert checker.files() == before and not (checker.sandbox.path / "runs").exists()
 
 
-@pytest.mark.parametrize("options", [("--iam",), ("--type", "p4d.24xlarge"), ("--region", "us-east-1")])
-def test_check_of_own_machines_refuses_options_for_aws(checker: Checker, options: tuple[str, ...]) -> None:
-    ran = checker.sandbox.cli("check", "--ssh", checker.hosts, *options)
-    assert (ran.code, ran.err) == (2, "error: --ssh checks your own machines; leave out the options for AWS\n")
+def test_check_of_own_machines_refuses_options_for_aws(checker: Checker) -> None:
+    for options in (("--iam",), ("--type", "p4d.24xlarge"), ("--region", "us-east-1")):
+        ran = checker.sandbox.cli("check", "--ssh", checker.hosts, *options)
+        assert (ran.code, ran.err) == (2, "error: --ssh checks your own machines; leave out the options for AWS\n")

@@ -80,7 +80,7 @@ def test_main_three_machines_see_each_other(tmp_path: Path) -> None:
         assert before <= facts.time <= time.time() and facts.hostname == socket.gethostname()
         assert facts.cpus == len(os.sched_getaffinity(0)) and 0.1 < facts.memory_gb < 1e5
         assert facts.work.free_gb > 0 and (facts.shared.free_gb or 0) > 0
-        assert "127.0.0.1" in facts.addresses and facts.tmux and facts.tmux[0].isdigit()
+        assert facts.tmux and facts.tmux[0].isdigit()
         assert facts.shared.link and (facts.shared.fsync_ms or -1) >= 0 and (facts.shared.write_ms or -1) >= 0
         findings = checks.find_problems(replace(facts, other_jobs=()), 0, 0.001)  # other tests may run jobs here
         assert not [finding for finding in findings if "/dev/shm" not in finding.what]
@@ -105,23 +105,6 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
     assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
-def test_pairs_without_common_folder_needs_both_directions() -> None:
-    answers = {"a": SeenMarkers(seen={"b": True}), "b": SeenMarkers(seen={"a": False})}
-    assert checks.pairs_without_common_folder(answers) == [("a", "b")]
-
-
-def test_find_markers_waits_for_late_file(tmp_path: Path) -> None:
-    command = ["sh", "-c", 'sleep 0.3; printf "t-b\\n" > "$1"', "late", str(tmp_path / "t-b")]
-    with subprocess.Popen(command):
-        assert probe.find_markers(tmp_path, {"b": "t-b"}) == {"b": True}
-
-
-def test_find_markers_ignores_file_with_other_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "MARKER_TIMEOUT_SECONDS", 0.05)
-    (tmp_path / "t-b").write_text("")
-    assert probe.find_markers(tmp_path, {"b": "t-b"}) == {"b": False}
-
-
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
@@ -140,11 +123,6 @@ def test_find_markers_ignores_file_with_other_content(tmp_path: Path, monkeypatc
 def test_mount_of_returns_deepest_and_last_mount(path: str, kind: str, network: bool) -> None:
     mount = mounts.mount_of(Path(path), MOUNTS)
     assert (mount.type, mount.network) == (kind, network)
-
-
-def test_mount_of_joins_mount_and_file_system_options() -> None:
-    mount = mounts.mount_of(Path("/srv/nfs/x"), MOUNTS)
-    assert mount.options.startswith("rw,noatime,rw,vers=4.1") and mount.source == "server:/export"
 
 
 @pytest.mark.parametrize(
@@ -208,12 +186,6 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
     assert "no hard links on" in problems_text(shared=facts)
 
 
-def test_can_hard_link_rejects_replacing_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", lambda *_: None)
-    (tmp_path / "x").write_text("")
-    assert not probe.can_hard_link(tmp_path / "x", tmp_path / "y")
-
-
 def test_gather_facts_does_not_wait_for_hanging_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(shared: Path, mark: Path) -> None:
         signal.pause()
@@ -222,13 +194,6 @@ def test_gather_facts_does_not_wait_for_hanging_folder(tmp_path: Path, monkeypat
     monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
     facts = probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a")
     assert f"error: {tmp_path}: no answer in 0.2 s" in findings_text(checks.find_problems(facts, 0, 0))
-
-
-def test_call_with_timeout_returns_large_value_and_error() -> None:
-    large = SharedFolder(path="y" * 1_000_000)
-    assert probe.call_with_timeout(SharedFolder, lambda: large) == large
-    with pytest.raises(OSError, match=r"^division by zero$|^integer division or modulo by zero$"):
-        probe.call_with_timeout(SharedFolder, lambda: SharedFolder(free_gb=1 // 0))
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
@@ -273,11 +238,6 @@ def test_is_broken_tells_lost_gpus_from_a_missing_driver(nvidia_smi: Any, text: 
     assert checks.is_broken(replace(FACTS, gpus=gpus, nvidia=complaint), 2) is expected
 
 
-def test_is_broken_when_the_driver_hangs_and_not_without_one() -> None:
-    assert checks.is_broken(replace(FACTS, nvidia="hangs"), 1) and not checks.is_broken(FACTS, 1)
-    assert not checks.is_broken(replace(FACTS, nvidia="hangs"), 0)
-
-
 def test_find_problems_missing_driver_matters_only_with_gpus(nvidia_smi: Any) -> None:
     gpus, complaint = probe.query_gpus()
     assert (gpus, complaint) == ((), "missing")
@@ -285,12 +245,6 @@ def test_find_problems_missing_driver_matters_only_with_gpus(nvidia_smi: Any) ->
     assert problems_text(procs=1, nvidia=complaint).startswith(
         "error: no GPU: nvidia-smi is missing; install the NVIDIA driver"
     )
-
-
-def test_query_gpus_broken_driver_keeps_message(nvidia_smi: Any) -> None:
-    nvidia_smi("echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9")
-    gpus, complaint = probe.query_gpus()
-    assert "no GPU (nvidia-smi: NVIDIA-SMI has failed because" in problems_text(procs=1, gpus=gpus, nvidia=complaint)
 
 
 def has_memory(pid: int) -> bool:
@@ -321,10 +275,6 @@ def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Any, tmp_path: Path, mo
 # --- findings ------------------------------------------------------------------------------------------------
 
 
-def test_find_problems_healthy_machine_is_empty() -> None:
-    assert problems_text(want_gb=99) == ""
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -340,57 +290,12 @@ def test_find_problems_each_fault_is_one_line(changes: dict[str, Any], message: 
     assert problems_text(want_gb=10, **changes).startswith(message)
 
 
-def test_main_reports_several_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    facts = run_probe(MachineFacts, "--shared", tmp_path, "--work", tmp_path, "--token", "t")
-    assert facts.tmux is None and facts.gpus == ()
-    for word in ("tmux is missing", "1e+09 GB are needed", "nvidia-smi is missing"):
-        assert word in findings_text(checks.find_problems(facts, 1, 1e9))
-
-
 def test_check_clock_warns_only_beyond_uncertainty() -> None:
     assert checks.clock_skew(100.0, 104.0, 102.5) == (0.5, 2.0)
     assert checks.check_clock(*checks.clock_skew(100.0, 104.0, 102.0)) == []
     assert checks.check_clock(31.0, 2.0) == []
     assert "its clock is 3600 s behind that of this computer" in findings_text(checks.check_clock(-3600.0, 0.1))
     assert "its clock is 40 s ahead of that of this computer" in findings_text(checks.check_clock(40.0, 2.0))
-
-
-def test_memory_gb_reads_meminfo(tmp_path: Path) -> None:
-    assert probe.memory_gb(tmp_path) == 0.0
-    meminfo = tmp_path / "proc/meminfo"
-    meminfo.parent.mkdir()
-    meminfo.write_text("MemTotal:       1000000 kB\nMemFree: 1 kB\nMemAvailable: 1 kB\n")
-    assert probe.memory_gb(tmp_path) == 1.0
-    meminfo.write_text("")
-    assert probe.memory_gb(tmp_path) == 0.0
-
-
-def test_main_runs_the_module_of_beside_and_returns_its_code(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "other.py").write_text("print('other'); raise SystemExit(3)")
-    argv = [
-        sys.executable,
-        "-m",
-        "cluster.machines.probe",
-        "--shared",
-        str(tmp_path / "shared"),
-        "--work",
-        str(tmp_path),
-    ]
-    argv += ["--token", "t", "--machine", "a", "--expect", "a", "--beside", "other"]
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(probe.__file__).parents[2]}"}
-    (tmp_path / "shared" / "probe").mkdir()
-    (tmp_path / "shared" / "probe" / "t-a").write_text("t-a\n")
-    completed = subprocess.run(argv, env=env, capture_output=True, text=True)
-    first_line, last_line = completed.stdout.splitlines()
-    assert completed.returncode == 3 and first_line == "other"
-    assert decode_json(SeenMarkers, last_line.encode()).seen == {"a": True}
-
-
-def test_free_port_is_none_that_outgoing_connections_get() -> None:
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert probe.MIN_PORT <= probe.free_port() < first_outgoing
 
 
 @pytest.mark.parametrize("others", [(), ("--expect", "a,b")])

@@ -120,34 +120,18 @@ def test_project_requirements_reads_pyproject_beside_package(tmp_path: Path) -> 
     assert (answer["python"], answer["made"], answer["code"]) == (sys.executable, False, 0)
 
 
-@pytest.mark.parametrize("text", [None, "not toml", "[project]\n"])
-def test_project_requirements_unreadable_file_raises_one_line(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "pyproject.toml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ClusterError, match=r"pyproject.toml does not list the dependencies") as raised:
-        python_env.project_requirements(path)
-    assert "\n" not in str(raised.value)
-
-
 VERSION_CASES = [
-    ("2.13.0", ">=2.13,<2.14", True),
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
     ("2.13.0a0+git1", ">=2.13,<2.14", False),
     ("2.9.1", ">=2.13", False),
-    ("10.3", ">=10.3", True),
     ("10.3.0", "==10.3", True),
-    ("1.2.3", "==1.2.*", True),
     ("1.20.3", "==1.2.*", False),
     ("1.2.3", "!=1.2.*", False),
-    ("1.2.3", "!=1.2.4", True),
     ("1.9", "~=1.4", True),
-    ("2.0", "~=1.4", False),
-    ("1.4.9", "~=1.4.2", True),
     ("1.5", "~=1.4.2", False),
-    ("3", ">2, <=3", True),
     ("1", "", True),
+    ("1", "; sys_platform == 'win32'", True),
 ]
 
 
@@ -155,33 +139,18 @@ PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requiremen
 
 
 @pytest.mark.parametrize("module", PACKAGING_MODULES)
-@pytest.mark.parametrize("version, specifiers, expected", VERSION_CASES)
-def test_is_installed_follows_pep_440(
-    version: str, specifiers: str, expected: bool, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_is_installed_follows_pep_440(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_modules(monkeypatch, *(name for name in PACKAGING_MODULES if name != module))
-    monkeypatch.setattr(python_env, "installed_version", lambda name: version if name == "imgnet-dummy" else None)
-    assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected
+    for version, specifiers, expected in VERSION_CASES:
+        monkeypatch.setattr(python_env, "installed_version", {"imgnet-dummy": version}.get)
+        assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected, (version, specifiers)
+    assert not python_env.is_installed("imgnet-nowhere")
 
 
 def hide_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let the import of these modules fail."""
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
-
-
-@pytest.mark.parametrize(
-    "need, expected",
-    [
-        ("pytest", True),
-        ("PyTest >= 1.0", True),
-        ("pytest[dev]>=1,<9999", True),
-        ("pytest>=9999", False),
-        ("imgnet-nowhere", False),
-    ],
-)
-def test_is_installed_compares_with_installed_version(need: str, expected: bool) -> None:
-    assert python_env.is_installed(need) is expected
 
 
 def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
@@ -191,10 +160,6 @@ def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
     assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"])["made"]
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=2 pytest>=1")
-
-
-def test_is_installed_ignores_markers_of_other_systems() -> None:
-    assert python_env.is_installed("imgnet-nowhere>=3; sys_platform == 'win32'")
 
 
 # --- making a venv ------------------------------------------------------------------------------------------------
@@ -229,18 +194,14 @@ def test_ensure_environment_installs_only_missing_with_uv(uv_only: Path, tmp_pat
     assert constraints == [f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest")]
 
 
-def test_ensure_environment_other_torch_installs_everything(uv_only: Path, tmp_path: Path) -> None:
-    python_env.ensure_environment(tmp_path / "here", ["torch>=9999", "pytest>=1"])
-    venv, install = (uv_only / "calls").read_text().splitlines()
-    assert "--system-site-packages" not in venv and install.endswith(" torch>=9999 pytest>=1")
-    assert not (uv_only / "constraints").exists()
-
-
-def test_ensure_environment_does_not_keep_a_torch_that_is_too_new(uv_only: Path, tmp_path: Path) -> None:
-    """Its GPUs need an older one: one requirement of two is met, and the torch of this Python must not be pinned."""
-    python_env.ensure_environment(tmp_path / "here", ["torch>=2", "pytest>=1", "torch<2.1"])
-    calls = (uv_only / "calls").read_text()
-    assert "torch>=2 pytest>=1 torch<2.1" in calls and not (uv_only / "constraints").exists()
+@pytest.mark.parametrize("needs", [["torch>=9999", "pytest>=1"], ["torch>=2", "pytest>=1", "torch<2.1"]])
+def test_ensure_environment_with_another_torch_installs_everything(
+    uv_only: Path, tmp_path: Path, needs: list[str]
+) -> None:
+    """The second time the GPUs need an older one: one requirement of two is met, and this torch must not be pinned."""
+    python_env.ensure_environment(tmp_path / "here", needs)
+    _, install = (uv_only / "calls").read_text().splitlines()
+    assert install.endswith(" ".join(["", *needs])) and not (uv_only / "constraints").exists()
 
 
 @pytest.mark.parametrize("child", [True, False])
@@ -257,12 +218,6 @@ def test_make_venv_shows_packages_of_this_python(
         assert f"addsitedir('{Path(pytest.__file__).parents[1]}')" in pth_files[0].read_text()
 
 
-def test_make_venv_without_packages(tmp_path: Path, uv_only: Path) -> None:
-    python_env.make_venv(tmp_path / "one", [])
-    assert (tmp_path / "one" / python_env.COMPLETE_MARKER).exists()
-    assert len((uv_only / "calls").read_text().splitlines()) == 1
-
-
 def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in images whose Python comes from Debian's packages: `python3 -m venv` alone fails there."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -271,14 +226,6 @@ def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch:
     python_env.make_venv(tmp_path / "one", ["imgnet-dummy"])
     assert list(tmp_path.glob("one/lib/python3*/site-packages/imgnet_dummy.py"))
     assert not list(tmp_path.glob("one/lib/python3*/site-packages/pip"))
-
-
-@pytest.mark.parametrize(("version", "is_able"), [("22.3", True), ("26.1.2", True), ("22.2.2", False), (None, False)])
-def test_old_pip_installs_from_inside_the_venv(
-    monkeypatch: pytest.MonkeyPatch, version: str | None, is_able: bool
-) -> None:
-    monkeypatch.setattr(python_env, "installed_version", lambda name: version)
-    assert python_env._has_pip_for_others() is is_able
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,33 +269,6 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     assert finish(start_main(root, folder, str(uv)))["made"]
 
 
-def test_main_terminated_removes_what_is_half_made(uv: Path, tmp_path: Path) -> None:
-    root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
-    (uv / "hang").write_text("")
-    process = start_main(root, folder, str(uv))
-    pid = int(wait_for(lambda: (uv / "hangs").exists() and (uv / "hangs").read_text()))
-    assert list(folder.glob("venv/[!.]*"))
-    process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 1 and not list(folder.glob("venv/[!.]*")) and not list(folder.glob("venv/.*.tmp"))
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
-
-
-def test_main_says_that_it_waits_for_another_job(uv: Path, tmp_path: Path) -> None:
-    root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
-    (uv / "hang").write_text("")
-    first = start_main(root, folder, str(uv))
-    wait_for((uv / "hangs").exists)
-    second = start_main(root, folder, str(uv))
-    assert second.stdout
-    lines = [second.stdout.readline(), second.stdout.readline()]
-    assert "another job is making" in lines[1], lines
-    first.kill()
-    first.communicate(timeout=120)
-    (uv / "hang").unlink()
-    assert finish(second)["made"]
-
-
 # --- errors ---------------------------------------------------------------------------------
 
 INSTALLER_ERRORS = {
@@ -356,10 +276,7 @@ INSTALLER_ERRORS = {
     "error: Failed to fetch: `x`\n  Caused by: dns error: failed to lookup": "no way from here to the package index",
     "The virtual environment was not created successfully because ensurepip is not\navailable.": "sudo apt-get install",
     "/usr/bin/python3: No module named venv": "sudo apt-get install",
-    "ERROR: ResolutionImpossible: see above": "ended with code 1: ERROR: ResolutionImpossible: see above",
     "note\n  \u00d7 No solution:\n  Because there is no torch": "ended with code 1: \u00d7 No solution: Because",
-    "Error: [x, -m ensurepip] returned 1.": "ended with code 1: Error: [x, -m ensurepip] returned",
-    "strange": "ended with code 1: strange",
 }
 
 
@@ -371,32 +288,6 @@ def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output:
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
-
-
-def test_run_command_names_missing_debian_package(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text("#!/bin/sh\necho because ensurepip is not available\nexit 1\n")
-    (tmp_path / "python").chmod(0o755)
-    with pytest.raises(ClusterError, match=rf"apt-get install python3\.{sys.version_info[1]}-venv"):
-        python_env._run_command([str(tmp_path / "python"), "-m", "venv", "x"], tmp_path)
-
-
-def test_run_command_detects_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_env, "MIN_FREE_BYTES", 1 << 62)
-    with pytest.raises(ClusterError, match=r"false: the disk is full"):
-        python_env._run_command(["false"], tmp_path)
-
-
-def test_run_command_pip_without_network_raises_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("pip")
-    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--retries", "1", "--disable-pip-version-check"]
-    with pytest.raises(ClusterError, match="no way from here to the package index"):
-        python_env._run_command([*pip, "--index-url", "http://127.0.0.1:1/simple", "imgnet-nowhere"], tmp_path)
-
-
-def test_main_unwritable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "file"))
-    assert answer["why"] == f"{tmp_path}/file/venv: Not a directory" and answer["code"] == 1
 
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:

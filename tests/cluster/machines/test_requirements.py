@@ -29,12 +29,6 @@ def with_names(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None
     return replace(recipe, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
 
 
-def test_missing_requirements_own_model_needs_nothing(tiny: Recipe) -> None:
-    assert requirements.model_library(tiny) == ""
-    assert requirements.missing_requirements(tiny) == []
-    assert requirements.requirements_not_sent(tiny, None) == []
-
-
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_missing_requirements_names_missing_library(
     library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch
@@ -131,13 +125,3 @@ def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixtur
     assert sandbox.cli("ls").out.strip() == "" or "job-1" not in sandbox.cli("ls").out
     completed = sandbox.cli("plan", recipe)
     assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
-
-
-def test_launch_exact_with_fp16_comm_is_refused(sandbox: Fixture) -> None:
-    recipe = sandbox.write_recipe(1)
-    text = Path(recipe).read_text()
-    Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
-    completed = sandbox.cli("launch", "--local", "-y", "--exact", recipe)
-    assert (
-        completed.code == 2 and "the comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1
-    ), completed

@@ -8,7 +8,6 @@ import pytest
 
 from cluster.notifications.events import Event, SupervisorView, describe, find_events
 from cluster.state.run_folder import Run
-from train.recipe import Command
 
 Fixture = Any
 
@@ -53,42 +52,6 @@ def test_loss_and_return_of_a_machine_are_told_once(run: Any) -> None:
     (back,) = teller.new()
     assert (back.kind, back.text) == ("machine_back", "machine 1 joined; 2 of 2 machines train from step 40")
     assert teller.new() == []
-
-
-def test_machines_that_the_job_does_not_have_are_not_told_of(run: Any) -> None:
-    run.write_attempt(2, "0.a", "1.b", *(f"invented-{number}.x" for number in range(50)), launch_id="one")
-    run.write_attempt(3, "0.a", "1.b", launch_id="one")
-    assert Teller(run).new() == []
-
-
-def test_damaged_status_does_not_hide_the_end(run: Any) -> None:
-    run.write_status("failed", launch="one", reason="out of memory", ended=True)
-    run.job.refresh()
-    run.write_shared("status/1.json", "[]")
-    (end,) = Teller(run).new()
-    assert end.kind == "failed"
-    described = describe(end, Run.read(run.run_folder.path), "id", 0.0, None)
-    assert described.event == "failed" and described.step is None
-
-
-def test_return_of_a_machine_to_a_command_names_no_step(hand_made: Fixture) -> None:
-    run = hand_made("job-2", machines=2, workload=Command(argv=["true"]))
-    run.run_folder.launch_path.write_text("one")
-    run.write_attempt(1, "0.a", launch_id="one", reason="machine 1 lost")
-    run.write_attempt(2, "0.a", "1.c", launch_id="one", reason="machine 1 joined")
-    (back,) = Teller(run).new()
-    assert back.text == "machine 1 joined; the command starts anew on 2 of 2 machines"
-
-
-def test_attempt_of_a_lying_machine_hides_no_event(run: Any) -> None:
-    """The names of its members are no numbers that can be counted."""
-    run.write_attempt(2, *(f"{'9' * 5000}.{letter}" for letter in "ab"), launch_id="one", reason="start")
-    (lost,) = Teller(run).new("1")
-    assert (lost.kind, lost.machines) == ("machine_lost", ("1",))
-    run.write_status("failed", "0", launch="one", reason="out of memory", ended=True)
-    run.write_status("failed", "1", launch="one", reason="out of memory", ended=True)
-    run.job.refresh()
-    assert "failed" in [event.kind for event in Teller(run).new()]
 
 
 def test_loss_that_pauses_the_job_is_told_before_the_next_attempt(run: Any) -> None:

@@ -79,9 +79,7 @@ def test_text_that_names_no_image_is_refused(image: str) -> None:
         container.prepare(image)
 
 
-def test_command_line_of_a_container_has_no_value_and_the_environment_has_it(
-    docker: Callable[[], list[str]],
-) -> None:
+def test_command_line_of_a_container_has_no_value_and_the_environment_has_it(docker: Callable[[], list[str]]) -> None:
     words = argv()
     assert "hunter2" not in " ".join(words)
     output = subprocess.run(words, env={**os.environ, "TOKEN": "hunter2"}, capture_output=True, text=True).stdout
@@ -100,8 +98,3 @@ def test_container_has_the_folders_once_the_network_and_no_path_of_the_machine()
 def test_containers_of_a_machine_are_removed(docker: Callable[[], list[str]]) -> None:
     container.remove_containers("job-1-aa-0")
     assert docker() == ["ps --all --quiet --filter label=imgnet-cluster.machine=job-1-aa-0", "rm --force aaa bbb"]
-
-
-def test_removal_without_docker_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    container.remove_containers("job-1-aa-0")

@@ -1,7 +1,5 @@
 import os
-import re
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -116,43 +114,6 @@ def test_pattern_that_takes_too_long_at_run_time_is_switched_off(bed: Bed, monke
     assert "takes too long on this output" in progress.problem
     bed.print("x" * 100 + "\n")
     assert progress.poll() == ScriptNumbers(signs=1), "without a pattern, output is the sign of life"
-
-
-def test_time_of_other_processes_does_not_count_against_a_pattern(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SlowPattern:
-        """Takes longer than the limit, but no processor time: as on a computer whose processors the ranks keep busy."""
-
-        pattern = STEP
-
-        def search(self, line: str) -> re.Match[str] | None:
-            time.sleep(0.03)
-            return re.search(STEP, line)
-
-    monkeypatch.setattr("cluster.script.progress.MATCH_SECONDS", 0.01)
-    progress = bed.follow(STEP)
-    progress.pattern = SlowPattern()  # type: ignore[assignment]
-    bed.print("step 8\n")
-    assert progress.poll().step == 8 and not progress.problem
-
-
-def test_folder_that_vanishes_during_the_search_for_events_is_no_error(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress = bed.follow()
-
-    def vanish(*_: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "rglob", vanish)
-    assert progress.poll() == ScriptNumbers()
-
-
-def test_of_too_many_event_files_the_newest_are_followed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.script.event_steps.MAX_FILES", 2)
-    progress = bed.follow()
-    for step in (1, 2, 3):
-        bed.write_event(step, f"events.out.tfevents.{step}")
-    assert progress.poll().step == 3
 
 
 def test_steps_of_tensorboard_events_are_read_as_they_grow(bed: Bed) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cluster.state import attempts
 from cluster.state.states import MachineState
 from train.tools import filesystem
-from train.tools.filesystem import read_with_checksum, with_checksum
+from train.tools.filesystem import read_with_checksum
 
 Fixture = Any
 
@@ -20,6 +20,21 @@ def propose(folder: Path, *members: str) -> attempts.Attempt:
     """Propose an attempt as an agent that knows the newest one."""
     attempt = attempts.Attempt(launch_id="now", members=members or ("0.a",), reason="test")
     return attempts.propose(folder, attempts.newest_attempt(folder), attempt)
+
+
+@pytest.fixture
+def run(hand_made: Fixture) -> Any:
+    """A job in its first attempt, which has saved nothing yet."""
+    run = hand_made()
+    propose(run.run_folder.shared)
+    return run
+
+
+@pytest.fixture
+def shared(run: Any) -> Path:
+    """The shared folder of that job."""
+    folder: Path = run.run_folder.shared
+    return folder
 
 
 def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
@@ -41,15 +56,13 @@ def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
-def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, shared: Path) -> None:
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
-    second = propose(run.run_folder.shared)
+    second = propose(shared)
     assert (second.number, second.first_step, resume_content(run, second)) == (2, 24, b"1 24")
     run.write_checkpoint(2, 32)
-    third = propose(run.run_folder.shared)
+    third = propose(shared)
     assert (third.first_step, resume_content(run, third)) == (32, b"2 32")
 
 
@@ -66,26 +79,11 @@ def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: F
     ],
     ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"],
 )
-def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_damaged_checkpoint_is_skipped(run: Any, shared: Path, damage: Callable[[Path], Any]) -> None:
     whole = run.write_checkpoint(1, 8)
-    damage(run.run_folder.shared / run.write_checkpoint(1, 16))
-    second = propose(run.run_folder.shared)
-    assert resume_content(run, second) == b"1 8" and (run.run_folder.shared / second.resume).samefile(
-        run.run_folder.shared / whole
-    )
-
-
-@pytest.mark.parametrize("name", ["step-old.pt", "resume-old.pt", "step-00000008-old.pt", "best-old.safetensors"])
-def test_propose_passes_over_a_copy_that_somebody_made(hand_made: Fixture, name: str) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    whole = run.run_folder.shared / run.write_checkpoint(1, 16)
-    (whole.parent / name).write_bytes(with_checksum(b"1 8" * 100))
-    (whole.parent.parent / "000000.bak").mkdir()
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 16"
-    propose(run.run_folder.shared)  # removes the folders of old attempts
+    damage(shared / run.write_checkpoint(1, 16))
+    second = propose(shared)
+    assert resume_content(run, second) == b"1 8" and (shared / second.resume).samefile(shared / whole)
 
 
 def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
@@ -97,39 +95,26 @@ def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: 
         assert (following.number, resume_content(run, following)) == (number, b"2 8")
 
 
-def test_propose_all_checkpoints_damaged_keeps_resume_checkpoint(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_late_checkpoint_of_older_attempt_is_ignored(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
-    propose(run.run_folder.shared)
-    run.write_checkpoint(2, 16, whole=False)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
-
-
-def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    run.write_checkpoint(1, 8)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    assert resume_content(run, propose(shared)) == b"1 8"
     run.write_checkpoint(1, 999)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    assert resume_content(run, propose(shared)) == b"1 8"
     run.write_checkpoint(3, 16)
     run.write_checkpoint(2, 999)
     run.write_checkpoint(1, 1000)
-    assert resume_content(run, propose(run.run_folder.shared)) == b"3 16"
+    assert resume_content(run, propose(shared)) == b"3 16"
 
 
-def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
+def test_propose_late_pruning_by_older_attempt_does_no_harm(run: Any, shared: Path) -> None:
     """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
-    run = hand_made()
-    propose(run.run_folder.shared)
     for step in (8, 16):
         run.write_checkpoint(1, step)
-    second = propose(run.run_folder.shared)
-    for path in (run.run_folder.shared / "checkpoints/000001").iterdir():
+    second = propose(shared)
+    for path in (shared / "checkpoints/000001").iterdir():
         path.unlink()
     run.write_checkpoint(1, 24)
-    assert resume_content(run, second) == resume_content(run, propose(run.run_folder.shared)) == b"1 16"
+    assert resume_content(run, second) == resume_content(run, propose(shared)) == b"1 16"
 
 
 def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
@@ -149,16 +134,14 @@ def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     assert attempts.history(tmp_path) == [first, second]
 
 
-def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
+def test_propose_new_launch_continues_numbers_and_checkpoint(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
     end = attempts.Attempt(launch_id="now", end_state=MachineState.STOPPED)
-    attempts.propose(run.run_folder.shared, attempts.newest_attempt(run.run_folder.shared), end)
-    new = attempts.propose(run.run_folder.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
+    attempts.propose(shared, attempts.newest_attempt(shared), end)
+    new = attempts.propose(shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
     assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
     again = attempts.Attempt(launch_id="next", members=("1.new",))
-    assert attempts.propose(run.run_folder.shared, None, again) == new, "neither knew an attempt: the first one wins"
+    assert attempts.propose(shared, None, again) == new, "neither knew an attempt: the first one wins"
 
 
 @pytest.mark.parametrize("cause", ["pruned by the old rank 0", "deleted by a faster proposer"])
@@ -191,11 +174,8 @@ def test_propose_checkpoint_vanishes_chooses_again(
 
 
 @pytest.mark.parametrize("launches", [1, 2])
-def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture, launches: int) -> None:
+def test_propose_passes_over_a_checkpoint_that_cannot_be_read(run: Any, shared: Path, launches: int) -> None:
     """Also after the job has ended and was resumed, when the folder that both were saved in is gone."""
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
     if launches == 2:
@@ -210,11 +190,8 @@ def test_propose_passes_over_a_checkpoint_that_cannot_be_read(hand_made: Fixture
     assert resume_content(run, propose(shared)) == b"1 16"
 
 
-def test_propose_without_an_earlier_checkpoint_ends_the_job(hand_made: Fixture) -> None:
+def test_propose_without_an_earlier_checkpoint_ends_the_job(run: Any, shared: Path) -> None:
     """Its checksum is right, but the trainers could not read it."""
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
     run.write_checkpoint(1, 8)
     following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=8)
     attempt = attempts.propose(shared, propose(shared), following)
@@ -222,10 +199,7 @@ def test_propose_without_an_earlier_checkpoint_ends_the_job(hand_made: Fixture) 
     assert attempt.reason.startswith("cannot be read; no checkpoint can be read, all are damaged (of step 8); ")
 
 
-def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
+def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(run: Any, shared: Path) -> None:
     for step in (8, 16):
         run.write_checkpoint(1, step, whole=False)
     for number, launch_id in ((2, "now"), (3, "next"), (4, "again")):
@@ -240,60 +214,12 @@ def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_delet
     assert (begun.members, begun.resume, begun.end_state) == (("0.a",), "", None)
 
 
-def test_propose_takes_a_restored_checkpoint_after_all_were_damaged(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
-    whole = (shared / run.write_checkpoint(1, 8)).read_bytes()
-    run.write_checkpoint(1, 8, whole=False)
-    ended = propose(shared)
-    assert ended.end_state == MachineState.FAILED
-    (shared / f"checkpoints/{ended.number:06d}/step-00000008.pt").write_bytes(whole)
-    resumed = attempts.propose(shared, ended, attempts.Attempt(launch_id="next", members=("0.a",)))
-    assert (resumed.end_state, resumed.first_step, resume_content(run, resumed)) == (None, 8, b"1 8")
-
-
-def test_propose_passes_the_best_weights_on(hand_made: Fixture) -> None:
-    run = hand_made()
-    shared = run.run_folder.shared
-    propose(shared)
+def test_propose_passes_the_best_weights_on(run: Any, shared: Path) -> None:
     run.write_checkpoint(1, 8)
     run.write_shared("checkpoints/000001/best-00000004.safetensors", "best")
     for number in (2, 3):
         assert propose(shared).number == number
         assert (shared / f"checkpoints/{number:06d}/best-00000004.safetensors").read_text() == "best"
-
-
-def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture) -> None:
-    propose(tmp_path)
-    for text in ("", "{", "[]", "7"):
-        attempts.attempt_path(tmp_path, 2).write_text(text)
-        assert attempts.read_attempt(tmp_path, 2) is None
-        with pytest.raises((OSError, ValueError, AssertionError)) as caught:
-            propose(tmp_path)
-        assert "hangs" not in str(caught.value)
-
-
-def test_propose_checkpoints_deleted_restarts_or_raises(hand_made: Fixture, hang_alarm: Fixture) -> None:
-    run = hand_made()
-    propose(run.run_folder.shared)
-    run.write_checkpoint(1, 8)
-    propose(run.run_folder.shared)
-    shutil.rmtree(run.run_folder.shared / "checkpoints")
-    try:
-        assert propose(run.run_folder.shared).resume == ""
-    except OSError as error:
-        assert "resume-00000008" in str(error)
-
-
-def test_propose_never_changes_published_attempts(tmp_path: Path) -> None:
-    published = [propose(tmp_path, f"{number}.x") for number in range(12)]
-    assert [attempt.number for attempt in published] == list(range(1, 13))
-    files = sorted((tmp_path / "attempts").iterdir())
-    assert [json.loads(file.read_text())["members"] for file in files] == [
-        list(attempt.members) for attempt in published
-    ]
-    assert attempts.newest_attempt(tmp_path) == published[-1]
 
 
 def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:

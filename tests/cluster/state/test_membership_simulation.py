@@ -399,18 +399,8 @@ class Simulation:
         assert self.is_over(), self.describe()
 
     def describe(self) -> str:
-        lines = [f"seed {self.seed}, {self.now:g} s, target size {self.rules.target_size}, min {self.rules.min_size}"]
-        lines += [
-            f"  attempt {attempt.number} by {attempt.proposer}: {attempt.members} {attempt.end_state} {attempt.reason}"
-            for attempt in self.attempts.values()
-        ]
-        for agent in self.agents.values():
-            number = agent.attempt.number if agent.attempt else 0
-            lines.append(
-                f"  {agent.id}: alive {agent.is_alive}, {agent.phase} of {number}, step {agent.last_step}, "
-                f"{agent.reason} {agent.leave_reason}"
-            )
-        return "\n".join(lines)
+        rows = [*self.attempts.values(), *self.agents.values()]
+        return "\n  ".join([f"seed {self.seed}, {self.now:g} s, {self.rules}", *map(str, rows)])
 
 
 @pytest.mark.parametrize("group", [0, 1, *(pytest.param(group, marks=pytest.mark.process) for group in range(2, 10))])

@@ -1,13 +1,10 @@
-"""Tests of the job specification as JSON, and of the paths in a run folder."""
+"""Tests of the job specification as JSON."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 from support.specs import changed_spec
 
-from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 
 Fixture = Any
@@ -27,25 +24,3 @@ def test_job_spec_from_json_ignores_unknown_and_defaults_missing_keys(hand_made:
     value["train"] = {**value["train"], "of a later version": 1}
     del value["train"]["workers"], value["train"]["scale"], value["procs"]
     assert JobSpec.from_json(value) == spec
-
-
-@pytest.mark.parametrize("key", ["name", "recipe", "train", "recovery"])
-def test_job_spec_from_json_missing_required_key_raises(hand_made: Fixture, key: str) -> None:
-    value = hand_made().spec.to_json()
-    del value[key]
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        JobSpec.from_json(value)
-
-
-def test_run_folder_paths_lie_below_it_and_differ(tmp_path: Path) -> None:
-    folders = RunFolder(tmp_path / "job-1")
-    paths = [
-        folders.spec_path,
-        folders.recipe_path,
-        folders.shared,
-        folders.work_folder(),
-        folders.work_folder("1"),
-        folders.result_path,
-    ]
-    assert all(path.is_relative_to(folders.path) for path in paths) and len(set(paths)) == 6
-    assert not list(tmp_path.iterdir())

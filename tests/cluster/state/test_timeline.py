@@ -24,10 +24,6 @@ def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
     return rows
 
 
-def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
-    assert timeline_rows(hand_made()) == []
-
-
 def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
@@ -37,21 +33,14 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> 
     run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
     write_steps(run, 3, (41, 146.0))
     first, second, third = timeline_rows(run)
-    assert (first.machines, first.reason, first.pause, first.steps_lost) == (
-        ("0", "1"),
-        "start",
-        None,
-        None,
-    )
+    assert (first.machines, first.reason, first.pause, first.steps_lost) == (("0", "1"), "start", None, None)
     assert (first.first_step, first.last_step) == (0, 20)
     assert (second.machines, second.first_step, second.last_step) == (("1",), 16, 40)
     assert (second.pause, second.steps_lost) == (3.5, 4)
     assert (third.machines, third.pause, third.steps_lost) == (("1", "0"), 1.0, 0)
 
 
-def test_attempt_rows_attempt_without_steps_has_no_pause(
-    hand_made: Fixture,
-) -> None:
+def test_attempt_rows_attempt_without_steps_has_no_pause(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
@@ -77,27 +66,6 @@ def test_steps_lost_by_attempts_without_steps_add_up_to_the_repeated_steps(hand_
     assert sum(row.steps_lost or 0 for row in rows) == 20 - 8
 
 
-def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    write_steps(run, 1, (8, 100.0))
-    run.write_attempt(2, end_state="failed", reason="killed (3 times at step 8)")
-    end = timeline_rows(run)[1]
-    assert (end.machines, end.reason, end.pause, end.steps_lost) == (
-        (),
-        "killed (3 times at step 8)",
-        None,
-        None,
-    )
-
-
-def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
-    assert timeline_rows(run)[0].last_step == 8
-
-
 def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
@@ -109,9 +77,7 @@ def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_ma
     assert timeline.lost_seconds(run.run_folder) == 0.0
 
 
-def test_lost_intervals_exclude_time_between_launches(
-    hand_made: Fixture,
-) -> None:
+def test_lost_intervals_exclude_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
