@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from support import aws_journal
 from support.sandbox import FinishedSandbox
+from support.waiting import PATIENCE
 
 from cluster.cli.app import cli
 from cluster.cli.options import CommandGroup
@@ -33,7 +34,7 @@ from infra.aws.launch_request import Place
 from train.tools.filesystem import locked
 
 COMMANDS_PER_KIND = 4000
-MAX_SECONDS = 10
+MAX_SECONDS = round(10 * PATIENCE)
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
 COMMANDS = (

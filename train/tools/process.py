@@ -7,6 +7,7 @@ kills the parent (prctl(2), PR_SET_PDEATHSIG). Each child leads a process group,
 import contextlib
 import ctypes
 import os
+import random
 import secrets
 import signal
 import socket
@@ -22,6 +23,7 @@ from .filesystem import open_regular
 
 PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 POLL_SECONDS = 0.05  # of `launch_ranks`
+PORTS = range(20000, 32768)  # Linux gives outgoing connections those from 32768 on, macOS and Windows from 49152 on
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -77,9 +79,16 @@ def command_line(pid: int) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine on which nothing listens now."""
+    """Return a TCP port of this machine on which nothing listens now.
+
+    It is below those that systems give to outgoing connections, so that it is still free when somebody binds it.
+    """
+    for port in random.SystemRandom().sample(PORTS, 20):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("", port))
+            return port
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
