@@ -20,7 +20,6 @@ from recipes_page import (
 from cluster.cli.app import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGES = 1_281_167
 RECIPES_WITHOUT_PAPER = {"resnet50_2026", "finetune", "sweeps", "quickstart", "cifar10"}
 SCHEDULE_IDS = [f"{schedule.recipe_name}, {schedule.machines}" for schedule in PAPER_SCHEDULES]
 
@@ -34,20 +33,6 @@ def phase_numbers(phase: PaperPhase) -> tuple[Any, ...]:
 def test_our_schedule_phases_equal_the_papers(paper_schedule: PaperSchedule) -> None:
     ours = [phase_numbers(as_paper_phase(row)) for row in our_schedule(paper_schedule).scheduled_phases]
     assert ours == [phase_numbers(phase) for phase in paper_schedule.paper_phases]
-
-
-@pytest.mark.parametrize("paper_schedule", PAPER_SCHEDULES, ids=SCHEDULE_IDS)
-def test_our_schedule_has_at_most_one_step_more_in_each_epoch(paper_schedule: PaperSchedule) -> None:
-    """The last step of our epochs takes the remaining images. Others leave these out, or use them in the next epoch."""
-    our_steps = our_schedule(paper_schedule).steps
-    if paper_schedule.step_difference and our_steps != paper_schedule.steps:
-        batch = paper_schedule.paper_phases[0].batch
-        epochs = paper_schedule.paper_phases[-1].epochs[1]
-        assert {phase.batch for phase in paper_schedule.paper_phases} == {batch}
-        assert paper_schedule.steps in (epochs * IMAGES // batch, IMAGES // batch * epochs)
-        assert our_steps == -(-IMAGES // batch) * epochs and 0 < our_steps - paper_schedule.steps <= epochs
-    else:
-        assert our_steps == paper_schedule.steps
 
 
 def test_paper_schedules_cover_every_recipe_with_a_paper() -> None:

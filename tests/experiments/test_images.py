@@ -110,11 +110,3 @@ def test_turned_and_upright_have_equal_shape_and_encoding() -> None:
     turned_back = turned.transpose(Image.Transpose.ROTATE_180)
     error = np.abs(np.asarray(turned_back, int) - np.asarray(upright, int)).mean()
     assert error < 20 < np.abs(np.asarray(turned, int) - np.asarray(upright, int)).mean()
-
-
-def test_turned_and_upright_small_gray_photograph_becomes_rgb() -> None:
-    with io.BytesIO() as file:
-        Image.new("L", (60, 30)).save(file, "JPEG")
-        turned, _ = images.turned_and_upright(file.getvalue())
-    with Image.open(io.BytesIO(turned)) as image:
-        assert image.size == (256, 128) and image.mode == "RGB"

@@ -9,7 +9,7 @@ import torch
 
 from train.evaluation.trained_network import TrainedNetwork, open_trained
 from train.inference import __main__, export
-from train.inference.protocol import ExportOptions, ParameterNames
+from train.inference.protocol import ParameterNames
 from train.models.blurpool import BlurredConvolution
 from train.models.registry import build_model
 from train.recipe import Model, Recipe
@@ -189,11 +189,3 @@ def test_open_trained_names_what_is_wrong(tiny: Any, tmp_path: Path) -> None:
         with pytest.raises(TrainingError, match=rf"{name}\.safetensors: .*{reason}") as caught:
             open_trained(tmp_path / f"{name}.safetensors")
         assert "\n" not in str(caught.value)
-
-
-def test_export_options_are_parsed() -> None:
-    options = __main__.parse_options(["export", "--names", "timm", "--", "-a.pt", "b.pt"])
-    assert isinstance(options, ExportOptions)
-    assert (options.source, options.names, options.model) == (Path("-a.pt"), ParameterNames.TIMM, None)
-    with pytest.raises(SystemExit):
-        __main__.parse_options(["predict", "a.pt"])
