@@ -122,7 +122,7 @@ def test_job_without_a_validated_epoch_has_no_record(hand_made: Fixture, sandbox
     "old, new, message",
     [
         ('"clock": 2', '"clock": null, "x": 2', "the clock jumped between two of its attempts"),
-        ('"train_loss": 1.0', '"train_loss": NaN', "result.json: NaN is not a finite number"),
+        ('"train_loss": 2.5', '"train_loss": NaN', "result.json: NaN is not a finite number"),
         ('"clock": 2', '"clock": 1e300, "x": 2', "a file of its run folder is damaged"),
     ],
 )
