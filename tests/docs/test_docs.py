@@ -1,4 +1,4 @@
-"""The pages: their commands parse, and the targets, files, modules, names and links that they mention exist."""
+"""The pages: their commands parse, and the targets, files, names and links that they mention exist."""
 
 import ast
 import dataclasses
@@ -170,22 +170,6 @@ def is_in_repository(path: str) -> bool:
     return (ROOT / path).exists() or (ROOT / f"{path}.py").exists()
 
 
-def missing_module_part(dotted: str) -> str:
-    """Return the first part of a dotted name such as `cluster.errors.ClusterError` that does not exist, or ""."""
-    path, parts = ROOT, dotted.split(".")
-    while parts and (path / parts[0]).is_dir():
-        path /= parts.pop(0)
-    path = path / f"{parts.pop(0)}.py" if parts and (path / f"{parts[0]}.py").exists() else path / "__init__.py"
-    return "" if not parts or re.search(rf"\b{parts[0]}\b", path.read_text()) else parts[0]
-
-
-def dotted_names(text: str) -> set[str]:
-    """Return the modules of this project, and their members, that a page names in code."""
-    code = "\n".join([*inline_code(text), *fences(text, "", "sh", "bash", "python")])
-    names = re.findall(r"(?<![\w/.\-\"])(?:cluster|infra|train)(?:\.[a-zA-Z_]\w*)+", code)
-    return {name for name in names if not name.endswith((".py", ".log", ".jsonl"))}
-
-
 def slug(heading: str) -> str:
     """Return the anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
@@ -257,10 +241,6 @@ def test_page_link_leads_to_a_file_and_heading() -> None:
 def test_page_file_exists() -> None:
     """Old module paths are found by this test: they do not exist any more."""
     assert_none({page: [path for path in named_paths(PAGES[page]) if not is_in_repository(path)] for page in PAGES})
-
-
-def test_page_module_exists() -> None:
-    assert_none({page: [name for name in dotted_names(PAGES[page]) if missing_module_part(name)] for page in PAGES})
 
 
 def test_developer_page_identifier_occurs_in_the_code() -> None:
