@@ -5,7 +5,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from screenshots import draw_pictures
-from terminal_svg import THEMES, Run, terminal_lines
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
 MAX_FILE_BYTES = 16_000
@@ -27,15 +26,3 @@ def test_pictures_are_small_and_fit_their_terminal() -> None:
         for text in picture.iter("{http://www.w3.org/2000/svg}text"):
             end = float(text.attrib["x"]) + float(text.attrib["textLength"])
             assert end <= float(picture.attrib["width"]), (path, text.text)
-
-
-def test_terminal_lines_have_colors_and_break_at_the_width() -> None:
-    lines = list(terminal_lines("a \x1b[31mfailed\x1b[0m\n\n1234567\n", 6))
-    assert lines == [
-        [Run(0, "a ", ""), Run(2, "fail", "red")], [Run(0, "ed", "red")], [], [Run(0, "123456", "")], [Run(0, "7", "")],
-    ]  # fmt: skip
-
-
-def test_themes_have_the_same_colors() -> None:
-    light, dark = THEMES.values()
-    assert light.keys() == dark.keys() and len({*light.values(), *dark.values()}) == 2 * len(light)

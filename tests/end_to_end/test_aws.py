@@ -130,7 +130,6 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     assert evaluation["rows"][0]["top1"] == result.epochs[-1].top1
     renter.run("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
-    renter.run("record", "--check", "mine.tsv")
     page = Path(renter.run("report", job.name).strip()).read_text()
     pairs = page.count('<div class="pair">')  # of classes that are confused most, with an image of each
     assert page.count("data:image/jpeg") == 6 + 2 * pairs and TYPE in page and "machine 2 lost" in page

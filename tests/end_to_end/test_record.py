@@ -39,11 +39,6 @@ def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox
     assert written.code == 0, written
     table = [line.split("\t") for line in (sandbox.path / "mine.tsv").read_text().splitlines()]
     assert list(mlperf_problems((sandbox.path / "mine.log").read_text())) == []
-    for arguments in (("mine.tsv",), ("mine.log", "job-1")):
-        checked = sandbox.cli("record", "--check", *arguments)
-        assert checked.code == 0, checked
-    table[-1][3] = "99.0000"
-    (sandbox.path / "mine.tsv").write_text("".join("\t".join(row) + "\n" for row in table))
-    checked = sandbox.cli("record", "--check", "mine.tsv")
-    assert checked.code == 1 and f"row {len(epochs)} (epoch {len(epochs)}): top5 is 99" in checked.err
+    assert [float(row[3]) for row in table[1:]] == [known(epoch.top5) for epoch in epochs]
+    assert float(table[-1][1]) == round(outcome_seconds / 3600, 6)
     assert sandbox.cli("resume", "job-1").code == 1, "a job that is done cannot be resumed"

@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from experiments.harness import cli, plots, table
+from experiments.harness import cli, table
 from experiments.harness.claims import Claim, Experiment, ImageSources, make_side
 from experiments.harness.images import ImageSet
 from experiments.harness.sweep import SweepLocation
@@ -63,58 +61,6 @@ def test_experiment_table_summarizes_the_rows(experiment: Experiment) -> None:
     assert slow == "| slow | 3 | 61.00 ± 1.00 | 60.00 to 62.00 |  | 30 | 12 MP | 100 ± 0 |"
     assert wild.startswith("| wild | 3, 1 diverged | 30.33 ± 17.62 | 10.00 to 41.00 | -30.67 (-74.2")
     assert wild.endswith(") | 30 | 12 MP | 51 ± 1 |")
-
-
-def test_experiment_table_arms_without_results_have_rows(experiment: Experiment) -> None:
-    lines = list(table.experiment_table(experiment, {"slow": [], "wild": [make_row(0, None), make_row(1, None)]}))
-    assert lines[2] == "| slow | 0 | | | | | | |"
-    assert lines[3] == "| wild | 2, 2 diverged | 10.00 ± 0.00 | 10.00 to 10.00 |  |  |  |  |"
-    assert {line.count("|") for line in lines} == {9}
-
-
-def test_experiment_table_has_seconds_only_for_cheaper_claims(experiment: Experiment) -> None:
-    without_timing = replace(experiment, claims=tuple(replace(claim, cheaper=False) for claim in experiment.claims))
-    lines = list(table.experiment_table(without_timing, {**ROWS["toy"], "wild": [make_row(0, None)]}))
-    assert lines[0] == "| | n | top-1 % | min to max | difference to the first | steps | work |"
-    assert lines[2].endswith("|  | 30 | 12 MP |") and {line.count("|") for line in lines} == {8}
-
-
-def test_experiment_table_two_views_have_two_columns(experiment: Experiment) -> None:
-    slow_rows = [row | {"top1_square": row["top1"] - 3} for row in ROWS["toy"]["slow"]]
-    lines = list(table.experiment_table(experiment, {"slow": slow_rows, "wild": []}))
-    header, _, slow, _ = lines
-    assert "top-1 %, squares" in header and "| 58.00 ± 1.00 |" in slow
-    assert {line.count("|") for line in lines} == {10}
-
-
-def test_render_results_page_says_when_where_and_how_long(experiment: Experiment) -> None:
-    text = table.render_results_page([experiment], ROWS)
-    assert (
-        "6 different runs, 2026-01-01 to 2026-01-03, 0.2 hours of one thread in total. Made on\n2 cores (X).\n" in text
-    )
-    assert "Commits: 0123456789ab." in text and "![1. A toy](pictures/toy.png)" in text
-    assert "- **Not seen at this scale.** Slow is better than wild" in text
-    assert "No runs yet." in table.render_results_page([experiment], {"toy": {}})
-
-
-def test_draw_experiment_has_a_row_for_each_arm(experiment: Experiment, tmp_path: Path) -> None:
-    plots.draw_experiment(tmp_path / "a" / "toy.png", experiment, ROWS["toy"])
-    plots.draw_experiment(tmp_path / "one.png", experiment, {"slow": ROWS["toy"]["slow"][:1], "wild": []})
-    plots.draw_experiment(tmp_path / "none.png", experiment, {"slow": [], "wild": [make_row(0, None)]})
-    with Image.open(tmp_path / "a" / "toy.png") as image, Image.open(tmp_path / "one.png") as small:
-        assert image.size[1] - small.size[1] == plots.ROW_HEIGHT
-        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20) or ()}
-    assert {tuple(bytes.fromhex(color[1:])) for color in plots.ARM_COLORS[:2]} <= colors
-
-
-@pytest.mark.parametrize("low, high", [(0, 100), (59.2, 61.4), (10, 10), (0.01, 0.02), (57.3, 98.0)])
-def test_experiment_figure_ticks_are_few_and_contain_the_values(low: float, high: float) -> None:
-    rows = [{**make_row(0, value), "train_top1": [low, high]} for value in (low, high)]
-    dots, curves = plots.experiment_figure("title", [("arm", rows)]).axes
-    for axis in (dots.xaxis, curves.yaxis):
-        first, last = axis.get_view_interval()
-        ticks = [tick for tick in axis.get_ticklocs() if first - 1e-9 <= tick <= last + 1e-9]
-        assert ticks[0] <= low + 1e-6 and ticks[-1] >= high - 1e-6 and 2 <= len(ticks) <= 8
 
 
 def test_main_makes_runs_and_prints_tables(

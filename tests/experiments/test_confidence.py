@@ -26,9 +26,7 @@ def make_claim(margin: float | None = None, **fields: Any) -> Claim:
     return Claim(text="A is better than B", first=make_side("a"), second=make_side("b"), margin=margin, **fields)
 
 
-@pytest.mark.parametrize(
-    "degrees, printed", [(1, 12.706), (2, 4.303), (4, 2.776), (8, 2.306), (30, 2.042), (1000, 1.962)]
-)
+@pytest.mark.parametrize("degrees, printed", [(1, 12.706), (8, 2.306), (1000, 1.962)])
 def test_student_t_equals_printed_tables(degrees: float, printed: float) -> None:
     assert confidence.student_t(degrees) == pytest.approx(printed, abs=0.001)
 
@@ -53,17 +51,6 @@ def test_welch_interval_single_or_equal_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "low, high, margin, expected",
-    [
-        (0.1, 2.0, None, "seen"), (-2.0, -0.1, None, "opposite"), (-0.1, 2.0, None, "open"), (0.0, 1.0, None, "open"),
-        (-0.9, 0.3, 1.0, "seen"), (-1.1, 0.3, 1.0, "open"), (-3.0, -1.1, 1.0, "opposite"), (0.5, 2.0, 1.0, "seen"),
-    ],
-)  # fmt: skip
-def test_verdict_follows_from_interval_and_margin(low: float, high: float, margin: float | None, expected: str) -> None:
-    assert confidence.verdict(make_claim(margin), Interval((low + high) / 2, low, high)) == expected
-
-
-@pytest.mark.parametrize(
     "first, second, margin, beginning",
     [
         ((61.0, 61.2, 61.1), (58.0, 58.1, 58.3), None, "**Seen.** A is better than B: 61.10 ± 0.10 against"),
@@ -79,13 +66,6 @@ def test_claim_sentence_begins_with_the_outcome(first: Any, second: Any, margin:
     assert confidence.claim_sentence(make_claim(margin), rows).startswith(beginning)
 
 
-def test_claim_sentence_open_claim_says_what_runs_can_detect() -> None:
-    sentence = confidence.claim_sentence(
-        make_claim(), {"a": make_rows(60.0, 61.0, 62.0), "b": make_rows(59.9, 61.1, 61.9)}
-    )
-    assert "These runs can detect differences of about 2.3 points or more." in sentence
-
-
 def test_claim_sentence_diverged_runs_count_as_guessing() -> None:
     sentence = confidence.claim_sentence(make_claim(), {"a": make_rows(60.0, 61.0), "b": make_rows(None, None)})
     assert "against 10.00 ± 0.00 %" in sentence and '2 of 2 runs of "b" diverged and count as guessing.' in sentence
@@ -93,22 +73,9 @@ def test_claim_sentence_diverged_runs_count_as_guessing() -> None:
 
 def test_claim_sentence_of_several_arms_uses_the_best() -> None:
     claim = Claim(text="x", first=make_side("a", "b", "c"), second=make_side("d"))
-    sentence = confidence.claim_sentence(
-        claim,
-        {
-            "a": make_rows(50.0, 51.0),
-            "b": make_rows(60.0, 61.0),
-            "c": make_rows(None, 99.0),
-            "d": make_rows(10.0, 11.0),
-        },
-    )
+    top1 = {"a": (50.0, 51.0), "b": (60.0, 61.0), "c": (None, 99.0), "d": (10.0, 11.0)}
+    sentence = confidence.claim_sentence(claim, {name: make_rows(*values) for name, values in top1.items()})
     assert 'The best of 3 arms is "b".' in sentence and "60.50 ± 0.71 against" in sentence
-
-
-def test_claim_sentence_side_may_use_another_metric() -> None:
-    rows = [row | {"top1_square": row["top1"] - 5} for row in make_rows(60.0, 60.1, 60.2)]
-    claim = Claim(text="x", first=make_side("a"), second=make_side("a", metric="top1_square"))
-    assert "+5.00 points" in confidence.claim_sentence(claim, {"a": rows})
 
 
 def test_claim_sentence_missing_and_single_runs() -> None:
@@ -124,10 +91,3 @@ def test_savings_sentence_compares_by_seed_without_diverged() -> None:
     assert (
         "60% of the work (images x pixels), 100% of the steps and 52% of the training seconds (50% to 55%" in sentence
     )
-
-
-def test_claim_sentence_ends_with_published_source() -> None:
-    sentence = confidence.claim_sentence(
-        make_claim(source="1 against 2"), {"a": make_rows(61.0, 62.0), "b": make_rows(50.0, 51.0)}
-    )
-    assert sentence.endswith("Published: 1 against 2.")

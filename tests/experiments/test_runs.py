@@ -103,14 +103,3 @@ def test_read_row_returns_only_the_same_configuration(tmp_path: Path) -> None:
     assert runs.read_row(RUN, tmp_path) is None
     path.write_text(path.read_text()[:40])
     assert runs.read_row(RUN, tmp_path) is None
-
-
-def test_result_values_come_from_the_result() -> None:
-    epochs = [
-        {"train_images": 100, "size": size, "train_seconds": 1.5, "train_top1": top1, "train_loss": 1.0}
-        for size, top1 in ((16, 20.123), (32, 30.0))
-    ]
-    values = runs.result_values({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
-    assert values["megapixels"] == pytest.approx((100 * 256 + 100 * 1024) / 1e6)
-    assert values["train_seconds"] == 3.0 and values["train_top1"] == [20.12, 30.0] and values["diverged"] is None
-    assert runs.diverged_values("the loss is nan", epochs, 10).keys() == values.keys()

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +82,6 @@ def test_run_sweep_makes_each_run_once(bed: SweepBed) -> None:
     assert not list((bed.location.work / "runs").iterdir())
     bed.sweep(0, 1, 2, 3)
     assert bed.started_seeds == [0, 1, 2, 3] and bed.log[-2] == "4 runs, 1 of them missing, 1 at a time"
-
-
-def test_run_sweep_row_says_when_where_and_with_which_code(bed: SweepBed) -> None:
-    bed.sweep(0, max_parallel=3)
-    origin = bed.row(0)["made"]
-    assert origin["date"] == time.strftime("%Y-%m-%d") and "3 at a time, torch 2." in origin["machine"]
-    assert set(origin) == {"date", "machine", "commit"}
-
-
-def test_run_sweep_runs_max_parallel_at_a_time(bed: SweepBed) -> None:
-    for seed in range(3):
-        (bed.control / f"hold-{seed}").touch()
-    worker = threading.Thread(target=bed.sweep, args=(0, 1, 2, 3), kwargs={"max_parallel": 2})
-    worker.start()
-    try:
-        wait_for(lambda: len(list(bed.control.glob("running-*"))) == 2)
-        assert sorted(bed.started_seeds) == [0, 1]
-        (bed.control / "hold-0").unlink()
-        wait_for(lambda: len(bed.started_seeds) == 3)
-        assert bed.row(0) and bed.row(1) is None
-    finally:
-        for hold in bed.control.glob("hold-*"):
-            hold.unlink()
-        worker.join(JOIN_TIMEOUT_SECONDS)
-    assert sorted(bed.started_seeds) == [0, 1, 2, 3]
 
 
 def test_run_sweep_killed_takes_trainer_along_and_continues(bed: SweepBed) -> None:

@@ -7,17 +7,16 @@ from typing import Any
 
 from support import aws_journal
 from support.aws_journal import launch_request, request_granted
-from support.train_records import make_result
+from support.train_records import make_epoch, make_result, metrics_line
 
 from cluster.state import result as state_result
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
-from train.metrics.records import RunClock
+from train.metrics.records import EpochRow, MetricsRow, StartRow, StepRow
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.target import Target, target_outcome
-from train.tools.records import decode, encode
+from train.tools.records import encode
 
 Fixture = Any
 LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
@@ -46,73 +45,60 @@ class SimulatedTrainer:
 
     def __init__(self) -> None:
         self.now = LOADING_BEGAN
-        self.lines: dict[int, list[dict[str, Any]]] = {}
-        self.history: list[dict[str, Any]] = []
+        self.rows: dict[int, list[MetricsRow]] = {}
+        self.history: list[EpochResult] = []
 
     def start(self, attempt: int, step: int, seconds: float) -> None:
         self.now += seconds
-        self.lines[attempt] = []
-        values = {
-            "begun": LOADING_BEGAN,
-            "train_images": IMAGES,
-            "val_images": VAL_IMAGES,
-            "world": 2,
-            "gpus": 2,
-            "device": "cuda",
-            "processor": "NVIDIA A100",
-            "precision": "bfloat16",
-            "versions": {"torch": "2", "imgnet-cluster": "1"},
-        }
-        self.add_line(attempt, "start", step, **values)
+        row = StartRow(
+            **self.place(attempt, step),
+            begun=LOADING_BEGAN,
+            train_images=IMAGES,
+            val_images=VAL_IMAGES,
+            world=2,
+            gpus=2,
+            device="cuda",
+            processor="NVIDIA A100",
+            precision="bfloat16",
+            versions={"torch": "2", "imgnet-cluster": "1"},
+        )
+        self.rows[attempt] = [row]
 
-    def add_line(self, attempt: int, kind: str, step: int, **values: Any) -> None:
-        line = {"kind": kind, "attempt": attempt, "time": self.now, "step": step, "images": step, **values}
-        self.lines[attempt].append(line)
+    def place(self, attempt: int, step: int) -> dict[str, Any]:
+        """Return the fields that every row has."""
+        return {"attempt": attempt, "time": self.now, "step": step, "images": step}
 
     def train(self, attempt: int, epoch: Epoch, first: int, last: int) -> None:
-        """Train the steps `first` to `last` of an epoch; a line after the first, each tenth, and the last of them."""
+        """Train the steps `first` to `last` of an epoch; a row after the first, each tenth, and the last of them."""
         for step in range(first, last):
             self.now += STEP_SECONDS
             if step in (first, last - 1) or step % 10 == 0:
-                scalars = {
-                    "sizes/lr": epoch.lr_at(step),
-                    "times/images_per_second": epoch.scheduled_phase.global_batch / STEP_SECONDS,
-                }
-                self.add_line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, scalars=scalars)
+                place = self.place(attempt, epoch.first_step + step + 1)
+                row = StepRow(**place, epoch=epoch.number + 1, scalars={"sizes/lr": epoch.lr_at(step)})
+                self.rows[attempt].append(row)
 
     def end_epoch(self, attempt: int, epoch: Epoch) -> None:
         """Validate where the recipe says so, and write the row of the epoch."""
-        number = epoch.number + 1
-        top1, top5 = ACCURACIES.get(number, (None, None))
+        top1, top5 = ACCURACIES.get(epoch.number + 1, (None, None))
         val_seconds = 0.5 if top1 is None else 5.0
         self.now += val_seconds
-        seconds = epoch.steps * STEP_SECONDS
-        row = {
-            "epoch": number,
-            "size": epoch.scheduled_phase.size,
-            "global_batch": epoch.scheduled_phase.global_batch,
-            "steps": epoch.steps,
-            "lr": epoch.lr_at(epoch.steps - 1),
-            "train_seconds": seconds,
-            "val_seconds": val_seconds,
-            "train_images": IMAGES,
-            "images_per_second": IMAGES / seconds,
-            "train_loss": 1.0,
-            "train_top1": 10.0,
-            "train_top5": 50.0,
-            "top1": top1,
-            "top5": top5,
-            "top1_square": top1,
-            "top5_square": top5,
-            "val_loss": top1 and 2.0,
-            "view": None if top1 is None else "rect" if epoch.scheduled_phase.phase.rect_val else "square",
-            "val_images": None if top1 is None else VAL_IMAGES,
-            "seconds": seconds + val_seconds,
-            "at": self.now,
-            "clock": self.now - LOADING_BEGAN,
-        }
-        self.history.append(row)
-        self.add_line(attempt, "epoch", epoch.first_step + epoch.steps, **row)
+        result = make_epoch(
+            epoch=epoch.number + 1,
+            size=epoch.scheduled_phase.size,
+            global_batch=epoch.scheduled_phase.global_batch,
+            steps=epoch.steps,
+            lr=epoch.lr_at(epoch.steps - 1),
+            train_seconds=epoch.steps * STEP_SECONDS,
+            val_seconds=val_seconds,
+            train_images=IMAGES,
+            top1=top1,
+            top5=top5,
+            at=self.now,
+            clock=self.now - LOADING_BEGAN,
+        )
+        self.history.append(result)
+        row = EpochRow(**self.place(attempt, epoch.first_step + epoch.steps), **vars(result))
+        self.rows[attempt].append(row)
         self.now += 0.2  # the checkpoint
 
     def run(self) -> "SimulatedTrainer":
@@ -123,30 +109,13 @@ class SimulatedTrainer:
             self.train(1, epoch, 0, epoch.steps)
             self.end_epoch(1, epoch)
         saved_step = SAVED_STEP - third.first_step
-        self.train(1, third, 0, saved_step)
-        self.train(1, third, saved_step, LOST_STEP - third.first_step)
+        self.train(1, third, 0, LOST_STEP - third.first_step)
         self.start(2, SAVED_STEP, PAUSE_SECONDS)
         self.train(2, third, saved_step, third.steps)
         self.end_epoch(2, third)
         self.train(2, fourth, 0, fourth.steps)
         self.end_epoch(2, fourth)
         return self
-
-    def result(self, target: str) -> dict[str, Any]:
-        """Return the trainers' result.json."""
-        epochs = decode(list[EpochResult], self.history)
-        result = make_result(
-            *epochs,
-            recipe="paper",
-            images_per_second=1.0,
-            steps=SCHEDULE.steps,
-            seconds={"training": 1.0},
-            clock=RunClock(begun=LOADING_BEGAN, seconds=epochs[-1].clock),
-            schedule=tuple(SCHEDULE.table()),
-            train_images=IMAGES,
-            target=target_outcome(Target.parse(target), epochs),
-        )
-        return dict(encode(result))
 
 
 def make_job(
@@ -172,14 +141,14 @@ def make_job(
     )
     for folder in (run.run_folder.path, run.run_folder.shared):
         (folder / "metrics").mkdir(exist_ok=True)
-        for number, rows in trainer.lines.items():
-            text = "".join(json.dumps(row) + "\n" for row in rows)
+        for number, rows in trainer.rows.items():
+            text = "".join(json.dumps(metrics_line(row)) + "\n" for row in rows)
             (folder / f"metrics/{number:06d}.jsonl").write_text(text)
     if backend == "aws":
         write_journal(run.run_folder.path)
     run.write_status("done" if done else "failed", ended=True)
     if done:
-        run.write_shared("result.json", json.dumps(trainer.result(target)))
+        run.write_shared("result.json", json.dumps(encode(make_result(*trainer.history))))
     state_result.write_result(run.job.run, run.job.backend)
     return run.job
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
-from train.tools.filesystem import line_blocks, lines_with, open_regular, read_lines
-from train.tools.records import DamagedRecord, decode_json, decode_line
+from train.tools.filesystem import line_blocks, lines_with, open_regular
+from train.tools.records import DamagedRecord, decode_line
 
 from .time_table import TimeTable
 
@@ -68,13 +68,6 @@ class EpochRow(EpochResult, MetricsRow):
     """A finished epoch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowKind:
-    """What every line has."""
-
-    kind: str
-
-
 ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", EpochRow: "epoch"}
 # What every line of a type contains, as the trainer writes it.
 KIND_MARKERS = {row_type: f'"kind": "{kind}"'.encode() for row_type, kind in ROW_KINDS.items()}
@@ -101,17 +94,6 @@ def parse_row(line: bytes, row_type: type[RowT]) -> RowT | None:
         return decode_line(row_type, line)
     except DamagedRecord:
         return None
-
-
-def check_metrics_file(path: Path) -> None:
-    """Raise `DamagedRecord` for the first complete line that is damaged. `read_metrics_file` skips such lines."""
-    types = {kind: row_type for row_type, kind in ROW_KINDS.items()}
-    for number, line in enumerate(read_lines(path), 1):
-        if line.endswith(b"\n"):
-            source = f"{path}, line {number}"
-            kind = decode_json(RowKind, line, source).kind
-            if kind in types:
-                decode_json(types[kind], line, source)
 
 
 # The names of a validation's scalars in TensorBoard, and their fields in `EpochResult`. TensorBoard sorts the names by

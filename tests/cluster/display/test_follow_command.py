@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.record import _load_run_data
 from cluster.display import progress, status
 from cluster.errors import BadInput
 from cluster.jobs import checkpoints
+from cluster.records.run_data import collect_run_data
 from cluster.state.timeline import AttemptRow
 from train.recipe import Command
 
@@ -90,6 +90,6 @@ def test_steps_of_a_recipe_stay_in_the_table(capsys: pytest.CaptureFixture[str])
 
 
 def test_commands_for_networks_say_that_a_command_has_none(run: Any) -> None:
-    for ask in (checkpoints.trained_weights, _load_run_data):
+    for ask in (checkpoints.trained_weights, collect_run_data):
         with pytest.raises(BadInput, match=r"job-1 runs a command of your own.* is in .*/shared/checkpoints$"):
             ask(run.job)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.decode import BadImage
 from train.data.index.open import load_index
 from train.data.loading.loader import BatchDecoder
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
@@ -74,11 +73,6 @@ def test_predict_gives_the_answers_of_the_network(
         assert not message["error"]
     assert messages[2]["error"] == f"{files[2]}: not an image" and not messages[2]["answers"]
     assert messages[3]["error"] == f"{files[3]}: No such file or directory"
-
-
-def test_validation_pixels_of_no_image_raise(tiny: Any) -> None:
-    with pytest.raises(BadImage):
-        predict.validation_pixels(b"", describe(tiny()))
 
 
 def test_file_that_lies_about_its_classes_fills_no_memory(
