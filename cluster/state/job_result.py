@@ -17,7 +17,6 @@ SETUP_STEPS = (
     SetupStep.CHECKS,
     SetupStep.NETWORK,
     SetupStep.AGENT,
-    SetupStep.DATA,
     SetupStep.FETCH,
     SetupStep.STANDBY,
 )
