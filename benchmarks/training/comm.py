@@ -115,7 +115,7 @@ def cluster_shape_rows(
     yield f"| {machines} machines with {processes} | MB sent | formula | error | seconds per step | plain / this |"
     yield "|---|---|---|---|---|---|"
     for name, measurement in measurements.items():
-        formula_mb = bytes_between_machines(COMM_CONFIGS[name], 4, machines, procs) * parameter_count / 1e6
+        formula_mb = bytes_between_machines(COMM_CONFIGS[name], machines, procs) * parameter_count / 1e6
         formula_cell = "" if name.startswith("powersgd") else f"{formula_mb:.1f}"
         speedups = ratios(measurements["none"].seconds, measurement.seconds)
         speedup_cell = median_with_range(speedups, 2) if name != "none" else "1"

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
@@ -19,7 +18,6 @@ from cluster.state.spec import JobSpec, UserProject
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
-from .local_forecast import forecast_local
 from .options import LocalOptions
 from .planner import MachinePlan, MachinePlanner, SourceAccess
 from .shared_folder import SharedFolderBackend
@@ -71,16 +69,14 @@ class LocalPlanner(MachinePlanner):
         return []
 
     def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Add the forecast, if another job has measured the speed of this computer, and a note on too few GPUs."""
-        constants = self.request.constants
-        forecast = forecast_local(spec, schedule, constants) if constants and schedule else None
+        """Add a note on too few GPUs."""
         notes = []
         if 0 < len(visible_gpus()) < spec.trainer_count:
             notes.append(
                 f"THE JOB TRAINS ON THE CPU: its {spec.trainer_count} trainer processes need a GPU each, and this "
                 f"computer has {len(visible_gpus())}; use fewer --machines, --spares or --procs"
             )
-        return MachinePlan(spec=replace(spec, forecast=forecast.to_record() if forecast else None), notes=tuple(notes))
+        return MachinePlan(spec=spec, notes=tuple(notes))
 
 
 class LocalBackend(SharedFolderBackend):

@@ -53,7 +53,6 @@ class MachineRequest:
     machines: int | None = None
     spares: int = 0
     is_offline: bool = False  # ask nobody: facts come from tables that ship with the program
-    constants: Constants | None = None  # measured by another job on the same machines, for the forecast
     resumed: ResumedRun | None = None  # None: the launch of a new job
 
 

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from cluster.planning import choose
-from cluster.planning.candidates import Candidate, group_by_type
-from train.forecast import TermComparison
+from cluster.planning.candidates import Candidate
+from train.forecast import TERMS, TermComparison, longest_term
 
 from .cloud import format_dollars
+from .plan import show_plan
 from .tables import print_table, print_wrapped
-
-TERM_COLUMNS = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed")
 
 
 def format_minutes(minutes: float | None) -> str:
@@ -20,25 +18,24 @@ def format_minutes(minutes: float | None) -> str:
     return f"{minutes:.0f}" if minutes >= 100 else f"{minutes:.3g}"
 
 
-def dominant_terms(candidate: Candidate) -> str:
-    """Return the longest term of each range of epochs, such as "loader 0-16, compute 16-38"; "" without a forecast."""
-    if candidate.forecast is None:
-        return ""
-    ranges = []
-    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row.most):
-        rows = list(group)
-        ranges.append(f"{term} {rows[0].start}-{rows[-1].end}")
-    return ", ".join(ranges)
+def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> None:
+    """Print a row for each of several candidates, or the plan and the phases of a single one; then notes."""
+    if len(candidates) == 1:
+        show_plan(candidates[0].plan)
+        show_phases(candidates[0])
+    else:
+        show_candidates(candidates)
+    for note in notes:
+        print_wrapped(f"note: {note}", len("note: "))
 
 
 def show_candidates(candidates: Sequence[Candidate]) -> None:
-    """Print a row for each candidate, and for each machine type from which number on more machines save little time."""
+    """Print a row for each candidate."""
     has_target = any(candidate.epochs_to_target for candidate in candidates)
     target_columns = ["to target", "price to target"] if has_target else []
     columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", *target_columns]
     rows = []
     for candidate in candidates:
-        start_minutes = sum(candidate.forecast.startup_seconds.values()) / 60 if candidate.forecast else None
         target_cells = [
             format_minutes(candidate.minutes_to_target),
             format_dollars(candidate.dollars(candidate.minutes_to_target)),
@@ -50,18 +47,15 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
                 candidate.machines,
                 candidate.plan.spec.procs * candidate.machines,
                 format_minutes(candidate.minutes),
-                format_minutes(start_minutes),
+                format_minutes(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
                 format_dollars(candidate.dollars(candidate.minutes)),
                 *(target_cells if has_target else []),
                 "" if efficiency is None else f"{100 * efficiency:.0f} %",
-                dominant_terms(candidate) or "no measurements of this model on this GPU",
+                longest_terms_by_epochs(candidate) or "no measurements of this model on this GPU",
             ]
         )
     optional = ("start", "longest term, by epochs", "scaling efficiency", "GPUs")
     print_table([*columns, "scaling efficiency", "longest term, by epochs"], rows, optional=optional)
-    for type_name, of_type in group_by_type(candidates).items():
-        if sentence := choose.diminishing_returns(of_type):
-            print_wrapped(f"{type_name}: {sentence}")
     if has_target:
         print_wrapped(
             "to target: until the epoch at which the recipe's source had reached it; without one, the whole run"
@@ -74,44 +68,44 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
     )
 
 
-def show_phase_forecasts(candidate: Candidate) -> None:
-    """Print one forecast, a row for each phase, in seconds."""
-    show_forecast_line(candidate)
-    if candidate.forecast is None:
+def longest_terms_by_epochs(candidate: Candidate) -> str:
+    """Return the longest term of each range of epochs, such as "loader 0-16, compute 16-38"; "" without a forecast."""
+    phases = candidate.forecast.phases if candidate.forecast else []
+    ranges = []
+    for term, group in groupby(phases, key=lambda phase: longest_term(phase.terms)):
+        of_term = list(group)
+        ranges.append(f"{term} {of_term[0].start}-{of_term[-1].end}")
+    return ", ".join(ranges)
+
+
+def show_phases(candidate: Candidate) -> None:
+    """Print a forecast: minutes and price of the whole run in one line, then the seconds of each phase by term."""
+    machines = f"{candidate.machines} x {candidate.machine_type.name}"
+    run_forecast = candidate.forecast
+    if run_forecast is None:
+        gpu = candidate.machine_type.gpu or "an unknown GPU"
+        print_wrapped(f"forecast on {machines}: none, there are no measurements of this model on {gpu}")
         return
+    dollars = format_dollars(candidate.dollars(candidate.minutes))
+    cost = f", {dollars} on demand" if candidate.machine_type.on_demand_price != 0 else ""
+    target = ""
+    if candidate.epochs_to_target:
+        target = f"; to the target {format_minutes(candidate.minutes_to_target)} minutes"
+    longest = f"longest: {longest_term(run_forecast.terms)}"
+    print_wrapped(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
     rows = [
         (
             f"{phase.start}-{phase.end}",
             phase.size,
             phase.batch,
             f"{phase.seconds:.1f}",
-            *(f"{phase.terms[term]:.1f}" for term in TERM_COLUMNS),
-            phase.most,
+            *(f"{phase.terms[term]:.1f}" for term in TERMS),
         )
-        for phase in candidate.forecast.phase_rows()
+        for phase in run_forecast.phases
     ]
-    columns = ("epochs", "size", "batch", "seconds", *TERM_COLUMNS, "longest")
-    print_table(columns, rows, optional=("batch", "size", "longest"))
-    startup = candidate.forecast.startup_seconds
-    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in startup.items() if seconds)
-    print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {candidate.forecast.source}")
-
-
-def show_forecast_line(candidate: Candidate) -> None:
-    """Print a forecast in one line: minutes and price of the whole run, and minutes to the target."""
-    machines = f"{candidate.machines} x {candidate.machine_type.name}"
-    if candidate.forecast is None:
-        print(f"forecast on {machines}: none, there are no measurements of this model on {candidate.machine_type.gpu}")
-        return
-    cost = ""
-    if candidate.machine_type.on_demand_price != 0:
-        on_demand = format_dollars(candidate.dollars(candidate.minutes))
-        cost = f", {on_demand} on demand"
-    target = ""
-    if candidate.epochs_to_target:
-        target = f"; to the target {format_minutes(candidate.minutes_to_target)} minutes"
-    longest = f"longest: {candidate.forecast.longest_term}"
-    print_wrapped(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
+    print_table(("epochs", "size", "batch", "seconds", *TERMS), rows, optional=("batch", "size"))
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in run_forecast.start.items() if seconds)
+    print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {run_forecast.source}")
 
 
 def show_choice(candidate: Candidate, command: str) -> None:

@@ -1,12 +1,13 @@
-"""Candidates for a launch: the recipe on several machine types and counts, each with its forecast and price."""
+"""Candidates for a launch: the recipe on several machine types and counts, with forecasts and prices; the choice."""
 
-from collections.abc import Callable, Sequence
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from cluster.backends.machine_types import MachineType, find_machine_type
-from cluster.errors import BadInput
-from train.forecast import Constants, Forecast, forecast, scaling_efficiency
+from cluster.errors import BadInput, ClusterError
+from train.forecast import Constants, Forecast, forecast
 from train.recipe.schema import Recipe
 from train.tools.records import encode
 
@@ -29,23 +30,32 @@ class Candidate:
         return self.plan.spec.machines
 
     @property
-    def epochs_to_target(self) -> int | None:
-        """After how many epochs the recipe's source reached its target.
+    def images_per_second_of_machine(self) -> float | None:
+        """Training images per second of one machine, after the start; None without a forecast."""
+        if self.forecast is None:
+            return None
+        schedule = self.plan.recipe_schedule
+        images = schedule.images_at(len(schedule.epochs), 0)
+        return images / self.machines / (60 * self.forecast.minutes - self.forecast.terms["start"])
 
-        None if the source does not say, or if fewer epochs are planned.
-        """
+    @property
+    def epochs_to_target(self) -> int | None:
+        """After how many epochs the recipe's source reached its target; None if that is unknown or not planned."""
         target_epoch = self.plan.spec.recipe.source_target_epoch
         return target_epoch if target_epoch and target_epoch <= len(self.plan.recipe_schedule.epochs) else None
 
     @property
     def minutes(self) -> float | None:
         """Minutes of the whole run, from renting to the end."""
-        return self.forecast.total_minutes if self.forecast else None
+        return self.forecast.minutes if self.forecast else None
 
     @property
     def minutes_to_target(self) -> float | None:
         """Minutes from renting to the target; of the whole run if `epochs_to_target` is unknown."""
-        return self.forecast.seconds_until(self.epochs_to_target) / 60 if self.forecast else None
+        if self.forecast and self.epochs_to_target:
+            steps = self.plan.recipe_schedule.steps_at(self.epochs_to_target, 0)
+            return self.forecast.of_steps(0, steps).minutes
+        return self.minutes
 
     def dollars(self, minutes: float | None) -> float | None:
         """Return the on-demand cost of all machines for `minutes`; None if the price or the time is unknown."""
@@ -53,23 +63,26 @@ class Candidate:
         return None if price is None or minutes is None else self.machines * price * minutes / 60
 
     def to_json(self) -> dict[str, object]:
-        """Return the candidate as plain data. The spot price is null: it is unknown until the machines are rented."""
-        forecast_data = None
-        if self.forecast:
-            forecast_data = {
-                **encode(self.forecast.to_record()),
-                "dollars": {"on_demand": self.dollars(self.minutes), "spot": None},
-                "target": {
-                    "epochs": self.epochs_to_target,
-                    "minutes": self.minutes_to_target,
-                    "dollars": self.dollars(self.minutes_to_target),
-                },
-                "efficiency": self.scaling_efficiency,
-            }
+        """Return the candidate as plain data: its schedule, forecast and price."""
+        schedule = self.plan.recipe_schedule
         return {
+            "recipe": schedule.recipe.name,
+            "machines": self.machines,
+            "gpus": schedule.gpus,
+            "images": schedule.images,
+            "phases": encode(schedule.table()),
+            "steps": schedule.steps,
+            "notes": list(self.plan.notes),
             "type": self.machine_type.name,
             "gone": self.machine_type.retired_reason,
-            "forecast": forecast_data,
+            "forecast": encode(self.forecast),
+            "dollars": self.dollars(self.minutes),
+            "efficiency": self.scaling_efficiency,
+            "target": {
+                "epochs": self.epochs_to_target,
+                "minutes": self.minutes_to_target,
+                "dollars": self.dollars(self.minutes_to_target),
+            },
         }
 
 
@@ -81,59 +94,74 @@ def get_machine_type(name: str) -> MachineType:
     return machine_type
 
 
-def first_rentable_type(type_names: Sequence[str]) -> MachineType | None:
-    """Return the first of these types that is in the built-in table and not retired; None when there is none."""
-    machine_types = (find_machine_type(name) for name in type_names)
-    return next(
-        (machine_type for machine_type in machine_types if machine_type and not machine_type.retired_reason), None
-    )
-
-
-def truncate_recipe(recipe: Recipe, machines: int, epochs: int | None) -> Recipe:
-    """Return the recipe for `machines` with its first `epochs` only. Raises `BadInput` when it has fewer."""
-    if epochs is None:
-        return recipe
-    sized_recipe = recipe.for_machines(machines)
-    if epochs > sized_recipe.epochs:
-        raise BadInput(f"--epochs {epochs}: {recipe.name} has {sized_recipe.epochs} epochs on {machines} machines")
-    phases = [phase.first_epochs(epochs - phase.epochs[0]) for phase in sized_recipe.phases if phase.epochs[0] < epochs]
-    return replace(sized_recipe, tables={}, phases=phases)
+def default_machine_type(recipe: Recipe) -> MachineType:
+    """Return the first type of a recipe that can be rented, else machines of which nothing is known."""
+    for machine_type in filter(None, map(find_machine_type, recipe.types)):
+        if not machine_type.retired_reason:
+            return machine_type
+    return MachineType("any machine", recipe.gpus, gpu="", network_gbps=0.0, vcpus=None, on_demand_price=None)
 
 
 def make_candidates(
     make_plan: Callable[[int, int], Plan],
-    machine_types: Sequence[MachineType],
+    machine_type: MachineType,
     machine_counts: Sequence[int],
     constants: Constants,
 ) -> list[Candidate]:
-    """Return a candidate for each machine type and count. `make_plan` takes the machines and the processes of each."""
-    candidates = []
-    for machine_type in machine_types:
-        plans = [make_plan(count, machine_type.gpus) for count in machine_counts]
-        of_type = [Candidate(machine_type, plan, _forecast_plan(plan, machine_type, constants)) for plan in plans]
-        forecasts = [(candidate.machines, candidate.forecast) for candidate in of_type if candidate.forecast]
-        efficiencies = iter(scaling_efficiency(forecasts))
-        candidates += [
-            replace(candidate, scaling_efficiency=next(efficiencies)) if candidate.forecast else candidate
-            for candidate in of_type
-        ]
+    """Return a candidate for each number of machines. `make_plan` takes the machines and the processes of each."""
+    candidates: list[Candidate] = []
+    for count in machine_counts:
+        plan = make_plan(count, machine_type.gpus)
+        run_forecast = forecast(
+            plan.recipe_schedule,
+            gpus=plan.spec.procs,
+            gpu=machine_type.gpu,
+            gbit=machine_type.network_gbps,
+            machines=count,
+            vcpus=machine_type.vcpus,
+            constants=constants,
+            val_images=plan.val_images,
+        )
+        candidate = Candidate(machine_type, plan, run_forecast)
+        first_speed = (candidates or [candidate])[0].images_per_second_of_machine
+        speed = candidate.images_per_second_of_machine
+        candidates.append(replace(candidate, scaling_efficiency=speed / first_speed if speed and first_speed else None))
     return candidates
 
 
-def _forecast_plan(plan: Plan, machine_type: MachineType, constants: Constants) -> Forecast | None:
-    return forecast(
-        plan.recipe_schedule,
-        gpus=plan.spec.procs,
-        gpu=machine_type.gpu,
-        gbit=machine_type.network_gbps,
-        machines=plan.spec.machines,
-        vcpus=machine_type.vcpus,
-        constants=constants,
-        val_images=plan.val_images,
-    )
+def choose(candidates: Sequence[Candidate], criterion: str) -> Candidate:
+    """Return the "cheapest" or the "fastest" candidate. Prices are on demand; retired types are never chosen.
+
+    Raises `ClusterError` when there is none.
+    """
+    rentable = [
+        candidate for candidate in candidates if candidate.forecast and not candidate.machine_type.retired_reason
+    ]
+    if not rentable:
+        raise ClusterError("nothing to choose from: no row has a forecast on machines that can be rented")
+
+    def minutes_and_dollars(candidate: Candidate) -> tuple[float, float]:
+        minutes, dollars = candidate.minutes, candidate.dollars(candidate.minutes)
+        return minutes or math.inf, math.inf if dollars is None else dollars
+
+    if criterion == "fastest":
+        return min(rentable, key=minutes_and_dollars)
+    cheapest = min(rentable, key=lambda candidate: minutes_and_dollars(candidate)[::-1])
+    if cheapest.machine_type.on_demand_price is None:
+        raise ClusterError(
+            "no row has a known price; use --fastest, or a type with a price (to list them: imgnet-cluster offers)"
+        )
+    return cheapest
 
 
-def group_by_type(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
-    """Return the candidates by the name of their machine type. Those of one type must be adjacent."""
-    groups = groupby(candidates, key=lambda candidate: candidate.machine_type.name)
-    return {name: list(group) for name, group in groups}
+def launch_command(candidate: Candidate, recipe: str, options: Mapping[str, object]) -> str:
+    """Return the shell command that launches a candidate. `options` are those that `plan` and `launch` share."""
+    argv = ["imgnet-cluster", "launch", "--machines", str(candidate.machines), "--type", candidate.machine_type.name]
+    for name, option_value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        for value in option_value if isinstance(option_value, tuple) else [option_value]:
+            if value is True:
+                argv.append(option)
+            elif value is not None and value is not False:
+                argv += [option, str(value)]
+    return shlex.join([*argv, recipe])

@@ -1,5 +1,6 @@
 """Turns a recipe and the launch options into a plan."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,8 @@ from cluster.notifications.targets import chosen_targets
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.spec import MAX_MACHINES, JobSpec, Workload
 from train.data.validation_split import note_on_missing_copies, note_on_unvalidated
-from train.forecast import Constants
 from train.recipe.components import SAMPLE
-from train.recipe.files import RecipeError, read_recipes, read_work
+from train.recipe.files import RecipeError, read_recipes, read_work, select_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.tools.records import encode
@@ -32,12 +32,10 @@ def plan(
     *,
     recipe_file: str = "",
     offline: bool = False,
-    constants: Constants | None = None,
 ) -> Plan:
     """Plan a launch without starting anything.
 
-    With `offline`, prices come from built-in tables. `constants` were measured by another job on this computer, for the
-    forecast of a job on it.
+    With `offline`, prices come from built-in tables.
 
     Raises `BadInput` for options that do not fit together or to the recipe, `ClusterError` for all else.
     """
@@ -51,7 +49,6 @@ def plan(
             machines=options.machines,
             spares=options.recovery.spares,
             is_offline=offline,
-            constants=constants,
         ),
     )
     machines = planner.machine_count or recipe.machines
@@ -202,9 +199,9 @@ def load_work(name: str) -> list[Workload]:
         raise BadInput(str(error)) from error
 
 
-def load_recipes(name: str) -> list[Recipe]:
-    """Return the recipes of a file. Raises `BadInput` with a one-line message."""
+def load_recipes(name: str, only: Sequence[str] = ()) -> list[Recipe]:
+    """Return the recipes of a file, or those named by `--only`. Raises `BadInput` with a one-line message."""
     try:
-        return read_recipes(name)
+        return select_recipes(read_recipes(name), only)
     except RecipeError as error:
         raise BadInput(str(error)) from error

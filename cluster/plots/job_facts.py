@@ -8,7 +8,7 @@ from cluster.state.job_result import JobResult
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
 from infra.costs import MachineCost
-from train.forecast import ForecastRecord, TermComparison
+from train.forecast import Forecast, TermComparison
 from train.metrics.confusion import ConfusedPair, Confusion
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
@@ -129,7 +129,7 @@ class JobFacts:
     activity: SpansByMachine
     losses: Sequence[tuple[str, float]]
     hosts: Mapping[str, str]
-    forecast: ForecastRecord | None
+    forecast: Forecast | None
     forecast_comparison: Sequence[TermComparison]
     cost: CostFacts
     sample_images: Sequence[SampleImage]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from train.forecast import Constants, ForecastRecord, StartSeconds, TermComparison
+from train.forecast import Constants, Forecast, StartSeconds, TermComparison
 from train.metrics.records import TrainResult
 
 from .states import JobState, SetupStep
@@ -17,7 +17,6 @@ SETUP_STEPS = (
     SetupStep.CHECKS,
     SetupStep.NETWORK,
     SetupStep.AGENT,
-    SetupStep.DATA,
     SetupStep.FETCH,
     SetupStep.STANDBY,
 )
@@ -50,21 +49,15 @@ class JobResult(TrainResult):
     is_input_wrong: bool = False
     ids_wrong: list[str] | None = None
     constants: Constants | None = None
-    forecast: ForecastRecord | None = None
+    forecast: Forecast | None = None
     against: tuple[TermComparison, ...] | None = None
 
-    def start_seconds(self, include_one_time: bool = True) -> StartSeconds | None:
-        """Return the seconds of the start of the slowest machine, None when no machine has measured its start.
-
-        Without `include_one_time`, what is done once for a data set does not count.
-        """
+    def start_seconds(self) -> StartSeconds:
+        """Return the seconds of the start of the slowest machine, without what is done once for a data set."""
         starts = [
-            {step: seconds for step, seconds in steps.items() if include_one_time or step not in ONE_TIME_STEPS}
+            {step: seconds for step, seconds in steps.items() if step not in ONE_TIME_STEPS}
             for steps in self.setup.values()
-            if steps
         ]
-        if not starts:
-            return None
-        slowest = max(starts, key=lambda steps: sum(steps.values()))
+        slowest = max(starts, key=lambda steps: sum(steps.values()), default={})
         setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
         return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from train.data.order import usage_log
-from train.forecast import ForecastRecord, MeasuredRun, calibrate, compare_with_run
+from train.forecast import Forecast, MeasuredRun, calibrate, compare_with_run
 from train.metrics.records import TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
 from train.recipe.schema import Recipe
 from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
-from train.tools.records import DamagedRecord, decode, encode, read_record
+from train.tools.records import DamagedRecord, encode, read_record
 from train.tools.trainer_reports import Fault
 
 from . import timeline
@@ -171,19 +171,26 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
     return usage_log.find_usage_errors(run_folder.path / USAGE_FOLDER, first_steps, images, steps)
 
 
-def with_forecast(result: JobResult, forecast: ForecastRecord | None) -> JobResult:
+def with_forecast(result: JobResult, forecast: Forecast | None) -> JobResult:
     """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
     Nothing is added for a job that is not done or measured too little.
     """
-    if result.state != JobState.DONE:
+    if result.state != JobState.DONE or result.schedule is None or result.schedule_gpus is None:
         return result
+    run = MeasuredRun(
+        processes=result.procs * result.machines,
+        machines=result.machines,
+        epochs=result.epochs,
+        schedule=result.schedule,
+        schedule_gpus=result.schedule_gpus,
+    )
     try:
-        run = decode(MeasuredRun, encode(result))
-        constants = calibrate(run, start=result.start_seconds(include_one_time=False))
-        if not forecast:
-            return replace(result, constants=constants)
-        comparison = compare_with_run(forecast, run, result.start_seconds())
+        constants = calibrate(run, result.job or result.recipe, result.start_seconds())
     except (ValueError, ZeroDivisionError):
         return result
-    return replace(result, constants=constants, forecast=forecast, against=tuple(comparison))
+    if not forecast:
+        return replace(result, constants=constants)
+    start_seconds = sum(result.where.start.values()) if result.where else 0.0
+    comparison = compare_with_run(forecast, result.epochs, start_seconds)
+    return replace(result, constants=constants, forecast=forecast, against=comparison)

@@ -10,7 +10,7 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.mounts import mount_of
 from cluster.errors import BadInput
 from train.engine.options import TrainOptions
-from train.forecast import ForecastRecord
+from train.forecast import Forecast
 from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
@@ -114,7 +114,7 @@ class JobSpec:
     parallel: int = 1  # the number of jobs of that queue that run at once
     notify: tuple[str, ...] = ()
     secret_values: dict[str, str] = field(default_factory=dict, repr=False)
-    forecast: ForecastRecord | None = None  # made at the launch
+    forecast: Forecast | None = None  # made at the launch
     command: str = ""  # the command that launched the job, as it was typed; "": it was launched from Python
     git_commit: str | None = None
     created: float = field(default_factory=time.time)

@@ -12,7 +12,7 @@ from pathlib import Path
 from page_output import write_page
 from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 
-from train.forecast import Forecast, forecast
+from train.forecast import Forecast, forecast, longest_term
 from train.metrics.text import describe_training
 from train.recipe.components import IMAGENET
 from train.recipe.files import read_recipes, select_recipes
@@ -144,7 +144,7 @@ def our_forecast_rows() -> Iterator[str]:
             schedule = schedules_and_forecasts[0][0]
             largest_batch = max(row.global_batch for row in schedule.scheduled_phases)
             cells = [
-                f"{result.training_seconds / 60:.1f} | {result.total_minutes:.1f} | {result.longest_term}"
+                f"{result.training_minutes:.1f} | {result.minutes:.1f} | {longest_term(result.terms)}"
                 for _, result in schedules_and_forecasts
             ]
             yield f"| {recipe.name} | {machines} | {largest_batch:,} | {schedule.steps:,} | {' | '.join(cells)} |"

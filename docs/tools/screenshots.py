@@ -19,8 +19,8 @@ import pictured_jobs
 from terminal_svg import THEMES, draw_terminal
 
 from cluster.cli.app import cli
-from cluster.cli.plan import make_plan, select_recipes
 from cluster.display import cloud, plan, status, top
+from cluster.planning import resolve
 from cluster.planning.launch_options import make_launch_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +50,9 @@ def show_plan() -> None:
 
 def show_launch() -> None:
     """Print the plan of a launch on machines of AWS, and its question."""
-    (recipe,) = select_recipes(RECIPE, ())
+    (recipe,) = resolve.load_recipes(RECIPE)
     options = make_launch_options("aws", machines=pictured_jobs.MACHINES, market="on-demand", data=IMAGES)
-    job_plan = pictured_jobs.with_known_price(make_plan(recipe, RECIPE, options, offline=True))
+    job_plan = pictured_jobs.with_known_price(resolve.plan(recipe, options, recipe_file=RECIPE, offline=True))
     plan.show_plan(job_plan)
     print(f"{plan.rental_question([job_plan])} [y/N]:")
 

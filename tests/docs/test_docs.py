@@ -36,7 +36,7 @@ FOREIGN_OPTIONS = {
     *("--index-url", "--no-deps"),  # of pip, as is --constraint
     *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
     *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init
-    *("--lr", "--small"),  # of published programs, in the page of papers
+    *("--lr", "--epochs", "--small"),  # of published programs, in the page of papers
     *("--dist-url", "--dist-backend", "--no-accel", "--cpu"),  # of training scripts of other projects
     *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint"),
 }

@@ -50,7 +50,7 @@ def test_forecast_on_each_type_equals_plan_command() -> None:
     recipe, _ = load_recipe_file("resnet50_2026")
     for machines in (1, 8):
         for type_name, (_, forecast) in zip(MACHINE_TYPES, forecast_on_each_type(recipe, machines), strict=True):
-            assert minutes[type_name, machines] == pytest.approx(forecast.total_minutes)
+            assert minutes[type_name, machines] == pytest.approx(forecast.minutes)
 
 
 def test_render_page_equals_docs_recipes_beside_papers() -> None:

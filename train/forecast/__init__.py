@@ -17,32 +17,22 @@ run on GPUs.
 """
 
 from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run
-from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
-from .hardware import DEVICES, MODEL_COSTS, RDMA_NETWORK, TCP_NETWORK, DeviceSpec, NetworkSpec
-from .model import STEP_TERMS, TERMS, Forecast, ForecastRecord, MachineSpec, PhaseForecast, forecast, scaling_efficiency
+from .constants import DEFAULT_CONSTANTS, Constants
+from .hardware import MODEL_COSTS
+from .model import TERMS, Forecast, PhaseForecast, forecast, longest_term
 
 __all__ = [
     "DEFAULT_CONSTANTS",
-    "DEVICES",
-    "IMAGENET18_CONSTANTS",
     "MODEL_COSTS",
-    "RDMA_NETWORK",
-    "STEP_TERMS",
-    "TCP_NETWORK",
     "TERMS",
-    "TRAINER_CONSTANTS",
     "Constants",
-    "DeviceSpec",
     "Forecast",
-    "ForecastRecord",
-    "MachineSpec",
     "MeasuredRun",
-    "NetworkSpec",
     "PhaseForecast",
     "StartSeconds",
     "TermComparison",
     "calibrate",
     "compare_with_run",
     "forecast",
-    "scaling_efficiency",
+    "longest_term",
 ]

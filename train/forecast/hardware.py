@@ -1,6 +1,7 @@
 """Presets for GPUs, models, networks and processors, each with its source. What a run measured replaces them."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from train.recipe.schedule import Schedule
@@ -89,7 +90,6 @@ DECODE_MICROSECONDS = {
     (None, 224): 1650.0,
 }
 RESIZE_MICROSECONDS = 0.9e-3  # of one pixel
-MIN_DECODE_MICROSECONDS = 150.0
 VCPU_CORE_SHARE = 0.45  # of such a core that a vCPU gives: 40 to 50 %, assumed (facts/loading.md 8)
 
 # Bytes of an image by copy: ImageNet is 16.8 GB at 160 pixels, 63 GB at 352 (quality 90), 140 GB at full size
@@ -106,36 +106,34 @@ def has_known_images(schedule: Schedule) -> bool:
 
 def loader_images_per_second(copy: int | None, size: int, vcpus: float) -> float:
     """Return the images/s that the processors of one machine load, for a copy (None: full size) and an image size."""
-    measured_copy = copy if copy is None or copy in (160, 352) else 160 if copy < 256 else 352
+    measured_copy = None if copy is None else 160 if copy < 256 else 352
     nearest = min(
         (measured for measured in DECODE_MICROSECONDS if measured[0] == measured_copy),
         key=lambda measured: abs(math.log(measured[1] / size)),
     )
     microseconds = DECODE_MICROSECONDS[nearest]
     if size > nearest[1]:
-        additional_pixels = size**2 - nearest[1] ** 2
-        microseconds = max(MIN_DECODE_MICROSECONDS, microseconds + RESIZE_MICROSECONDS * additional_pixels)
+        microseconds += RESIZE_MICROSECONDS * (size**2 - nearest[1] ** 2)
     return vcpus * VCPU_CORE_SHARE * 1e6 / microseconds
 
 
 def fetch_bytes(schedule: Schedule, val_images: int) -> float:
     """Return the bytes of all copies that the epochs of a schedule read, validation images included; 0 when unknown."""
-    if not has_known_images(schedule):
-        return 0.0
-    copies = {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs}
-    return (schedule.images + val_images) * float(sum(_bytes_per_image(copy) for copy in copies))
+    return _bytes_of_images(schedule, val_images, {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs})
 
 
 def read_bytes(schedule: Schedule, val_images: int) -> float:
     """Return the bytes of images that the epochs of a schedule read in all, each image anew; 0 when unknown."""
+    return _bytes_of_images(schedule, val_images, [epoch.scheduled_phase.phase.copy for epoch in schedule.epochs])
+
+
+def _bytes_of_images(schedule: Schedule, val_images: int, copies: Collection[int | None]) -> float:
     if not has_known_images(schedule):
         return 0.0
-    epochs = (epoch.scheduled_phase.phase.copy for epoch in schedule.epochs)
-    return (schedule.images + val_images) * float(sum(_bytes_per_image(copy) for copy in epochs))
-
-
-def _bytes_per_image(copy: int | None) -> float:
-    """Return the mean bytes of an ImageNet image in a copy, by its short side (None: full size)."""
-    if copy is None or copy in IMAGE_BYTES:
-        return IMAGE_BYTES[copy]
-    return float(IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT)
+    bytes_per_image = 0.0
+    for copy in copies:
+        if copy is None or copy in IMAGE_BYTES:
+            bytes_per_image += IMAGE_BYTES[copy]
+        else:
+            bytes_per_image += IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT
+    return (schedule.images + val_images) * bytes_per_image

@@ -151,15 +151,6 @@ class Phase:
         size = first_size + (last_size - first_size) * (epoch - start) / (end - 1 - start)
         return round(size / SIZE_STEP) * SIZE_STEP
 
-    def first_epochs(self, count: int) -> "Phase":
-        """Return the phase with its first `count` epochs only, and with the size that it has at their end."""
-        start, end = self.epochs
-        end = min(end, start + count)
-        first_size, last_size = self.size_in_epoch(start), self.size_in_epoch(end - 1)
-        return replace(
-            self, epochs=(start, end), size=first_size if first_size == last_size else (first_size, last_size)
-        )
-
 
 def _check_growing_size(where: str, size: Sequence[object], epochs: int) -> tuple[int, int]:
     """Return the first and the last image size of a phase whose size grows. Raises `ValueError` for a wrong pair."""

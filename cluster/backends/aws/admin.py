@@ -350,7 +350,7 @@ def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | 
                 machines=machine_count,
                 vcpus=instance_type.vcpus,
             )
-            minutes = run_forecast.total_minutes if run_forecast else None
+            minutes = run_forecast.minutes if run_forecast else None
     return OfferRow(
         type=offer.type,
         zone=offer.zone,

@@ -155,7 +155,7 @@ def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(
     run = make_run(tmp_path, "aws", market="on-demand")
     metrics = run.folder.path / "metrics/000001.jsonl"
     metrics.parent.mkdir()
-    epoch = epoch_line(25, size=128, global_batch=256, steps=25, train_images=6400, train_seconds=250.0)
+    epoch = epoch_line(25, size=128, global_batch=256, steps=25, train_images=6400, where={"steps": 250.0})
     metrics.write_text(json.dumps(epoch) + "\n")
     plans = [plan_resume(run, 25, 0.0, rented_type=type) for type in ("", "p5.48xlarge", "p4d.24xlarge")]
     others, same = plans[:2], plans[2]

@@ -36,7 +36,7 @@ from cluster.report.tables import make_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.data.index.open import load_index
-from train.forecast import ForecastRecord
+from train.forecast import Forecast
 from train.metrics import text as metrics_text
 from train.metrics.records import StepRow, read_metrics_file
 from train.metrics.thumbnails import write_class_thumbnails
@@ -454,7 +454,7 @@ def test_headline_values_minutes_have_three_digits(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
     for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
         status = replace(facts.status, seconds=60 * actual)
-        forecast_record = ForecastRecord(minutes=forecast, terms={})
+        forecast_record = Forecast(minutes=forecast, terms={})
         values = summary.headline_values(replace(facts, status=status, forecast=forecast_record))
         assert (values["minutes"], values["minutes forecast"]) == expected
 

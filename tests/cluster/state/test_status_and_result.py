@@ -376,9 +376,8 @@ def test_start_seconds_are_those_of_the_slowest_machine() -> None:
         "2": {},
     }
     result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, setup=setup)
-    assert result.start_seconds() == StartSeconds(setup=50.0, trainers=8.0)
-    assert result.start_seconds(include_one_time=False) == StartSeconds(setup=42.0, trainers=6.0)
-    assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() is None
+    assert result.start_seconds() == StartSeconds(setup=42.0, trainers=6.0)
+    assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() == StartSeconds()
 
 
 @pytest.mark.parametrize("text", ["[]", '{"id": "0.a", "step": "8"}'])

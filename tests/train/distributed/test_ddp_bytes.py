@@ -81,6 +81,6 @@ def test_hook_bytes_per_step_match_the_formula(machines: int, procs: int) -> Non
         )  # so few bytes that each message's overhead counts
     for comm, bytes_a_step in zip(COMMS[:4], expected, strict=False):
         assert (
-            bytes_between_machines(comm, 4, machines, procs) * NUMBERS == bytes_a_step
+            bytes_between_machines(comm, machines, procs) * NUMBERS == bytes_a_step
         )  # the forecast uses the same formula
     assert procs == 1 or answers[0][3] < 0.7 * answers[0][0]

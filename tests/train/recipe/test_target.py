@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from support.train_records import make_epoch
 
-from train.forecast import ForecastRecord, MeasuredRun, PhaseForecast
-from train.forecast.calibration import compare_with_run, terms_until
 from train.recipe import Phase, Recipe
 from train.recipe.target import Target, TargetOutcome, describe_outcome, seconds_of_run, start_clock, target_outcome
 from train.tools import checkpoint_io
@@ -83,30 +81,6 @@ def test_start_clock_continues_over_attempts_of_a_run(tmp_path: Path) -> None:
     assert start_clock(other, 150.0, is_new_run=False) == 150.0, (
         "the first attempt never came so far as to start the clock"
     )
-
-
-def test_compare_with_run_that_ended_at_its_target() -> None:
-    phase_terms = {"compute": 80.0, "validation": 8.0, "fixed": 4.0}
-    phases = [
-        PhaseForecast(
-            start=start, end=end, size=32, batch=8, copy=None, seconds=92.0, most="compute", terms=phase_terms
-        )
-        for start, end in ((0, 2), (2, 6))
-    ]
-    terms = {"compute": 160.0, "validation": 16.0, "fixed": 8.0, "start": 10.0}
-    forecast = ForecastRecord(minutes=3.0, terms=terms, phases=phases)
-    assert terms_until(forecast, 6) == terms
-    assert terms_until(forecast, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
-    epochs = [
-        make_epoch(epoch=number, where={"steps": 25.0 if number == 3 else 40.0, "validation": 3.0, "other": 2.0})
-        for number in (1, 2, 3)
-    ]
-    run = MeasuredRun(
-        recipe="r", procs=1, epochs=tuple(epochs), schedule=(), schedule_gpus=1, seconds={"attempt": 10.0}
-    )
-    rows = {row.term: row for row in compare_with_run(forecast, run)}
-    assert rows["steps"].forecast == 100.0 and rows["steps"].actual == 105.0
-    assert rows["all"].forecast == 125.0
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def expect_traffic(
     """
     machines = len(spec.machine_names)
     uses_nat = internet is Internet.NAT
-    hours = run_forecast.total_minutes / 60 if run_forecast else None
+    hours = run_forecast.minutes / 60 if run_forecast else None
     save_bytes = checkpoint_bytes(schedule) if schedule else None
     per_hour = _heartbeat_traffic(machines).scaled(3600 / NETWORK_HEARTBEAT_SECONDS)
     once = Traffic(
@@ -82,7 +82,7 @@ def expect_traffic(
         dollars_once=prices.traffic_dollars(once, uses_nat) + uses_nat * prices.NAT_PER_HOUR,
         dollars_per_hour=prices.traffic_dollars(per_hour, uses_nat),
     )
-    rest_hours = run_forecast.after(steps_done).total_minutes / 60 if run_forecast else None
+    rest_hours = run_forecast.of_steps(steps_done).minutes / 60 if run_forecast else None
     return ExpectedTraffic(forecast=forecast, lines=(_summary(forecast, rest_hours), *filter(None, lines)))
 
 

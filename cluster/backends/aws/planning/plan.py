@@ -67,7 +67,7 @@ class AwsRentalPlan(RentalPlan):
         first = places[0]
         machine_count = len(spec.machine_names)
         rate = self.rental_spec.machine_dollars_per_hour(machine_count, first)
-        minutes = None if self.forecast is None else self.forecast.total_minutes
+        minutes = None if self.forecast is None else self.forecast.minutes
         first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
         choices: dict[str, Place] = {}  # the cheapest zone of each
         for place in places:
@@ -313,7 +313,7 @@ def plan_rental(
     }
     run_forecast = forecasts.get(instance_type.name)
     steps_done = resumed.steps_done if resumed else 0
-    rest_forecasts = {name: known.after(steps_done) for name, known in forecasts.items() if known}
+    rest_forecasts = {name: known.of_steps(steps_done) for name, known in forecasts.items() if known}
     rest_forecast = rest_forecasts.get(instance_type.name)
     installs_torch = image is None or not image.python
     traffic = expect_traffic(spec, schedule, options.internet, run_forecast, installs_torch, steps_done)
@@ -325,11 +325,11 @@ def plan_rental(
     spent_dollars = resumed.spent_dollars if resumed else 0.0
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
     check_price_limit(rental_spec, machine_count, 3600 * max_hours + grace_seconds, spent_dollars)
-    if rest_forecast and max_hours < rest_forecast.total_minutes / 60:
+    if rest_forecast and max_hours < rest_forecast.minutes / 60:
         notes = [
             *notes,
             f"the limit ends the job after {60 * max_hours:.3g} minutes, "
-            f"but the forecast is {rest_forecast.total_minutes:.3g} minutes",
+            f"but the forecast is {rest_forecast.minutes:.3g} minutes",
         ]
     return AwsRentalPlan(
         rental_spec,
@@ -341,7 +341,7 @@ def plan_rental(
         grace_seconds,
         traffic.lines,
         image,
-        {name: known.total_minutes for name, known in rest_forecasts.items()},
+        {name: known.minutes for name, known in rest_forecasts.items()},
         resumed.spent_dollars if resumed else None,
     )
 
@@ -486,7 +486,7 @@ class AwsPlanner(ElsewherePlanner):
             cloud=rental_plan.rental_spec.to_json(),
             hosts=Hosts(None, ()),
             metadata_address=METADATA_URL,
-            forecast=rental_plan.forecast.to_record() if rental_plan.forecast else None,
+            forecast=rental_plan.forecast,
         )
         notes = (*images.notes, *rental_plan.notes)
         return MachinePlan(spec=rented_spec, notes=notes, rental_plan=rental_plan, obstacles=images.obstacles)
