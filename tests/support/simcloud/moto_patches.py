@@ -28,6 +28,7 @@ from support.simcloud import (
     efs,
     instances,
     internet,
+    moto_speed,
     permissions,
     placement_groups,
     reservations,
@@ -92,6 +93,7 @@ def install() -> None:
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
     _patch_regions()
     _patch_instances()
+    moto_speed.install()
 
 
 def _patch_regions() -> None:
