@@ -13,8 +13,6 @@ from support.simcloud.fixture import COMMAND, IMAGE, CloudProcess, simcloud  # n
 from support.simcloud.process_keeper import process_ids
 from support.ssh_machines import generate_key
 
-from cluster.agent.watchdog import Watchdog
-
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 Fixture = Any
@@ -109,41 +107,6 @@ def test_run_instances_boots_machines_and_terminate_ends_them(user: User) -> Non
     assert {instance["id"]: instance["state"] for instance in user.cloud.instances()} == dict.fromkeys(
         ids, "terminated"
     )
-
-
-def test_time_limit_ends_the_instance_and_its_cost(user: User) -> None:
-    (id,) = user.launch(limit=1)
-    user.cloud.wait_for(lambda: user.state(id) == "terminated Client.InstanceInitiatedShutdown")
-    user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
-    assert 0 < user.cloud.bill()["total"] == pytest.approx(user.cloud.bill()["total"], abs=1e-5)
-
-
-def test_interrupt_puts_a_notice_into_the_metadata_first(user: User, tmp_path: Path) -> None:
-    (id,) = user.launch()
-    user.wait_until_ready(id)
-    url = user.ssh(id, "echo $AWS_EC2_METADATA_SERVICE_ENDPOINT").stdout.strip()
-    watchdog = Watchdog(tmp_path, None, 0.0, url, lambda: None)
-
-    def notice() -> str:
-        watchdog.poll_metadata()
-        return watchdog.leave_reason
-
-    assert notice() == "" and watchdog._metadata_token
-    user.cloud.interrupt(id, notice=1.5)
-    assert user.cloud.wait_for(notice).startswith("spot/instance-action: terminate at 20")
-    assert user.state(id) == "running"
-    user.cloud.wait_for(lambda: user.state(id) == "terminated Server.SpotInstanceTermination")
-    user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
-
-
-def test_machines_setting_delays_sshd_and_fails_setups(user: User) -> None:
-    user.cloud.post("machines", failing_machines=[0], ssh_delay_seconds=0.5)
-    first, second = user.launch(2)
-    user.wait_until_ready(second)
-    assert "not mounted" in (user.cloud.machine_home(first) / ".imgnet/failed").read_text()
-    user.ec2.terminate_instances(InstanceIds=[first, second])
-    user.cloud.begin()
-    assert user.cloud.post("machines")["ssh_delay_seconds"] == 0
 
 
 # --- leak check ----------------------------------------------------------------------------------------------------

@@ -5,14 +5,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.simcloud.machines import SimulatedMachines
 from support.simcloud.traffic import Moved
-from support.ssh_machines import command_line, generate_key, process_table
+from support.ssh_machines import command_line, generate_key
 from support.waiting import wait_for
 
 from cluster.agent.watchdog import Watchdog
@@ -225,20 +224,6 @@ def test_machines_have_gpus_that_can_be_lost_and_a_driver_that_can_hang(bed: Mac
         bed.machines.break_gpu(hanging.id, "melts")
 
 
-def test_trainers_of_a_broken_gpu_die_or_stand_still(bed: MachineTestbed) -> None:
-    bed.machines.configure(gpus=1)
-    losing, hanging = bed.boot_machine(1), bed.boot_machine(2)
-    trainer = "setsid python3 -c 'import time; time.sleep(1000)' -m train recipe </dev/null >/dev/null 2>&1 &"
-    for machine in (losing, hanging):
-        bed.ssh(machine, trainer)
-        wait_for(partial(machine.processes, " -m train "))
-    bed.machines.break_gpu(losing.id, "lost")
-    wait_for(lambda: not losing.processes(" -m train "))
-    bed.machines.break_gpu(hanging.id, "hangs")
-    (pid,) = hanging.processes(" -m train ")
-    wait_for(lambda: process_table()[pid][1] == "T")
-
-
 def test_delays_hold_back_sshd_and_marker(bed: MachineTestbed) -> None:
     bed.machines.ssh_delay_seconds = 3600
     bed.machines.ready_delay_seconds = 3600
@@ -257,12 +242,6 @@ def test_machine_without_cloud_config_makes_its_own_host_key(bed: MachineTestbed
     machine = bed.boot_machine(user_data=text)
     assert bed.ssh(machine, "echo in", host_key=machine.host_key).stdout == "in\n"
     assert bed.ssh(machine, "ls -A ~", host_key=machine.host_key).stdout == ""
-
-
-def test_instance_without_a_key_gets_no_machine(bed: MachineTestbed) -> None:
-    instance = bed.run_instance(key="")
-    bed.boot_machine(1)
-    assert instance.id not in bed.machines.machines
 
 
 # --- root commands -------------------------------------------------------------------------------------------------
@@ -293,13 +272,6 @@ def test_imgnet_limit_replaces_the_limit(bed: MachineTestbed) -> None:
     bed.cloud.clock_offset = 800
     assert bed.ssh(machine, "true").returncode == 0 and bed.cloud.powered_off == []
     assert bed.ssh(machine, "sudo -n imgnet-limit 0.2").returncode == 0
-    wait_for(lambda: bed.cloud.powered_off == [machine.id] and not machine.processes())
-
-
-@pytest.mark.parametrize("command", ["systemctl poweroff", "shutdown -h now", "poweroff"])
-def test_shutdown_commands_power_off(bed: MachineTestbed, command: str) -> None:
-    machine = bed.boot_machine()
-    bed.ssh(machine, f"sudo -n {command}")
     wait_for(lambda: bed.cloud.powered_off == [machine.id] and not machine.processes())
 
 
@@ -345,16 +317,6 @@ def test_reset_removes_machines_and_restores_settings(bed: MachineTestbed) -> No
     bed.machines.reset()
     assert not machine.processes() and not list((bed.folder / "cloud").iterdir())
     assert bed.machines.ssh_delay_seconds == 0 and bed.ssh(bed.boot_machine(), "true").returncode == 0
-
-
-def test_sixteen_machines_boot_and_end(bed: MachineTestbed) -> None:
-    instances = [bed.run_instance(number) for number in range(16)]
-    wait_for(lambda: all(bed.marker(instance) for instance in instances))
-    machines = [bed.machines.machines[instance.id] for instance in instances]
-    wait_for(lambda: all(machine.listens() for machine in machines))
-    for instance in instances:
-        bed.cloud.send_event("on_dying", instance)
-    wait_for(lambda: not any(machine.processes() for machine in machines))
 
 
 # --- metadata --------------------------------------------------------------------------------------------------------

@@ -47,10 +47,6 @@ def _rebalance(front: Any, arguments: Arguments) -> None:
     front.sim.rebalance(arguments["id"])
 
 
-def _power_off(front: Any, arguments: Arguments) -> None:
-    front.sim.power_off(arguments["id"])
-
-
 def _kill(front: Any, arguments: Arguments) -> None:
     front.sim.kill(arguments["id"], arguments.get("reason", "Server.InternalError"))
 
@@ -61,10 +57,6 @@ def _kill_caller(front: Any, arguments: Arguments) -> None:
 
 def _spare_callers(front: Any, _: Arguments) -> None:
     front.spare_callers()
-
-
-def _price(front: Any, arguments: Arguments) -> None:
-    front.sim.set_price(arguments["zone"], arguments["type"], float(arguments["price"]))
 
 
 def _advance(front: Any, arguments: Arguments) -> None:
@@ -106,8 +98,6 @@ CONTROL_COMMANDS: dict[str, Callable[[Any, Arguments], Any]] = {
     "leaks": lambda front, arguments: front.sim.leaks(),
     "leftovers": lambda front, arguments: front.sim.leftovers(),
     "no_faults": _no_faults,
-    "power_off": _power_off,
-    "price": _price,
     "rebalance": _rebalance,
     "reserve": _reserve,
     "reset": _reset,

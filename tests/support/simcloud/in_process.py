@@ -70,10 +70,10 @@ class Cloud:
         """Return the state of an instance, as DescribeInstances says it."""
         return str(self.instance(id)["State"]["Name"])
 
-    def find_ids(self, **filters: str) -> list[str]:
-        """Return the ids that DescribeInstances finds by filters, whose names have _ for -."""
-        arguments = [{"Name": name.replace("_", "-"), "Values": [value]} for name, value in filters.items()]
-        reservations = self.ec2.describe_instances(Filters=arguments)["Reservations"]
+    def find_ids(self, job: str = "*") -> list[str]:
+        """Return the ids of the instances that DescribeInstances finds, all or those with this tag `job`."""
+        filters = [] if job == "*" else [{"Name": "tag:job", "Values": [job]}]
+        reservations = self.ec2.describe_instances(Filters=filters)["Reservations"]
         return [instance["InstanceId"] for reservation in reservations for instance in reservation["Instances"]]
 
     def network(self, zone: str = "us-east-1a", public: bool = False) -> tuple[str, str, str]:

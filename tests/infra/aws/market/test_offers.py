@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -21,7 +20,6 @@ from infra.aws.market.instance_types import (
     DEFAULT_TYPES,
     HISTORIC_TYPES,
     ON_DEMAND_PRICES,
-    RETIREMENT_REASONS,
     find_builtin_type,
 )
 from infra.errors import CloudError, NoCredentials
@@ -87,24 +85,6 @@ def test_list_instance_types_without_gpus_is_cpu(front: AwsFrontend) -> None:
         16,
         "Standard",
     )
-
-
-@pytest.mark.parametrize(
-    ("performance", "card_gbps", "expected"),
-    [
-        ("4x 100 Gigabit", [100.0] * 4, 400),
-        ("3200 Gigabit", [50.0] * 32, 3200),
-        ("Up to 10 Gigabit", [2.5], 2.5),
-        ("12.5 Gigabit", [12.5], 12.5),
-        ("400 Gigabit", [400.0] * 4, 400),
-        ("High", [], 0),
-        ("", [1.0], 1),
-    ],
-)
-def test_sustained_gbps(performance: str, card_gbps: list[float], expected: float) -> None:
-    cards = [{"BaselineBandwidthInGbps": gbps} for gbps in card_gbps]
-    network = {"NetworkPerformance": performance, "NetworkCards": cards}
-    assert offers._sustained_gbps(network) == expected
 
 
 def test_list_zones_by_type(front: AwsFrontend) -> None:
@@ -286,11 +266,6 @@ def test_choose_types_notes_types_that_are_not_offered(front: AwsFrontend) -> No
     assert offers.choose_types(Account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
 
 
-def test_choose_types_trusts_ec2_over_the_retired_list(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RETIREMENT_REASONS, "p5.48xlarge", "AWS stopped listing p5.48xlarge in 2031")
-    assert offers.choose_types(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
-
-
 def test_choose_types_takes_p3_where_a_region_still_lists_it(
     front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,8 +341,3 @@ def test_offline_choice_does_not_load_boto3() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=env, timeout=60
     )
     assert (completed.returncode, completed.stdout) == (0, "[]\n"), completed.stderr
-
-
-def test_look_up_prices_has_ec2s_zone_and_market_names(front: AwsFrontend) -> None:
-    for zone, type, market in asked_prices(["g5.xlarge"]):
-        assert re.fullmatch(r"us-east-1[a-f]", zone) and type == "g5.xlarge" and market in ("spot", "on-demand")

@@ -146,7 +146,7 @@ def test_role_is_of_ec2_and_has_the_policy_of_machines(account: RecordingAccount
     requests: dict[str, Any] = dict(account.calls)
     (statement,) = json.loads(requests["CreateRole"]["AssumeRolePolicyDocument"])["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"} and statement["Action"] == "sts:AssumeRole"
-    machine_policy = policies.machine_policy(account.owner, account.region, "fs-1", "my-imagenet")
+    machine_policy = policies.machine_policy(account.identity[0], account.region, "fs-1", "my-imagenet")
     assert json.loads(requests["PutRolePolicy"]["PolicyDocument"]) == machine_policy
     profile = {"InstanceProfileName": "imgnet-machine", "RoleName": "imgnet-machine"}
     assert requests["AddRoleToInstanceProfile"] == profile
