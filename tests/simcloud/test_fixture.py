@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from support.simcloud.__main__ import post_command
 from support.simcloud.fixture import COMMAND, IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.logins import Keys
 from support.simcloud.process_keeper import process_ids
-from support.ssh_machines import generate_key
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 Fixture = Any
-
-LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
 
 class User:
@@ -25,24 +23,12 @@ class User:
 
     def __init__(self, cloud: CloudProcess, folder: Path) -> None:
         self.cloud = cloud
-        self.folder = folder
         self.ec2 = cloud.client("ec2")
-        for name in ("user", "host"):
-            generate_key(folder / name)
+        self.keys = Keys(folder)
         self.ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(folder / "user.pub").read_bytes())
 
-    def launch(self, count: int = 1, limit: float = 600) -> list[str]:
-        """Launch spot instances with this limit in seconds, and return their ids."""
-        config = {
-            "bootcmd": [
-                [*LIMIT_COMMAND, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
-            ],
-            "ssh_keys": {
-                "ed25519_private": (self.folder / "host").read_text(),
-                "ed25519_public": (self.folder / "host.pub").read_text(),
-            },
-            "runcmd": [["sh", "-c", "exit 1", "sh", "fs-0123", "us-east-1"]],
-        }
+    def launch(self, count: int = 1) -> list[str]:
+        """Launch spot instances, and return their ids."""
         image = self.cloud.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
         reservation = self.ec2.run_instances(
             ImageId=image,
@@ -50,7 +36,7 @@ class User:
             MinCount=count,
             MaxCount=count,
             KeyName="mine",
-            UserData=f"#cloud-config\n{json.dumps(config)}",
+            UserData=self.keys.user_data(),
             InstanceMarketOptions={"MarketType": "spot"},
             InstanceInitiatedShutdownBehavior="terminate",
             BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, "VolumeSize": 100}}],
@@ -67,27 +53,8 @@ class User:
         (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
         (image,) = self.ec2.describe_images(ImageIds=[instance["ImageId"]])["Images"]
         tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
-        known_hosts = self.folder / "known"
-        known_hosts.write_text(f"imgnet {(self.folder / 'host.pub').read_text()}")
-        options = [
-            "HostKeyAlias=imgnet",
-            f"UserKnownHostsFile={known_hosts}",
-            "StrictHostKeyChecking=yes",
-            "BatchMode=yes",
-            "IdentitiesOnly=yes",
-            "LogLevel=ERROR",
-            f"Port={tags['imgnet:port']}",
-            f"User={tags['imgnet:user']}",
-        ]
-        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), *(f"-o{option}" for option in options)]
-        return subprocess.run(
-            [*argv, instance["PublicIpAddress"], command], capture_output=True, text=True, timeout=120
-        )
-
-    def state(self, id: str) -> str:
-        """Return the state of an instance and the code of its reason, as EC2 says them."""
-        (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-        return " ".join([instance["State"]["Name"], instance.get("StateReason", {}).get("Code", "")]).strip()
+        address, user, port = instance["PublicIpAddress"], tags["imgnet:user"], int(tags["imgnet:port"])
+        return self.keys.ssh(address, user, port, command)
 
 
 @pytest.fixture

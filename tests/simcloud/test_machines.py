@@ -1,6 +1,5 @@
 """The machines behind the simulated EC2: they boot from user data, and end with their instance or at its limit."""
 
-import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.simcloud.logins import Keys
 from support.simcloud.machines import SimulatedMachines
 from support.simcloud.traffic import Moved
 from support.ssh_machines import command_line, generate_key
@@ -16,8 +16,6 @@ from support.waiting import wait_for
 
 from cluster.agent.watchdog import Watchdog
 from train.tools import host
-
-LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
 
 @dataclass(frozen=True)
@@ -65,29 +63,13 @@ class MachineTestbed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cloud = FakeCloud()
-        for name in ("user", "host"):
-            generate_key(folder / name)
+        self.keys = Keys(folder)
         self.machines = SimulatedMachines(self.cloud, folder / "cloud", env={"OF_THE_TESTBED": "yes"})
-
-    def user_data(self, limit: float = 600, **changes: Any) -> str:
-        config = {
-            "bootcmd": [
-                [*LIMIT_COMMAND, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
-            ],
-            "ssh_keys": {
-                "ed25519_private": (self.folder / "host").read_text(),
-                "ed25519_public": (self.folder / "host.pub").read_text(),
-            },
-            "ssh_deletekeys": True,
-            "runcmd": [["sh", "-c", "exit 1", "sh", "fs-0123", "us-east-1"]],
-            **changes,
-        }
-        return f"#cloud-config\n{json.dumps(config)}"
 
     def run_instance(self, number: int = 0, **changes: Any) -> Instance:
         """Let an instance run, and return the instance."""
         key = (self.folder / "user.pub").read_text()
-        instance = Instance(f"i-{number:017x}", f"127.1.77.{number + 1}", key, self.user_data())
+        instance = Instance(f"i-{number:017x}", f"127.1.77.{number + 1}", key, self.keys.user_data())
         instance = replace(instance, **changes)
         self.cloud.running[instance.id] = instance
         self.cloud.send_event("on_running", instance)
@@ -107,22 +89,8 @@ class MachineTestbed:
         return next((name for name in ("ready", "failed") if (folder / name).exists()), "")
 
     def ssh(self, machine: Any, *words: str, host_key: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command on a machine over OpenSSH. Only one host key is trusted: `host_key`, or that of the boot."""
-        known_hosts = self.folder / f"known-{time.monotonic_ns()}"
-        trusted_key = host_key or " ".join((self.folder / "host.pub").read_text().split()[:2])
-        known_hosts.write_text(f"imgnet {trusted_key}\n")
-        options = [
-            "HostKeyAlias=imgnet",
-            f"UserKnownHostsFile={known_hosts}",
-            "StrictHostKeyChecking=yes",
-            "BatchMode=yes",
-            "IdentitiesOnly=yes",
-            "LogLevel=ERROR",
-        ]
-        user, port = self.cloud.login
-        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), "-p", str(port)]
-        argv += [f"-o{option}" for option in options]
-        return subprocess.run([*argv, f"{user}@{machine.address}", *words], capture_output=True, text=True, timeout=120)
+        """Run a command on a machine. Only one host key is trusted: `host_key`, or that of the boot."""
+        return self.keys.ssh(machine.address, *self.cloud.login, *words, host_key=host_key)
 
 
 @pytest.fixture
@@ -227,7 +195,7 @@ def test_machines_have_gpus_that_can_be_lost_and_a_driver_that_can_hang(bed: Mac
 def test_delays_hold_back_sshd_and_marker(bed: MachineTestbed) -> None:
     bed.machines.ssh_delay_seconds = 3600
     bed.machines.ready_delay_seconds = 3600
-    instance = bed.run_instance(user_data=bed.user_data(limit=1e6))
+    instance = bed.run_instance(user_data=bed.keys.user_data(limit=1e6))
     machine = wait_for(lambda: bed.machines.machines.get(instance.id))
     assert machine._sshd is None
     bed.cloud.clock_offset = 3601
@@ -259,7 +227,7 @@ def test_imgnet_hostkey_replaces_the_key_and_keeps_connections(bed: MachineTestb
 
 
 def test_limit_of_the_user_data_powers_off(bed: MachineTestbed) -> None:
-    machine = bed.boot_machine(user_data=bed.user_data(limit=600))
+    machine = bed.boot_machine(user_data=bed.keys.user_data(limit=600))
     bed.cloud.clock_offset = 590
     assert bed.ssh(machine, "true").returncode == 0 and bed.cloud.powered_off == []
     bed.cloud.clock_offset = 601
@@ -267,7 +235,7 @@ def test_limit_of_the_user_data_powers_off(bed: MachineTestbed) -> None:
 
 
 def test_imgnet_limit_replaces_the_limit(bed: MachineTestbed) -> None:
-    machine = bed.boot_machine(user_data=bed.user_data(limit=600))
+    machine = bed.boot_machine(user_data=bed.keys.user_data(limit=600))
     assert bed.ssh(machine, "sudo -n imgnet-limit 1000").returncode == 0
     bed.cloud.clock_offset = 800
     assert bed.ssh(machine, "true").returncode == 0 and bed.cloud.powered_off == []

@@ -172,7 +172,7 @@ class AwsFrontend:
             arguments = json.loads(body or b"{}")
             if command not in CONTROL_COMMANDS:
                 raise KeyError(f"no order {command}")
-            answer, status = CONTROL_COMMANDS[command](self, arguments), "200 OK"
+            answer, status = CONTROL_COMMANDS[command](self, **arguments), "200 OK"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
         text = json.dumps({} if answer is None else answer, default=asdict).encode()

@@ -26,19 +26,23 @@ def find_instances(self: Any, ids: list[str]) -> list[Any]:
 
 
 def describe_instances(self: Any) -> ActionResult:
-    """Describe the visible instances of these ids or filters."""
+    """Describe the visible instances of these ids or filters, in pages of instances, where moto pages reservations."""
     sim = SimulatedAws.current
     filters = self._filters_from_querystring()
     ids = self._get_param("InstanceIds", [])
     found = find_instances(self, ids) if ids else filter(sim.is_visible, sim.all_instances(self.ec2_backend))
-    matches = {instance.id for instance in found if passes_filter_dict(instance, filters)}
+    matches = [instance.id for instance in found if passes_filter_dict(instance, filters)]
+    start = int(self._get_param("NextToken") or 0)
+    end = start + int(self._get_param("MaxResults") or 1000)
+    page = set(matches[start:end])
     reservations = []
     for reservation in self.ec2_backend.reservations.values():
-        instances = [instance for instance in reservation.instances if instance.id in matches]
+        instances = [instance for instance in reservation.instances if instance.id in page]
         if instances:
             reservations.append(copy.copy(reservation))
             reservations[-1].instances = instances
-    return ActionResult({"Reservations": reservations})
+    next_token = str(end) if end < len(matches) else None
+    return ActionResult({"Reservations": reservations, "NextToken": next_token})
 
 
 def terminate_instances(self: Any) -> ActionResult:

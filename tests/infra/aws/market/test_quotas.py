@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
 from support.simcloud.spot_market import quota_code
 
-from infra.aws.client import Account
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import BUILTIN_TYPES, get_quota_family
 
@@ -21,16 +21,16 @@ def test_get_quota_code_agrees_with_the_simulated_cloud() -> None:
 
 def test_look_up_quota_returns_the_regions_value(front: AwsFrontend) -> None:
     front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
-    assert quotas.look_up_quota(Account(), "L-417A185B") == 96.0
-    assert quotas.look_up_quota(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
+    assert quotas.look_up_quota(shared_account(), "L-417A185B") == 96.0
+    assert quotas.look_up_quota(shared_account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
 
 
 @pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
 def test_look_up_quota_on_errors_returns_none(front: AwsFrontend, fault: str) -> None:
     front.fault(action="GetServiceQuota", code=fault, times=99)
-    assert quotas.look_up_quota(Account(), "L-417A185B") is None
+    assert quotas.look_up_quota(shared_account(), "L-417A185B") is None
     front.reset()
-    assert quotas.look_up_quota(Account(), "L-00000000") is None
+    assert quotas.look_up_quota(shared_account(), "L-00000000") is None
 
 
 def test_quota_increase_command_requests_the_vcpus() -> None:
