@@ -187,7 +187,7 @@ def _close_connection(environ: dict[str, Any]) -> None:
 
 
 class _RequestHandler(MotoRequestHandler):
-    """Answers all requests of a connection. werkzeug ends it after each, and a new one takes as long as a short call."""
+    """Answers all requests of a connection. werkzeug ends it after each; a new one costs as much as a short call."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
