@@ -273,6 +273,9 @@ def test_get_service_quota_returns_vcpu(cloud: Cloud) -> None:
     assert get_quota(ServiceCode="ec2", QuotaCode="L-7212CCBC")["Quota"]["Value"] == 0.0
     assert get_quota(ServiceCode="ec2", QuotaCode="L-417A185B")["Quota"]["Value"] > 3072
     assert refused(get_quota, ServiceCode="ec2", QuotaCode="L-00000000")[0] == "NoSuchResourceException"
+    get_default = cloud.client("service-quotas").get_aws_default_service_quota
+    defaults = {code: get_default(ServiceCode="ec2", QuotaCode=code) for code in ("L-417A185B", "L-1216C47A")}
+    assert [default["Quota"]["Value"] for default in defaults.values()] == [0.0, 5.0]
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])

@@ -37,6 +37,7 @@ ON_DEMAND = {
 }
 PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
 ADDRESS_QUOTA = "L-0263D0A3"
+NEW_ACCOUNT_VCPU = 5.0  # of the standard types, none of P and G. Source: AWS, "Spot Instance quotas"
 
 
 def on_demand(type: str, vcpu: int) -> float:
@@ -101,11 +102,25 @@ def _product(type: str, price: float, region: str) -> dict[str, Any]:
 
 def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Answer GetServiceQuota of Service Quotas: vCPU of EC2, or the number of elastic addresses."""
-    from support.simcloud.addresses import MAX_ADDRESSES
     from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
 
+    return _quota(arguments, {id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS})
+
+
+def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Answer GetAWSDefaultServiceQuota of Service Quotas: what a new account has."""
+    from support.simcloud.spot_market import QUOTAS
+
+    return _quota(
+        arguments, {id: NEW_ACCOUNT_VCPU if "standard" in types else 0.0 for id, (_, types) in QUOTAS.items()}
+    )
+
+
+def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:
+    from support.simcloud.addresses import MAX_ADDRESSES
+
     code = arguments.get("QuotaCode", "")
-    values = {ADDRESS_QUOTA: float(MAX_ADDRESSES), **{id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS}}
+    values = {**vcpus, ADDRESS_QUOTA: float(MAX_ADDRESSES)}
     if arguments.get("ServiceCode") != "ec2" or code not in values:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
     return {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(values[code])}}
@@ -115,4 +130,5 @@ TARGETS = {
     "AWSEC2InstanceConnectService.SendSSHPublicKey": send_ssh_public_key,
     "AWSPriceListService.GetProducts": get_products,
     "ServiceQuotasV20190624.GetServiceQuota": get_service_quota,
+    "ServiceQuotasV20190624.GetAWSDefaultServiceQuota": get_default_service_quota,
 }
