@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 from support.simcloud.__main__ import post_command
 from support.simcloud.fixture import COMMAND, IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.logins import Keys
 from support.simcloud.process_keeper import process_ids
-from support.ssh_machines import generate_key
-
-from cluster.agent.watchdog import Watchdog
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 Fixture = Any
-
-LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
 
 class User:
@@ -27,24 +23,12 @@ class User:
 
     def __init__(self, cloud: CloudProcess, folder: Path) -> None:
         self.cloud = cloud
-        self.folder = folder
         self.ec2 = cloud.client("ec2")
-        for name in ("user", "host"):
-            generate_key(folder / name)
+        self.keys = Keys(folder)
         self.ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(folder / "user.pub").read_bytes())
 
-    def launch(self, count: int = 1, limit: float = 600) -> list[str]:
-        """Launch spot instances with this limit in seconds, and return their ids."""
-        config = {
-            "bootcmd": [
-                [*LIMIT_COMMAND, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
-            ],
-            "ssh_keys": {
-                "ed25519_private": (self.folder / "host").read_text(),
-                "ed25519_public": (self.folder / "host.pub").read_text(),
-            },
-            "runcmd": [["sh", "-c", "exit 1", "sh", "fs-0123", "us-east-1"]],
-        }
+    def launch(self, count: int = 1) -> list[str]:
+        """Launch spot instances, and return their ids."""
         image = self.cloud.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
         reservation = self.ec2.run_instances(
             ImageId=image,
@@ -52,7 +36,7 @@ class User:
             MinCount=count,
             MaxCount=count,
             KeyName="mine",
-            UserData=f"#cloud-config\n{json.dumps(config)}",
+            UserData=self.keys.user_data(),
             InstanceMarketOptions={"MarketType": "spot"},
             InstanceInitiatedShutdownBehavior="terminate",
             BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, "VolumeSize": 100}}],
@@ -69,27 +53,8 @@ class User:
         (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
         (image,) = self.ec2.describe_images(ImageIds=[instance["ImageId"]])["Images"]
         tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
-        known_hosts = self.folder / "known"
-        known_hosts.write_text(f"imgnet {(self.folder / 'host.pub').read_text()}")
-        options = [
-            "HostKeyAlias=imgnet",
-            f"UserKnownHostsFile={known_hosts}",
-            "StrictHostKeyChecking=yes",
-            "BatchMode=yes",
-            "IdentitiesOnly=yes",
-            "LogLevel=ERROR",
-            f"Port={tags['imgnet:port']}",
-            f"User={tags['imgnet:user']}",
-        ]
-        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), *(f"-o{option}" for option in options)]
-        return subprocess.run(
-            [*argv, instance["PublicIpAddress"], command], capture_output=True, text=True, timeout=120
-        )
-
-    def state(self, id: str) -> str:
-        """Return the state of an instance and the code of its reason, as EC2 says them."""
-        (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-        return " ".join([instance["State"]["Name"], instance.get("StateReason", {}).get("Code", "")]).strip()
+        address, user, port = instance["PublicIpAddress"], tags["imgnet:user"], int(tags["imgnet:port"])
+        return self.keys.ssh(address, user, port, command)
 
 
 @pytest.fixture
@@ -109,41 +74,6 @@ def test_run_instances_boots_machines_and_terminate_ends_them(user: User) -> Non
     assert {instance["id"]: instance["state"] for instance in user.cloud.instances()} == dict.fromkeys(
         ids, "terminated"
     )
-
-
-def test_time_limit_ends_the_instance_and_its_cost(user: User) -> None:
-    (id,) = user.launch(limit=1)
-    user.cloud.wait_for(lambda: user.state(id) == "terminated Client.InstanceInitiatedShutdown")
-    user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
-    assert 0 < user.cloud.bill()["total"] == pytest.approx(user.cloud.bill()["total"], abs=1e-5)
-
-
-def test_interrupt_puts_a_notice_into_the_metadata_first(user: User, tmp_path: Path) -> None:
-    (id,) = user.launch()
-    user.wait_until_ready(id)
-    url = user.ssh(id, "echo $AWS_EC2_METADATA_SERVICE_ENDPOINT").stdout.strip()
-    watchdog = Watchdog(tmp_path, None, 0.0, url, lambda: None)
-
-    def notice() -> str:
-        watchdog.poll_metadata()
-        return watchdog.leave_reason
-
-    assert notice() == "" and watchdog._metadata_token
-    user.cloud.interrupt(id, notice=1.5)
-    assert user.cloud.wait_for(notice).startswith("spot/instance-action: terminate at 20")
-    assert user.state(id) == "running"
-    user.cloud.wait_for(lambda: user.state(id) == "terminated Server.SpotInstanceTermination")
-    user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
-
-
-def test_machines_setting_delays_sshd_and_fails_setups(user: User) -> None:
-    user.cloud.post("machines", failing_machines=[0], ssh_delay_seconds=0.5)
-    first, second = user.launch(2)
-    user.wait_until_ready(second)
-    assert "not mounted" in (user.cloud.machine_home(first) / ".imgnet/failed").read_text()
-    user.ec2.terminate_instances(InstanceIds=[first, second])
-    user.cloud.begin()
-    assert user.cloud.post("machines")["ssh_delay_seconds"] == 0
 
 
 # --- leak check ----------------------------------------------------------------------------------------------------

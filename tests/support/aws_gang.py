@@ -18,6 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import account_at
 
 from infra.aws import client as aws_client
 from infra.aws import journal
@@ -38,12 +39,6 @@ from infra.aws.stack.stack import Stack
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 TRUST = '{"Version": "2012-10-17", "Statement": []}'
-
-
-@functools.cache
-def account_at(url: str) -> Account:
-    """Return an account for the simulated AWS at an address. It is kept, because its clients take long to create."""
-    return Account("us-east-1")
 
 
 class Crash(BaseException):
@@ -74,7 +69,7 @@ class GangTestbed:
     def __init__(self, front: AwsFrontend, url: str, folder: Path) -> None:
         self.front = front
         self.sim = front.sim
-        self.account = account_at(url)
+        self.account = account_at(url, "us-east-1")
         self.clock = Clock(front.sim)
         self.journal = Journal(folder / "cloud.jsonl")
         self.uid = "job-3-9073e811"

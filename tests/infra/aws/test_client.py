@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import boto3
 import pytest
 from support.aws_gang import GangTestbed, bed
 from support.simcloud.http_server import AwsFrontend
@@ -61,12 +60,6 @@ def test_ec2_no_retry_sends_once_and_ec2_retries(bed: GangTestbed, client: str, 
     assert bed.front.count("DescribeVpcs") - before == calls
 
 
-def test_no_retry_config_has_a_long_read_timeout() -> None:
-    assert (
-        aws_client.NO_RETRY_CONFIG.read_timeout >= 120 and aws_client.NO_RETRY_CONFIG.retries["total_max_attempts"] == 1
-    )
-
-
 def test_call_with_retry_repeats_only_the_given_kinds(bed: GangTestbed) -> None:
     describe_vpcs = bed.account.ec2.describe_vpcs
     bed.front.fault(action="DescribeVpcs", code="InvalidSubnetID.NotFound", times=3)
@@ -113,9 +106,3 @@ def test_get_public_address_is_the_one_that_the_endpoint_sees(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(CloudError, match=r"pass it: --from 203\.0\.113\.7/32"):
         aws_client.get_public_address()
-
-
-def test_account_creates_clients_on_first_use(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    account = Account()
-    monkeypatch.setattr(boto3.session.Session, "client", lambda *_, **__: pytest.fail("made too early"))
-    assert not {"ec2", "ec2_no_retry", "iam"} & vars(account).keys()

@@ -59,12 +59,6 @@ def test_classify_error_goes_by_the_code_alone(code: str, status: int, meaning: 
     assert classify_error(client_error(code, status, "Insufficient capacity; RequestLimitExceeded")) is meaning
 
 
-def test_kind_by_code_has_each_code_once() -> None:
-    codes = [code for code_list in errors._CODES_BY_KIND.values() for code in code_list.split()]
-    assert len(codes) == len(set(codes)) == len(errors.KIND_BY_CODE)
-    assert not set(codes) & {*errors.AUTHENTICATION_CODES, *errors.DENIED_CODES}
-
-
 @pytest.mark.parametrize(
     "error",
     [

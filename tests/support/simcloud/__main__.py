@@ -51,24 +51,18 @@ def post_command(url: str, command: str, **arguments: Any) -> Any:
         raise RuntimeError(f"{command}: {message}") from None
 
 
-def machine_commands(machines: Any) -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
+def machine_commands(machines: Any) -> dict[str, Callable[..., Any]]:
     """Return the control commands of a cloud with machines, beside those of `support.simcloud.control`."""
 
-    def forget_calls(front: Any, _: dict[str, Any]) -> None:
-        """Count the calls from 1 again."""
-        front.calls = []
-
-    def reset(front: Any, _: dict[str, Any]) -> None:
+    def reset(front: Any) -> None:
         front.reset()
         machines.reset()
 
-    def configure(_: Any, settings: dict[str, Any]) -> Any:
-        return machines.configure(**settings)
-
-    def break_gpu(_: Any, arguments: dict[str, Any]) -> None:
-        machines.break_gpu(arguments["id"], arguments["how"])
-
-    return {"break_gpu": break_gpu, "forget_calls": forget_calls, "machines": configure, "reset": reset}
+    return {
+        "break_gpu": lambda front, id, how: machines.break_gpu(id, how),
+        "machines": lambda front, **settings: machines.configure(**settings),
+        "reset": reset,
+    }
 
 
 def check_port_is_free(port: int) -> None:

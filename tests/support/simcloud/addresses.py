@@ -6,6 +6,8 @@ from moto.core.responses import ActionResult, EmptyResult
 from support.simcloud import placement_groups
 from support.simcloud.cloud import AwsError, SimulatedAws
 
+MAX_ADDRESSES = 5  # of a region
+
 
 def release_resources(instance: Any) -> None:
     """Release the interfaces, disks and elastic address of a terminated instance."""
@@ -27,9 +29,9 @@ def release_resources(instance: Any) -> None:
 
 
 def allocate_address(self: Any) -> ActionResult:
-    """Allocate one of at most `max_addresses` of a region. It costs from now on."""
+    """Allocate one of at most MAX_ADDRESSES of a region. It costs from now on."""
     sim = SimulatedAws.current
-    if len(self.ec2_backend.addresses) >= sim.max_addresses:
+    if len(self.ec2_backend.addresses) >= MAX_ADDRESSES:
         raise AwsError("AddressLimitExceeded", "The maximum number of addresses has been reached.")
     result = placement_groups.call_moto("allocate_address", self)
     address = self.ec2_backend.addresses[-1]

@@ -31,11 +31,9 @@ DEFAULTS: dict[str, Any] = {
     "stop_seconds": 0.0,
     "notice_seconds": 120.0,
     "efs_seconds": 0.0,
-    "efs_gb": 0.0,
     "forget_seconds": 3600.0,
     "login": ("ubuntu", 22),
     "image_gb": 75,
-    "max_addresses": 5,
     "policy": None,
     "images": None,
     "has_launch_indexes": True,
@@ -69,10 +67,8 @@ class SimulatedAws(InstanceEndings):
     stop_seconds: float  # from shutting-down to terminated
     notice_seconds: float  # from a spot interruption notice to the end
     efs_seconds: float  # to create or delete a file system or mount target
-    efs_gb: float  # stored in each file system
     forget_seconds: float  # EC2 lists a terminated instance for this long
     image_gb: int  # size of the images' disk
-    max_addresses: int  # elastic addresses of a region
     policy: Policy | None  # of the caller, see `permissions`; None allows every call
     needs_internet: bool  # the boot of a machine without a way to the internet fails
     internet_wait_seconds: float  # a booting machine waits so long for its way to the internet

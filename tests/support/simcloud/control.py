@@ -5,23 +5,15 @@ from typing import Any
 
 from support.simcloud.cloud import DEFAULTS
 
-Arguments = dict[str, Any]
+SETTINGS = (*DEFAULTS, "quota_vcpu")
 
 
-def _fault(front: Any, arguments: Arguments) -> None:
-    front.fault(**arguments)
-
-
-def _no_faults(front: Any, arguments: Arguments) -> None:
-    front.faults = []
-
-
-def _capacity(front: Any, arguments: Arguments) -> dict[str, int]:
+def _capacity(front: Any, **places_by_pool: int | None) -> dict[str, int]:
     """Set the free places: {"us-east-1a/p4d.24xlarge": 4, "us-east-1b/g5.xlarge": null}, where null is no limit.
 
     Returns all limits.
     """
-    for pool, places in arguments.items():
+    for pool, places in places_by_pool.items():
         zone, type = pool.split("/")
         if places is None:
             front.sim.capacity.pop((zone, type), None)
@@ -30,87 +22,35 @@ def _capacity(front: Any, arguments: Arguments) -> dict[str, int]:
     return {f"{zone}/{type}": places for (zone, type), places in front.sim.capacity.items()}
 
 
-def _set(front: Any, arguments: Arguments) -> dict[str, Any]:
+def _set(front: Any, **settings: Any) -> dict[str, Any]:
     """Change settings by name. Returns all settings."""
-    for name, value in arguments.items():
-        if name not in (*DEFAULTS, "quota_vcpu"):
+    for name, value in settings.items():
+        if name not in SETTINGS:
             raise ValueError(f"no setting {name}")
         setattr(front.sim, name, tuple(value) if name == "login" else value)
-    return {name: getattr(front.sim, name) for name in (*DEFAULTS, "quota_vcpu")}
+    return {name: getattr(front.sim, name) for name in SETTINGS}
 
 
-def _interrupt(front: Any, arguments: Arguments) -> None:
-    front.sim.interrupt(arguments["id"], arguments.get("notice"))
-
-
-def _rebalance(front: Any, arguments: Arguments) -> None:
-    front.sim.rebalance(arguments["id"])
-
-
-def _power_off(front: Any, arguments: Arguments) -> None:
-    front.sim.power_off(arguments["id"])
-
-
-def _kill(front: Any, arguments: Arguments) -> None:
-    front.sim.kill(arguments["id"], arguments.get("reason", "Server.InternalError"))
-
-
-def _kill_caller(front: Any, arguments: Arguments) -> None:
-    front.kill_caller_at(int(arguments["at"]), arguments.get("when", "before"))
-
-
-def _spare_callers(front: Any, _: Arguments) -> None:
-    front.spare_callers()
-
-
-def _price(front: Any, arguments: Arguments) -> None:
-    front.sim.set_price(arguments["zone"], arguments["type"], float(arguments["price"]))
-
-
-def _advance(front: Any, arguments: Arguments) -> None:
-    front.sim.advance(float(arguments["seconds"]))
-
-
-def _transfer(front: Any, arguments: Arguments) -> None:
-    front.sim.transfer(**arguments)
-
-
-def _instances(front: Any, arguments: Arguments) -> Any:
-    return front.sim.instances(arguments.get("region", "us-east-1"))
-
-
-def _calls(front: Any, arguments: Arguments) -> dict[str, Any]:
-    return {"calls": front.calls, "count": front.count(), "killed": front.killed}
-
-
-def _reserve(front: Any, arguments: Arguments) -> str:
-    return str(front.sim.reserve(**arguments))
-
-
-def _reset(front: Any, arguments: Arguments) -> None:
-    front.reset()
-
-
-CONTROL_COMMANDS: dict[str, Callable[[Any, Arguments], Any]] = {
-    "advance": _advance,
-    "bill": lambda front, arguments: front.sim.bill(),
-    "calls": _calls,
+# Each takes the front and the arguments of the command.
+CONTROL_COMMANDS: dict[str, Callable[..., Any]] = {
+    "advance": lambda front, seconds: front.sim.advance(seconds),
+    "bill": lambda front: front.sim.bill(),
+    "calls": lambda front: {"calls": front.calls, "count": front.count(), "killed": front.killed},
     "capacity": _capacity,
-    "errors": lambda front, arguments: front.sim.errors,
-    "fault": _fault,
-    "instances": _instances,
-    "interrupt": _interrupt,
-    "kill": _kill,
-    "kill_caller": _kill_caller,
-    "spare_callers": _spare_callers,
-    "leaks": lambda front, arguments: front.sim.leaks(),
-    "leftovers": lambda front, arguments: front.sim.leftovers(),
-    "no_faults": _no_faults,
-    "power_off": _power_off,
-    "price": _price,
-    "rebalance": _rebalance,
-    "reserve": _reserve,
-    "reset": _reset,
+    "errors": lambda front: front.sim.errors,
+    "fault": lambda front, **settings: front.fault(**settings),
+    "forget_calls": lambda front: front.calls.clear(),
+    "instances": lambda front, region="us-east-1": front.sim.instances(region),
+    "interrupt": lambda front, id, notice=None: front.sim.interrupt(id, notice),
+    "kill": lambda front, id, reason="Server.InternalError": front.sim.kill(id, reason),
+    "kill_caller": lambda front, at, when="before": front.kill_caller_at(at, when),
+    "leaks": lambda front: front.sim.leaks(),
+    "leftovers": lambda front: front.sim.leftovers(),
+    "no_faults": lambda front: front.faults.clear(),
+    "rebalance": lambda front, id: front.sim.rebalance(id),
+    "reserve": lambda front, **details: front.sim.reserve(**details),
+    "reset": lambda front: front.reset(),
     "set": _set,
-    "transfer": _transfer,
+    "spare_callers": lambda front: front.spare_callers(),
+    "transfer": lambda front, id, **moved_bytes: front.sim.transfer(id, **moved_bytes),
 }

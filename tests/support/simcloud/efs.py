@@ -54,11 +54,9 @@ def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
             message = f"File system '{file_system.file_system_id}' already exists with creation token '{token}'"
             raise EfsError("FileSystemAlreadyExists", message, 409)
     file_system = _moto_method("create_file_system")(self, *arguments, **options)
-    sim = SimulatedAws.current
     throughput = float(file_system.provisioned_throughput_in_mibps or 0)
     dollars_per_hour = throughput * BillingMeter.EFS_MIBPS_DOLLARS_PER_HOUR
-    dollars_per_hour += sim.efs_gb * BillingMeter.EFS_GB_DOLLARS_PER_HOUR
-    sim.meter.start(file_system.file_system_id, "efs", dollars_per_hour)
+    SimulatedAws.current.meter.start(file_system.file_system_id, "efs", dollars_per_hour)
     _begin_change(file_system, "creating")
     return file_system
 

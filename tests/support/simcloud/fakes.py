@@ -1,5 +1,7 @@
 """The commands of a simulated machine that need root: fakes.py NAME URL [WORDS]. The cloud at URL carries them out.
 
+Commands that would cut the power of this computer are refused.
+
 Imports nothing of this project, because any Python may run it, once for each command.
 """
 
@@ -9,14 +11,7 @@ import re
 import sys
 from urllib.parse import urlsplit
 
-USAGE = {
-    "imgnet-limit": "SECONDS",
-    "imgnet-hostkey": "",
-    "systemctl": "poweroff",
-    "shutdown": "[-h] [-P] now|+MINUTES",
-    "poweroff": "",
-    "halt": "",
-}
+USAGE = {"imgnet-limit": "SECONDS", "imgnet-hostkey": ""}
 
 
 def cloud_request(name: str, words: list[str]) -> str | None:
@@ -25,14 +20,6 @@ def cloud_request(name: str, words: list[str]) -> str | None:
         return f"limit/{words[0]}"
     if name == "imgnet-hostkey" and not words:
         return "hostkey"
-    if (name in ("poweroff", "halt") and not words) or (name, words) == ("systemctl", ["poweroff"]):
-        return "poweroff"
-    if name == "shutdown":
-        times = [word for word in words if word not in ("-h", "-P")]
-        if times == ["now"]:
-            return "poweroff"
-        if len(times) == 1 and re.fullmatch(r"\+[0-9]+", times[0]):
-            return f"limit/{60 * int(times[0])}"
     return None
 
 

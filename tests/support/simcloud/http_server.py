@@ -172,7 +172,7 @@ class AwsFrontend:
             arguments = json.loads(body or b"{}")
             if command not in CONTROL_COMMANDS:
                 raise KeyError(f"no order {command}")
-            answer, status = CONTROL_COMMANDS[command](self, arguments), "200 OK"
+            answer, status = CONTROL_COMMANDS[command](self, **arguments), "200 OK"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
         text = json.dumps({} if answer is None else answer, default=asdict).encode()
@@ -186,7 +186,28 @@ def _close_connection(environ: dict[str, Any]) -> None:
     raise ConnectionResetError("the answer is lost, as requested")
 
 
-class _QuietRequestHandler(MotoRequestHandler):
+class _RequestHandler(MotoRequestHandler):
+    """Answers all requests of a connection. werkzeug ends it after each; a new one costs as much as a short call."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def run_wsgi(self) -> None:
+        """Answer one request, whose whole body the front reads. Without an answer the connection ends."""
+
+        def start_response(status: str, headers: list[tuple[str, str]]) -> None:
+            code, _, reason = status.partition(" ")
+            self.send_response(int(code), reason)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.end_headers()
+
+        try:
+            for chunk in self.server.app(self.make_environ(), start_response):
+                self.wfile.write(chunk)
+        except ConnectionError:
+            self.close_connection = True
+
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""
 
@@ -197,7 +218,7 @@ class SimulatorServer(ThreadedWSGIServer):
     daemon_threads = True
 
     def __init__(self, port: int, front: AwsFrontend) -> None:
-        super().__init__("127.0.0.1", port, front, _QuietRequestHandler)
+        super().__init__("127.0.0.1", port, front, _RequestHandler)
         self.front = front
 
 

@@ -4,6 +4,7 @@ A test file imports `cloud` and `served`; a conftest.py imports `front` and `fro
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import AwsFrontend, serve
+
+from infra.aws.client import Account
 
 IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 # Without this, each session reads EC2's service model again, in 0.3 s.
@@ -70,10 +73,10 @@ class Cloud:
         """Return the state of an instance, as DescribeInstances says it."""
         return str(self.instance(id)["State"]["Name"])
 
-    def find_ids(self, **filters: str) -> list[str]:
-        """Return the ids that DescribeInstances finds by filters, whose names have _ for -."""
-        arguments = [{"Name": name.replace("_", "-"), "Values": [value]} for name, value in filters.items()]
-        reservations = self.ec2.describe_instances(Filters=arguments)["Reservations"]
+    def find_ids(self, job: str = "*") -> list[str]:
+        """Return the ids of the instances that DescribeInstances finds, all or those with this tag `job`."""
+        filters = [] if job == "*" else [{"Name": "tag:job", "Values": [job]}]
+        reservations = self.ec2.describe_instances(Filters=filters)["Reservations"]
         return [instance["InstanceId"] for reservation in reservations for instance in reservation["Instances"]]
 
     def network(self, zone: str = "us-east-1a", public: bool = False) -> tuple[str, str, str]:
@@ -120,6 +123,17 @@ def cloud(served: Cloud) -> Iterator[Cloud]:
     served.sim.errors = []
     yield served
     assert not served.sim.errors, served.sim.errors
+
+
+@functools.cache
+def account_at(url: str, region: str) -> Account:
+    """Return an account for the simulated AWS at an address. It is kept, because its clients take long to create."""
+    return Account(region)
+
+
+def shared_account(region: str = "us-east-1") -> Account:
+    """Return an account for the simulated AWS of this process. Tests must not change it, nor its clients."""
+    return account_at(os.environ["AWS_ENDPOINT_URL"], region)
 
 
 @pytest.fixture(scope="session")

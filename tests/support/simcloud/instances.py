@@ -26,67 +26,31 @@ def find_instances(self: Any, ids: list[str]) -> list[Any]:
 
 
 def describe_instances(self: Any) -> ActionResult:
-    """Describe instances by ids or filters, in pages of instances, where moto makes pages of reservations."""
+    """Describe the visible instances of these ids or filters, in pages of instances, where moto pages reservations."""
     sim = SimulatedAws.current
     filters = self._filters_from_querystring()
     ids = self._get_param("InstanceIds", [])
-    page_size = self._get_param("MaxResults")
-    if ids and page_size:
-        message = "The parameter instancesSet cannot be used with the parameter maxResults"
-        raise AwsError("InvalidParameterCombination", message)
-    if page_size is not None and not 5 <= int(page_size) <= 1000:
-        message = f"Value ( {page_size} ) for parameter maxResults is invalid: 5 to 1000."
-        raise AwsError("InvalidParameterValue", message)
-    requested_ids = {instance.id for instance in find_instances(self, ids)} if ids else None
-    matches = [
-        (reservation, instance)
-        for reservation in self.ec2_backend.reservations.values()
-        for instance in reservation.instances
-        if sim.is_visible(instance)
-        and (requested_ids is None or instance.id in requested_ids)
-        and passes_filter_dict(instance, filters)
-    ]
+    found = find_instances(self, ids) if ids else filter(sim.is_visible, sim.all_instances(self.ec2_backend))
+    matches = [instance.id for instance in found if passes_filter_dict(instance, filters)]
     start = int(self._get_param("NextToken") or 0)
-    end = start + int(page_size or 1000)
-    reservations: dict[str, Any] = {}
-    for reservation, instance in matches[start:end]:
-        if reservation.id not in reservations:
-            reservations[reservation.id] = copy.copy(reservation)
-            reservations[reservation.id].instances = []
-        reservations[reservation.id].instances.append(instance)
+    end = start + int(self._get_param("MaxResults") or 1000)
+    page = set(matches[start:end])
+    reservations = []
+    for reservation in self.ec2_backend.reservations.values():
+        instances = [instance for instance in reservation.instances if instance.id in page]
+        if instances:
+            reservations.append(copy.copy(reservation))
+            reservations[-1].instances = instances
     next_token = str(end) if end < len(matches) else None
-    return ActionResult({"Reservations": list(reservations.values()), "NextToken": next_token})
-
-
-def describe_instance_status(self: Any) -> ActionResult:
-    """Describe the status of visible instances, by default of those that run."""
-    ids = self._get_param("InstanceIds", [])
-    includes_all_states = self._get_bool_param("IncludeAllInstances", False)
-    sim = SimulatedAws.current
-    filters = self._filters_from_querystring()
-    if ids:
-        instances = find_instances(self, ids)
-    else:
-        instances = [instance for instance in sim.all_instances(self.ec2_backend) if sim.is_visible(instance)]
-    matches = [
-        instance
-        for instance in instances
-        if (includes_all_states or instance.state == "running") and passes_filter_dict(instance, filters)
-    ]
-    return ActionResult({"InstanceStatuses": matches})
+    return ActionResult({"Reservations": reservations, "NextToken": next_token})
 
 
 def terminate_instances(self: Any) -> ActionResult:
-    """Terminate all instances of a request, or none if one is unknown or protected."""
+    """Terminate all instances of a request, or none if one is unknown."""
     ids = self._get_param("InstanceIds", [])
     if not ids:
         raise AwsError("MissingParameter", "The request must contain the parameter InstanceId")
     instances = find_instances(self, ids)
-    for instance in instances:
-        if str(instance.disable_api_termination).lower() == "true":
-            message = f"The instance '{instance.id}' may not be terminated."
-            message += " Modify its 'disableApiTermination' attribute."
-            raise AwsError("OperationNotPermitted", message)
     return ActionResult({"TerminatingInstances": [_terminate(instance) for instance in instances]})
 
 
@@ -122,11 +86,6 @@ def stop_instances(self: Any) -> ActionResult:
     return ActionResult({"StoppingInstances": changes})
 
 
-def start_instances(self: Any) -> ActionResult:
-    """Refuse: the simulated EC2 does not start stopped instances."""
-    raise AwsError("NotImplemented", "the simulated EC2 does not start stopped instances")
-
-
 def create_tags(self: Any) -> ActionResult:
     """Create tags as moto does, but refuse those of an unknown instance."""
     from support.simcloud import moto_patches
@@ -148,9 +107,7 @@ def get_console_output(self: Any) -> ActionResult:
 ACTIONS = {
     "create_tags": create_tags,
     "describe_instances": describe_instances,
-    "describe_instance_status": describe_instance_status,
     "get_console_output": get_console_output,
-    "start_instances": start_instances,
     "stop_instances": stop_instances,
     "terminate_instances": terminate_instances,
 }

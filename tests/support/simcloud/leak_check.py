@@ -52,7 +52,6 @@ def free(sim: SimulatedAws) -> list[ResourceRow]:
         for kind, resources in (
             ("internet-gateway", backend.internet_gateways),
             ("network-interface", backend.enis),
-            ("launch-template", backend.launch_templates),
         ):
             rows += [_ec2_row(kind, backend, resource.id) for resource in resources.values()]
     for region, efs_backend in efs_backends[ACCOUNT].items():

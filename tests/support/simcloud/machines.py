@@ -50,10 +50,10 @@ CREDENTIALS = {
 class SimulatedMachines:
     """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
 
-    These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `ready_delay_seconds`, from
-    sshd to the marker file; `failing_machines`, the instance ids, addresses or numbers (from 0, in the order of
-    booting) of machines whose setup fails; `gpus`, the GPUs of machines that boot from now on;
-    `has_instance_connect`, whether the image lets keys log in that EC2 Instance Connect sends.
+    These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `failing_machines`, the
+    instance ids, addresses or numbers (from 0, in the order of booting) of machines whose setup fails; `gpus`, the GPUs
+    of machines that boot from now on; `has_instance_connect`, whether the image lets keys log in that EC2 Instance
+    Connect sends.
     """
 
     def __init__(
@@ -89,7 +89,6 @@ class SimulatedMachines:
 
     def _restore_defaults(self) -> None:
         self.ssh_delay_seconds = 0.0
-        self.ready_delay_seconds = 0.0
         self.failing_machines: set[Any] = set()
         self.gpus = 0
         self.has_instance_connect = True
@@ -123,7 +122,6 @@ class SimulatedMachines:
         """Change settings by name, and return all settings. Raises `ValueError` for an unknown name."""
         converters: dict[str, Callable[[Any], Any]] = {
             "ssh_delay_seconds": float,
-            "ready_delay_seconds": float,
             "failing_machines": set,
             "gpus": int,
             "has_instance_connect": bool,
@@ -135,7 +133,6 @@ class SimulatedMachines:
         return {
             "gpus": self.gpus,
             "ssh_delay_seconds": self.ssh_delay_seconds,
-            "ready_delay_seconds": self.ready_delay_seconds,
             "failing_machines": sorted(self.failing_machines, key=str),
             "has_instance_connect": self.has_instance_connect,
         }
@@ -225,9 +222,6 @@ class SimulatedMachines:
                 return ""
             case ["hostkey"]:
                 return f"{self.machines[id].change_host_key()}\n"
-            case ["poweroff"]:
-                self.sim.power_off(id)
-                return ""
         raise RuntimeError(f"a simulated machine cannot do this: {words}")
 
     def set_power_off(self, id: str, seconds: float) -> None:
@@ -296,7 +290,7 @@ class SimulatedMachines:
     def _start_sshd(self, id: str) -> None:
         self.machines[id].start()
         self.machines[id].start_time = self.sim.now()
-        self._set_timer(id, "finish setup", self.ready_delay_seconds)
+        self._set_timer(id, "finish setup", 0.0)
 
     def _finish_setup(self, id: str) -> None:
         machine = self.machines[id]

@@ -28,6 +28,7 @@ from support.simcloud import (
     efs,
     instances,
     internet,
+    moto_speed,
     permissions,
     placement_groups,
     reservations,
@@ -50,20 +51,6 @@ HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400
     "RequestLimitExceeded": 503,
     "ServiceUnavailable": 503,
     "Unavailable": 503,
-}
-FILTERS = {
-    "client-token": "client_token",
-    "dns-name": "public_dns_name",
-    "instance-lifecycle": "lifecycle",
-    "instance-state-code": "filter_state_code",
-    "instance.group-name": "filter_group_names",
-    "launch-index": "filter_index",
-    "metadata-options.http-tokens": "metadata_options.http_tokens",
-    "placement-group-name": "placement.group_name",
-    "reason": "_reason",
-    "reservation-id": "filter_reservation",
-    "spot-instance-request-id": "spot_instance_request_id",
-    "tenancy": "placement.tenancy",
 }
 moto_originals: dict[str, Any] = {}
 
@@ -92,6 +79,7 @@ def install() -> None:
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
     _patch_regions()
     _patch_instances()
+    moto_speed.install()
 
 
 def _patch_regions() -> None:
@@ -114,16 +102,10 @@ def _patch_instances() -> None:
     replace_attribute(NetworkInterface, "network_card_index", 0)
     replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
     replace_attribute(Instance, "spot_instance_request_id", None)
-    replace_attribute(Instance, "filter_state_code", property(lambda self: str(self._state.code)))
-    replace_attribute(Instance, "filter_index", property(lambda self: str(self.ami_launch_index)))
-    replace_attribute(
-        Instance, "filter_group_names", property(lambda self: [group.name for group in self.security_groups])
-    )
     for name in ("private_ip", "private_ip_address", "public_ip", "public_ip_address"):
         replace_attribute(Instance, name, property(_address_getter(name)))
     for name in ("private_dns_name", "public_dns_name"):
         replace_attribute(Instance, name, property(_dns_name_getter(getattr(Instance, name))))
-    moto_utils.filter_dict_attribute_mapping.update(FILTERS)
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:

@@ -48,11 +48,13 @@ def create_placement_group(self: Any) -> ActionResult:
     if (self.region, name) in sim.groups:
         raise AwsError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
     tags = self._parse_tag_specification("placement-group").get("placement-group", {})
-    strategy = self._get_param("Strategy") or "cluster"
-    if strategy not in ("cluster", "spread", "partition"):
-        raise AwsError("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
     suffix = hashlib.sha256(f"{self.region}{name}{sim.now()}".encode()).hexdigest()[:17]
-    group = {"GroupName": name, "State": "available", "Strategy": strategy, "GroupId": f"pg-{suffix}"}
+    group = {
+        "GroupName": name,
+        "State": "available",
+        "Strategy": self._get_param("Strategy"),
+        "GroupId": f"pg-{suffix}",
+    }
     group["GroupArn"] = f"arn:aws:ec2:{self.region}:{self.current_account}:placement-group/{name}"
     sim.groups[self.region, name] = group
     self.ec2_backend.create_tags([group["GroupId"]], tags)
@@ -66,22 +68,18 @@ def _unknown_group(name: str) -> AwsError:
 
 
 def describe_placement_groups(self: Any) -> ActionResult:
-    """Describe placement groups by names, ids or filters."""
+    """Describe placement groups by names or filters."""
     sim = SimulatedAws.current
     backend = self.ec2_backend
     filters = self._filters_from_querystring()
     groups = {name: group for (region, name), group in sim.groups.items() if region == self.region}
     names = self._get_param("GroupNames", [])
-    ids = self._get_param("GroupIds", [])
-    known_ids = {group["GroupId"] for group in groups.values()}
-    for missing in [name for name in names if name not in groups] + [id for id in ids if id not in known_ids]:
+    for missing in [name for name in names if name not in groups]:
         raise _unknown_group(missing)
     rows = []
     for name, group in groups.items():
-        attributes = {"group-name": name, "group-arn": group["GroupArn"]}
-        attributes |= {"state": group["State"], "strategy": group["Strategy"]}
-        is_requested = (not names or name in names) and (not ids or group["GroupId"] in ids)
-        if is_requested and matches(backend, group["GroupId"], attributes, filters):
+        attributes = {"group-name": name, "state": group["State"], "strategy": group["Strategy"]}
+        if (not names or name in names) and matches(backend, group["GroupId"], attributes, filters):
             rows.append({**group, "Tags": TaggedResource(backend, group["GroupId"]).tags()})
     return ActionResult({"PlacementGroups": rows})
 
@@ -103,13 +101,7 @@ def delete_placement_group(self: Any) -> ActionResult:
 
 
 def check_placement(sim: SimulatedAws, request: Any) -> None:
-    """Check that the placement group of a launch exists, and that a cluster group stays in one zone.
-
-    Sets `request.group`, the name, where the id was given. Raises `AwsError`.
-    """
-    if request.group_id:
-        names = [name for (_, name), group in sim.groups.items() if group["GroupId"] == request.group_id]
-        request.group = names[0] if names else request.group_id
+    """Raise `AwsError` unless the placement group of a launch exists; a cluster group stays in one zone."""
     if not request.group:
         return
     if (request.region, request.group) not in sim.groups:
@@ -224,18 +216,9 @@ def detach_internet_gateway(self: Any) -> ActionResult:
     return call_moto("detach_internet_gateway", self)
 
 
-def delete_network_interface(self: Any) -> ActionResult:
-    """Delete a network interface. It is refused while the interface is attached."""
-    interface = self.ec2_backend.enis.get(self._get_param("NetworkInterfaceId"))
-    if interface is not None and interface.status == "in-use":
-        raise AwsError("InvalidParameterValue", f"Network interface '{interface.id}' is currently in use.")
-    return call_moto("delete_network_interface", self)
-
-
 ACTIONS = {
     "create_placement_group": create_placement_group,
     "create_vpc_endpoint": create_vpc_endpoint,
-    "delete_network_interface": delete_network_interface,
     "delete_placement_group": delete_placement_group,
     "delete_security_group": delete_security_group,
     "delete_subnet": delete_subnet,

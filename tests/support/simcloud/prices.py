@@ -38,7 +38,6 @@ ON_DEMAND = {
 PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
 ADDRESS_QUOTA = "L-0263D0A3"
 NEW_ACCOUNT_VCPU = 5.0  # of the standard types, none of P and G. Source: AWS, "Spot Instance quotas"
-NEW_ACCOUNT_ADDRESSES = 5.0
 
 
 def on_demand(type: str, vcpu: int) -> float:
@@ -105,35 +104,26 @@ def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[
     """Answer GetServiceQuota of Service Quotas: vCPU of EC2, or the number of elastic addresses."""
     from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
 
-    values = {id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS}
-    return _quota(region, arguments, {**values, ADDRESS_QUOTA: float(sim.max_addresses)})
+    return _quota(arguments, {id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS})
 
 
 def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Answer GetAWSDefaultServiceQuota of Service Quotas: what a new account has."""
     from support.simcloud.spot_market import QUOTAS
 
-    values = {id: NEW_ACCOUNT_VCPU if "standard" in prefixes else 0.0 for id, (_, prefixes, _) in QUOTAS.items()}
-    return _quota(region, arguments, {**values, ADDRESS_QUOTA: NEW_ACCOUNT_ADDRESSES})
+    return _quota(
+        arguments, {id: NEW_ACCOUNT_VCPU if "standard" in types else 0.0 for id, (_, types) in QUOTAS.items()}
+    )
 
 
-def _quota(region: str, arguments: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
-    """Return the answer about one quota. `values` are those of all quotas, by code."""
-    from support.simcloud.spot_market import QUOTAS
+def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:
+    from support.simcloud.addresses import MAX_ADDRESSES
 
     code = arguments.get("QuotaCode", "")
-    names = {**{id: name for id, (_, _, name) in QUOTAS.items()}, ADDRESS_QUOTA: "EC2-VPC Elastic IPs"}
+    values = {**vcpus, ADDRESS_QUOTA: float(MAX_ADDRESSES)}
     if arguments.get("ServiceCode") != "ec2" or code not in values:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
-    name, value = names[code], values[code]
-    arn = f"arn:aws:servicequotas:{region}:123456789012:ec2/{code}"
-    quota: dict[str, Any] = {
-        "ServiceCode": "ec2",
-        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-        "QuotaArn": arn,
-    }
-    quota |= {"QuotaCode": code, "QuotaName": name, "Value": float(value), "Unit": "None", "Adjustable": True}
-    return {"Quota": {**quota, "GlobalQuota": False}}
+    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(values[code])}}
 
 
 TARGETS = {

@@ -17,7 +17,6 @@ from support.simcloud.lifecycle import InstanceLife
 
 TAGGABLE = ("instance", "volume", "network-interface", "spot-instances-request")
 USER_DATA_BYTES = 16384
-SPOT_OPTIONS = ("MaxPrice", "SpotInstanceType", "InstanceInterruptionBehavior")
 
 
 class LaunchRequest:
@@ -37,14 +36,12 @@ class LaunchRequest:
         self.subnet_id = get("SubnetId")
         self.security_groups = list(get("SecurityGroupIds", []))
         self.group = get("Placement.GroupName")  # placement group
-        self.group_id = get("Placement.GroupId")
         self.zone = get("Placement.AvailabilityZone")
         self.market = get("InstanceMarketOptions.MarketType") or "on-demand"
         target = "CapacityReservationSpecification.CapacityReservationTarget"
         self.reservation = get(f"{target}.CapacityReservationId")
         self.reservation_group = get(f"{target}.CapacityReservationResourceGroupArn")
         self.reservations: list[str] = []  # of the new instances; set by the check
-        self.spot = {name: get(f"InstanceMarketOptions.SpotOptions.{name}") for name in SPOT_OPTIONS}
         self.profile = {name: get(f"IamInstanceProfile.{name}") for name in ("Name", "Arn")}
         self.user_data = get("UserData")
         self.disks = [dict(disk) for disk in get("BlockDeviceMappings", [])]
@@ -126,7 +123,6 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
     instance.client_token = request.token
     if not sim.has_launch_indexes:
         instance.ami_launch_index = 0
-    instance.filter_reservation = reservation.id
     instance.lifecycle = "spot" if request.market == "spot" else None
     reservations.join_reservation(request, instance)
     if request.group:
@@ -342,14 +338,6 @@ def _check_market(sim: SimulatedAws, request: LaunchRequest) -> None:
         message = "You cannot specify tags for Spot instances requests if there are no Spot instances requests being"
         message += " created by the request."
         raise AwsError("InvalidParameterCombination", message)
-    is_one_time = request.spot["SpotInstanceType"] != "persistent"
-    if request.spot["InstanceInterruptionBehavior"] in ("stop", "hibernate"):
-        if is_one_time:
-            message = "The request with type 'one-time' is not supported when instanceInterruptionBehavior is 'stop'."
-            raise AwsError("InvalidParameterCombination", message)
-        if request.group:
-            message = "Spot instances that stop or hibernate cannot be launched in a placement group."
-            raise AwsError("InvalidParameterCombination", message)
 
 
 ACTIONS = {"run_instances": run_instances}

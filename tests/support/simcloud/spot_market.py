@@ -33,21 +33,21 @@ IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids
 }
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
-QUOTAS = {  # by quota code: (market, prefixes of the types' names, name of the quota)
-    "L-417A185B": ("on-demand", ("p",), "Running On-Demand P instances"),
-    "L-DB2E81BA": ("on-demand", ("g", "vt"), "Running On-Demand G and VT instances"),
-    "L-1216C47A": ("on-demand", ("standard",), "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
-    "L-C4BD4855": ("spot", ("p5", "p6"), "All P5 Spot Instance Requests"),
-    "L-7212CCBC": ("spot", ("p2", "p3", "p4"), "All P4, P3 and P2 Spot Instance Requests"),
-    "L-3819A6DF": ("spot", ("g", "vt"), "All G and VT Spot Instance Requests"),
-    "L-34B43A08": ("spot", ("standard",), "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
+QUOTAS = {  # by quota code: (market, prefixes of the types' names)
+    "L-417A185B": ("on-demand", ("p",)),
+    "L-DB2E81BA": ("on-demand", ("g", "vt")),
+    "L-1216C47A": ("on-demand", ("standard",)),
+    "L-C4BD4855": ("spot", ("p5", "p6")),
+    "L-7212CCBC": ("spot", ("p2", "p3", "p4")),
+    "L-3819A6DF": ("spot", ("g", "vt")),
+    "L-34B43A08": ("spot", ("standard",)),
 }
 STANDARD_PREFIXES = tuple("acdhimrtz")
 
 
 def quota_code(type: str, market: str) -> str | None:
     """Return the code of the quota that counts this type in this market, None without one."""
-    for code, (quota_market, prefixes, _) in QUOTAS.items():
+    for code, (quota_market, prefixes) in QUOTAS.items():
         is_standard = "standard" in prefixes and type.startswith(STANDARD_PREFIXES)
         if quota_market == market and (is_standard or type.startswith(prefixes)):
             return code
@@ -107,7 +107,6 @@ class Market:
                 f" ({request.zone}). Please retry your request by not specifying an Availability Zone or choosing"
             )
             raise AwsError("Unsupported", f"{message} {', '.join(zones)}.")
-        self._check_max_price(request)
         quota_count = self._quota_count(sim, request)
         is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
         free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
@@ -123,15 +122,6 @@ class Market:
         if is_limited:
             sim.capacity[request.zone, request.type] -= count
         return count
-
-    def _check_max_price(self, request: Any) -> None:
-        price = self.spot_price(request.zone, request.type)
-        max_price = request.spot["MaxPrice"]
-        if request.market == "spot" and max_price and float(max_price) < price:
-            message = (
-                f"Your Spot request price of {max_price} is lower than the minimum required Spot request fulfillment"
-            )
-            raise AwsError("SpotMaxPriceTooLow", f"{message} price of {price}.")
 
     def _quota_count(self, sim: SimulatedAws, request: Any) -> float:
         code = quota_code(request.type, request.market)
@@ -167,15 +157,9 @@ class Market:
         instance.ec2_backend.create_tags([id], request.tags.get("spot-instances-request", {}))
         sim.spot_requests[id] = {
             "SpotInstanceRequestId": id,
-            "CreateTime": datetime.fromtimestamp(sim.now(), UTC),
             "InstanceId": instance.id,
-            "InstanceInterruptionBehavior": request.spot["InstanceInterruptionBehavior"] or "terminate",
-            "LaunchedAvailabilityZone": instance.placement.zone,
-            "ProductDescription": "Linux/UNIX",
-            "SpotPrice": request.spot["MaxPrice"] or f"{on_demand(request.type, vcpus(request.type)):.6f}",
             "State": "active",
             "Status": {"Code": "fulfilled", "Message": "Your spot request is fulfilled."},
-            "Type": request.spot["SpotInstanceType"] or "one-time",
             "region": request.region,
         }
 
@@ -211,15 +195,7 @@ def describe_spot_instance_requests(self: Any) -> ActionResult:
         raise AwsError("InvalidSpotInstanceRequestID.NotFound", message)
     rows = []
     for id, spot_request in spot_requests.items():
-        attributes = {
-            "spot-instance-request-id": id,
-            "instance-id": spot_request["InstanceId"],
-            "state": spot_request["State"],
-            "type": spot_request["Type"],
-            "launched-availability-zone": spot_request["LaunchedAvailabilityZone"],
-            "status-code": spot_request["Status"]["Code"],
-        }
-        if (not ids or id in ids) and placement_groups.matches(backend, id, attributes, filters):
+        if (not ids or id in ids) and placement_groups.matches(backend, id, {"state": spot_request["State"]}, filters):
             row = {name: value for name, value in spot_request.items() if name != "region"}
             rows.append({**row, "Tags": placement_groups.TaggedResource(backend, id).tags()})
     return ActionResult({"SpotInstanceRequests": rows})

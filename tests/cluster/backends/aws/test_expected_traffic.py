@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.backends.aws.planning import expected_traffic
 from cluster.backends.aws.planning.expected_traffic import ExpectedTraffic, checkpoint_bytes, expect_traffic
 from cluster.display import cloud as display_cloud
 from cluster.jobs import submit
@@ -15,7 +14,6 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes
 from infra.aws import prices
 from infra.aws.launch_request import Internet
-from infra.costs import TrafficForecast
 from train.forecast.hardware import fetch_bytes
 from train.models.registry import build_model
 from train.optim.factory import build_optimizer
@@ -131,17 +129,6 @@ def test_packages_cost_behind_a_nat_gateway_only() -> None:
     assert line_about(nat, "6 GB of packages through the NAT gateway")
     difference = nat.forecast.dollars_once - public.forecast.dollars_once
     assert difference == pytest.approx(6 * prices.NAT_PER_GB + prices.NAT_PER_HOUR)
-
-
-@pytest.mark.parametrize(("once", "per_hour", "hours", "text"), [
-    (0.02, 6.6, 0.18, "about $1.21 in all: $6.60 an hour, and $0.02 once"),
-    (0.001, 0.09, None, "about $0.09 an hour"),
-    (2.0, 0.0, None, "about $2.00 once"),
-    (0.0, 0.0, None, "about $0.00"),
-])  # fmt: skip
-def test_summary_names_no_term_of_nothing(once: float, per_hour: float, hours: float | None, text: str) -> None:
-    forecast = TrafficForecast(dollars_once=once, dollars_per_hour=per_hour)
-    assert expected_traffic._summary(forecast, hours) == text
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------

@@ -152,14 +152,6 @@ def test_launch_that_the_reservation_does_not_fit_is_refused(front: AwsFrontend)
     assert "only AWS knows its type and zone" in refusal(id, offline=True)
 
 
-def test_launch_into_a_reservation_that_is_not_active_is_refused(front: AwsFrontend) -> None:
-    coming = reserve_block(front, start=front.sim.now() + HOUR)
-    assert "it is not active yet (scheduled), it starts at " in refusal(coming)
-    over = reserve_block(front, start=front.sim.now() - 2 * HOUR, hours=-1.0)
-    assert "it ended at " in refusal(over)
-    assert "no such reservation in us-east-1" in refusal("cr-0123456789abcdef0")
-
-
 def test_full_reservation_is_refused(front: AwsFrontend) -> None:
     id = front.sim.reserve(TYPE, ZONE, 0)
     assert refusal(id).endswith("0 of its 0 machines are free, and the job needs 2; wait until others end")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
 from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 
 from infra.aws.client import Account
@@ -44,26 +45,26 @@ def tag_image(account: Account, ami: str, **values: str) -> None:
 
 
 def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
-    image = amis.resolve_image(Account(), "sm_80")
+    image = amis.resolve_image(shared_account(), "sm_80")
     assert image == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python", "2.13"
     )
-    assert amis.resolve_image(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
+    assert amis.resolve_image(shared_account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
 
 def test_resolve_image_without_pytorch_uses_the_base_image(front: AwsFrontend) -> None:
     front.sim.images = ["base-oss-nvidia-driver-gpu-ubuntu-24.04"]
-    image = amis.resolve_image(Account(), "sm_89")
+    image = amis.resolve_image(shared_account(), "sm_89")
     assert (image.name, image.python) == (PLAIN, "")
 
 
 def test_resolve_image_without_parameters_asks_for_ami(front: AwsFrontend) -> None:
     front.sim.images = []
-    assert refusal(Account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
+    assert refusal(shared_account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
 def test_resolve_image_asks_for_all_parameters_in_one_call(front: AwsFrontend) -> None:
-    amis.resolve_image(Account(), "sm_80")
+    amis.resolve_image(shared_account(), "sm_80")
     assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")]
     assert len(amis.AMI_PARAMETERS) <= 10 and len(set(amis.AMI_PARAMETERS)) == len(amis.AMI_PARAMETERS)
     torch = ["-pytorch-" in name for name in amis.AMI_PARAMETERS]
@@ -93,13 +94,13 @@ def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
     for number, parameter in enumerate(amis.AMI_PARAMETERS):
         left = [name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]]
         front.sim.images = left
-        image = amis.resolve_image(Account(), "sm_80")
+        image = amis.resolve_image(shared_account(), "sm_80")
         assert bool(image.python) is bool(image_torch(parameter)) and image_torch(parameter) in image.name
 
 
 def test_resolve_image_reads_the_ssh_login_from_tags(front: AwsFrontend) -> None:
     front.sim.login = ("somebody", 2222)
-    image = amis.resolve_image(Account(), "sm_80")
+    image = amis.resolve_image(shared_account(), "sm_80")
     assert (image.ssh_user, image.ssh_port) == ("somebody", 2222)
 
 
@@ -124,9 +125,9 @@ def test_resolve_image_with_a_bad_port_tag_names_the_fix(front: AwsFrontend, por
 
 
 def test_resolve_image_missing_is_a_one_line_error(front: AwsFrontend) -> None:
-    message = refusal(Account(), "sm_80", "ami-0123456789abcdef0")
+    message = refusal(shared_account(), "sm_80", "ami-0123456789abcdef0")
     assert "ami-0123456789abcdef0" in message
-    assert "look up image ami-x" in refusal(Account(), "sm_80", "ami-x")
+    assert "look up image ami-x" in refusal(shared_account(), "sm_80", "ami-x")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_resolve_image_reads_the_size_of_the_root_device(front: AwsFrontend) -> 
 
 
 def test_resolve_image_for_v100_needs_an_own_image(front: AwsFrontend) -> None:
-    message = refusal(Account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
+    message = refusal(shared_account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
     assert (
         "sm_70" in message
         and "proprietary driver, R580 or older" in message

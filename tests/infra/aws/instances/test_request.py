@@ -1,4 +1,4 @@
-"""RunInstances requests compared with those in golden/, which `GOLDEN=1 pytest <this file>` writes anew."""
+"""RunInstances requests: one is compared with golden/, which `GOLDEN=1 pytest <this file>` writes; others with it."""
 
 import json
 import os
@@ -77,37 +77,62 @@ def build(
 BLOCK = ReservationTarget(id="cr-0123456789abcdef0", closing_time=1_795_400_000.0)
 GROUP = ReservationTarget(id="arn:aws:resource-groups:us-east-1:123456789012:group/mine", placement_group="theirs")
 UNPLACED = {"use_placement_group": False}  # as the plan of a job in reserved machines has it
-CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "g5": (("g5.xlarge", "spot", 2), {}),
-    "p4d": (("p4d.24xlarge", "on-demand", 16), {}),
-    "p5": (("p5.48xlarge", "spot", 16), {}),
-    "capacity_block": (("p5.48xlarge", "capacity-block", 4, BLOCK), UNPLACED),
-    "reservation_group": (("g5.xlarge", "on-demand", 2, GROUP), UNPLACED),
-}
+MARKETS = pytest.mark.parametrize(
+    ("market", "reservation"),
+    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
+)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_build_run_instances_equals_the_golden_file(case: str) -> None:
-    path = GOLDEN / f"run_instances_{case}.json"
-    arguments, changes = CASES[case]
-    text = json.dumps(build(*arguments, **changes), indent=1) + "\n"
+def test_request_equals_the_golden_file() -> None:
+    path = GOLDEN / "run_instances_p4d.json"
+    text = json.dumps(build("p4d.24xlarge", "on-demand", 16), indent=1) + "\n"
     if os.environ.get("GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize(("case", "count"), [("g5", 1), ("p4d", 4), ("p5", 32)])
-def test_golden_requests_have_a_public_address_with_one_card_only(case: str, count: int) -> None:
-    nics = json.loads((GOLDEN / f"run_instances_{case}.json").read_text())["NetworkInterfaces"]
+@pytest.mark.parametrize(
+    ("arguments", "changes", "different"),
+    [
+        (("g5.xlarge", "on-demand", 16), {}, {"InstanceType", "NetworkInterfaces"}),
+        (("p5.48xlarge", "on-demand", 16), {}, {"InstanceType", "NetworkInterfaces"}),
+        (("p4d.24xlarge", "spot", 16), {}, {"InstanceMarketOptions", "TagSpecifications"}),
+        (("p4d.24xlarge", "on-demand", 4), {}, {"MinCount", "MaxCount", "TagSpecifications"}),
+        (
+            ("p4d.24xlarge", "capacity-block", 16, BLOCK),
+            UNPLACED,
+            {"InstanceMarketOptions", "CapacityReservationSpecification", "Placement", "TagSpecifications"},
+        ),
+        (
+            ("p4d.24xlarge", "on-demand", 16, GROUP),
+            UNPLACED,
+            {"CapacityReservationSpecification", "Placement", "TagSpecifications"},
+        ),
+    ],
+)
+def test_other_requests_differ_from_the_golden_one_in(
+    arguments: tuple[Any, ...], changes: dict[str, Any], different: set[str]
+) -> None:
+    golden, other = build("p4d.24xlarge", "on-demand", 16), build(*arguments, **changes)
+    names = {name for name in golden.keys() | other.keys() if golden.get(name) != other.get(name)}
+    assert names == different | {"ClientToken", "TagSpecifications"}  # the token is also a tag
+    assert other["MinCount"] == other["MaxCount"] == arguments[2]
+
+
+@pytest.mark.parametrize(("type", "count"), [("g5.xlarge", 1), ("p5.48xlarge", 32)])
+def test_machine_has_a_public_address_with_one_card_only(type: str, count: int) -> None:
+    nics = build(type)["NetworkInterfaces"]
     assert [(nic["NetworkCardIndex"], nic["DeviceIndex"]) for nic in nics] == [(card, 0) for card in range(count)]
-    first_type = "efa" if count > 1 else "interface"
-    assert [nic["InterfaceType"] for nic in nics] == [first_type, *["efa-only"] * (count - 1)]
     assert {nic["SubnetId"] for nic in nics} == {"subnet-0b2"} and all(nic["DeleteOnTermination"] for nic in nics)
     assert [nic.get("AssociatePublicIpAddress", False) for nic in nics] == [count == 1] * count
 
 
-@pytest.mark.parametrize("type", BUILTIN_TYPES)
-def test_network_interfaces_of_every_type_fit_its_cards(type: str) -> None:
+def test_network_interfaces_of_every_type_fit_its_cards() -> None:
+    for type in BUILTIN_TYPES:
+        assert_interfaces_fit(type)
+
+
+def assert_interfaces_fit(type: str) -> None:
     network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
     cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
     nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
@@ -124,10 +149,7 @@ def test_card_without_efa_gets_a_plain_interface() -> None:
     assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
 
 
-@pytest.mark.parametrize(
-    ("market", "reservation"),
-    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
-)
+@MARKETS
 def test_requests_of_every_type_are_valid_by_botocores_model(
     market: str, reservation: ReservationTarget | None
 ) -> None:
@@ -135,19 +157,6 @@ def test_requests_of_every_type_are_valid_by_botocores_model(
     for type in BUILTIN_TYPES:
         report = ParamValidator().validate(build(type, market, 16, reservation), shape)
         assert not report.has_errors(), f"{type}: {report.generate_report()}"
-
-
-def test_build_run_instances_is_all_or_none_and_terminates_on_shutdown() -> None:
-    for arguments, changes in CASES.values():
-        run_request = build(*arguments, **changes)
-        assert run_request["MinCount"] == run_request["MaxCount"] == arguments[2]
-        assert run_request["InstanceInitiatedShutdownBehavior"] == "terminate"
-        assert run_request["MetadataOptions"]["HttpTokens"] == "required"
-        assert run_request["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
-        assert run_request["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
-        assert "SubnetId" not in run_request and "SecurityGroupIds" not in run_request, (
-            "the network interfaces have them"
-        )
 
 
 def test_request_of_a_capacity_block_targets_it_and_names_its_market() -> None:
@@ -237,10 +246,7 @@ def test_format_machine_range(names: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
-@pytest.mark.parametrize(
-    ("market", "reservation"),
-    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
-)
+@MARKETS
 def test_request_is_unchanged_by_the_journal(
     bed: GangTestbed, type: str, market: str, reservation: ReservationTarget | None
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
 from support.simcloud.volta import P3_TYPES, list_p3
 
 from infra.aws.client import Account
@@ -21,7 +21,6 @@ from infra.aws.market.instance_types import (
     DEFAULT_TYPES,
     HISTORIC_TYPES,
     ON_DEMAND_PRICES,
-    RETIREMENT_REASONS,
     find_builtin_type,
 )
 from infra.errors import CloudError, NoCredentials
@@ -40,12 +39,11 @@ def refusal(*args: Any, **options: Any) -> str:
 
 def test_list_instance_types_leaves_out_unknown_names(front: AwsFrontend) -> None:
     names = ["p5.48xlarge", "p3.16xlarge", "g5.xlarge", "q9.large"]
-    assert offers.list_instance_types(Account(), names) == {
+    assert offers.list_instance_types(shared_account(), names) == {
         name: find_builtin_type(name) for name in ("p5.48xlarge", "g5.xlarge")
     }
-    assert (
-        offers.list_instance_types(Account(), []) == {} and offers.list_instance_types(Account(), ["p3.16xlarge"]) == {}
-    )
+    for names in ([], ["p3.16xlarge"]):
+        assert offers.list_instance_types(shared_account(), names) == {}
 
 
 def test_list_instance_types_always_names_types_in_batches(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +62,14 @@ def test_list_instance_types_always_names_types_in_batches(front: AwsFrontend, m
 
 
 def test_list_instance_types_leaves_out_arm_and_other_gpus(front: AwsFrontend) -> None:
-    assert offers.list_instance_types(Account(), ["g5g.xlarge", "g5.xlarge"]).keys() == {"g5.xlarge"}  # arm64
+    assert offers.list_instance_types(shared_account(), ["g5g.xlarge", "g5.xlarge"]).keys() == {"g5.xlarge"}  # arm64
     amd_type = json.loads(json.dumps(INSTANCE_TYPES["g5.xlarge"]))
     amd_type["GpuInfo"]["Gpus"][0]["Manufacturer"] = "AMD"
     assert offers._is_supported(INSTANCE_TYPES["g5.xlarge"]) and not offers._is_supported(amd_type)
 
 
 def test_list_instance_types_without_gpus_is_cpu(front: AwsFrontend) -> None:
-    (instance_type,) = offers.list_instance_types(Account(), ["c7i.4xlarge"]).values()
+    (instance_type,) = offers.list_instance_types(shared_account(), ["c7i.4xlarge"]).values()
     assert (
         instance_type.gpus,
         instance_type.gpu,
@@ -89,33 +87,15 @@ def test_list_instance_types_without_gpus_is_cpu(front: AwsFrontend) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("performance", "card_gbps", "expected"),
-    [
-        ("4x 100 Gigabit", [100.0] * 4, 400),
-        ("3200 Gigabit", [50.0] * 32, 3200),
-        ("Up to 10 Gigabit", [2.5], 2.5),
-        ("12.5 Gigabit", [12.5], 12.5),
-        ("400 Gigabit", [400.0] * 4, 400),
-        ("High", [], 0),
-        ("", [1.0], 1),
-    ],
-)
-def test_sustained_gbps(performance: str, card_gbps: list[float], expected: float) -> None:
-    cards = [{"BaselineBandwidthInGbps": gbps} for gbps in card_gbps]
-    network = {"NetworkPerformance": performance, "NetworkCards": cards}
-    assert offers._sustained_gbps(network) == expected
-
-
 def test_list_zones_by_type(front: AwsFrontend) -> None:
-    zones_by_type = offers.list_zones_by_type(Account(), ["p3dn.24xlarge", "p3.16xlarge", "p4d.24xlarge"])
+    zones_by_type = offers.list_zones_by_type(shared_account(), ["p3dn.24xlarge", "p3.16xlarge", "p4d.24xlarge"])
     assert zones_by_type == {
         "p3dn.24xlarge": ["us-east-1c", "us-east-1d"],
         "p4d.24xlarge": ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d"],
     }
     assert (
-        offers.list_zones_by_type(Account(), []) == {}
-        and offers.list_zones_by_type(Account("eu-north-1"), ["p3dn.24xlarge"]) == {}
+        offers.list_zones_by_type(shared_account(), []) == {}
+        and offers.list_zones_by_type(shared_account("eu-north-1"), ["p3dn.24xlarge"]) == {}
     )
 
 
@@ -123,7 +103,7 @@ def test_list_zones_by_type(front: AwsFrontend) -> None:
 
 
 def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
-    account = Account(region)
+    account = shared_account(region)
     return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
 
 
@@ -230,7 +210,7 @@ def test_list_price_with_two_prices_is_none() -> None:
 
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
-    found_offers = offers.list_offers(Account(), "a100")
+    found_offers = offers.list_offers(shared_account(), "a100")
     assert [(offer.type, offer.zone[-1]) for offer in found_offers if offer.type.startswith("p4d.")] == [
         ("p4d.24xlarge", zone) for zone in "abcd"
     ]
@@ -242,23 +222,23 @@ def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> Non
 
 
 def test_list_offers_without_names_covers_the_builtin_table(front: AwsFrontend) -> None:
-    type_names = {offer.type for offer in offers.list_offers(Account())}
+    type_names = {offer.type for offer in offers.list_offers(shared_account())}
     assert {"p4d.24xlarge", "g5.xlarge", "g4dn.xlarge"} <= type_names <= BUILTIN_TYPES.keys()
-    assert not {offer.type for offer in offers.list_offers(Account("eu-north-1"), "V100")}
+    assert not {offer.type for offer in offers.list_offers(shared_account("eu-north-1"), "V100")}
 
 
 def test_list_offers_looks_up_types_that_are_not_builtin(front: AwsFrontend) -> None:
-    assert {offer.type for offer in offers.list_offers(Account(), "L4", ["gr6.4xlarge", "p4d.24xlarge"])} == {
+    assert {offer.type for offer in offers.list_offers(shared_account(), "L4", ["gr6.4xlarge", "p4d.24xlarge"])} == {
         "gr6.4xlarge"
     }
-    assert offers.list_offers(Account(), "A100", ["gr6.4xlarge"]) == []
+    assert offers.list_offers(shared_account(), "A100", ["gr6.4xlarge"]) == []
 
 
 def test_list_offers_uses_builtin_prices_in_their_region_only(front: AwsFrontend) -> None:
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
-    (offer, *_) = offers.list_offers(Account("us-west-2"), names=["p4d.24xlarge"])
+    (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"])
     assert (offer.on_demand_price, offer.is_builtin_price) == (None, False) and offer.spot_price
-    (offer, *_) = offers.list_offers(Account("us-west-2"), names=["p4d.24xlarge"], offline=True)
+    (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"], offline=True)
     assert (offer.zone, offer.spot_price, offer.on_demand_price, offer.is_builtin_price) == ("", None, None, False)
 
 
@@ -274,21 +254,18 @@ def test_prices_without_credentials_raise_no_credentials(front: AwsFrontend, mon
 
 
 def test_choose_types_notes_types_that_are_not_offered(front: AwsFrontend) -> None:
-    types, lines = offers.choose_types(Account(), PREFERRED)
+    types, lines = offers.choose_types(shared_account(), PREFERRED)
     assert types == ["p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"]
     assert lines == [f"{P3_IS_GONE}: p4d.24xlarge is used instead"]
-    types, lines = offers.choose_types(Account("eu-west-1"), ("p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"))
+    types, lines = offers.choose_types(
+        shared_account("eu-west-1"), ("p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge")
+    )
     assert types == ["p3dn.24xlarge"]
     assert lines == [
         f"{P3_IS_GONE}: p3dn.24xlarge is used instead",
         "EC2 offers no q9.large with x86_64 in eu-west-1: p3dn.24xlarge is used instead",
     ]
-    assert offers.choose_types(Account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
-
-
-def test_choose_types_trusts_ec2_over_the_retired_list(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RETIREMENT_REASONS, "p5.48xlarge", "AWS stopped listing p5.48xlarge in 2031")
-    assert offers.choose_types(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
+    assert offers.choose_types(shared_account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
 
 
 def test_choose_types_takes_p3_where_a_region_still_lists_it(
@@ -296,24 +273,24 @@ def test_choose_types_takes_p3_where_a_region_still_lists_it(
 ) -> None:
     list_p3(monkeypatch)
     names = tuple(P3_TYPES)
-    assert offers.choose_types(Account(), names) == (list(names), [])
-    small, middle, large = offers.list_instance_types(Account(), names).values()
+    assert offers.choose_types(shared_account(), names) == (list(names), [])
+    small, middle, large = offers.list_instance_types(shared_account(), names).values()
     assert (small.gpus, small.vcpus, small.network_gbps) == (1, 8, 2.5) and (middle.gpus, middle.vcpus) == (4, 32)
     assert large == HISTORIC_TYPES["p3.16xlarge"], "8 V100 of 16 GB, 25 Gbit/s, no EFA"
-    message = refusal(Account("eu-west-1"), names)
+    message = refusal(shared_account("eu-west-1"), names)
     assert message.count("AWS stopped listing") == 3
 
 
 def test_choose_types_without_preference_uses_the_defaults(front: AwsFrontend) -> None:
-    assert offers.choose_types(Account(), ()) == (list(DEFAULT_TYPES), [])
+    assert offers.choose_types(shared_account(), ()) == (list(DEFAULT_TYPES), [])
     assert offers.choose_types(None, (), offline=True) == (list(DEFAULT_TYPES), [])
 
 
 def test_choose_types_uses_a_requested_type_alone_or_refuses(front: AwsFrontend) -> None:
-    assert offers.choose_types(Account(), PREFERRED, ("g5.xlarge",)) == (["g5.xlarge"], [])
-    assert offers.choose_types(Account(), PREFERRED, ("p5.48xlarge",)) == (["p5.48xlarge"], [])
-    assert refusal(Account(), PREFERRED, ("p3.16xlarge",)) == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
-    message = refusal(Account("eu-north-1"), ("p3.8xlarge",), ("p3dn.24xlarge",))
+    assert offers.choose_types(shared_account(), PREFERRED, ("g5.xlarge",)) == (["g5.xlarge"], [])
+    assert offers.choose_types(shared_account(), PREFERRED, ("p5.48xlarge",)) == (["p5.48xlarge"], [])
+    assert refusal(shared_account(), PREFERRED, ("p3.16xlarge",)) == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
+    message = refusal(shared_account("eu-north-1"), ("p3.8xlarge",), ("p3dn.24xlarge",))
     assert message == (
         "EC2 offers no p3dn.24xlarge with x86_64 in eu-north-1; list the types on offer: imgnet-cluster offers"
     )
@@ -321,24 +298,24 @@ def test_choose_types_uses_a_requested_type_alone_or_refuses(front: AwsFrontend)
 
 def test_choose_types_takes_several_requested_types_in_their_order(front: AwsFrontend) -> None:
     requested = ("q9.large", "p5.48xlarge", "p3.16xlarge", "p4d.24xlarge", "p5.48xlarge")
-    types, lines = offers.choose_types(Account(), PREFERRED, requested)
+    types, lines = offers.choose_types(shared_account(), PREFERRED, requested)
     assert types == ["p5.48xlarge", "p4d.24xlarge"], "p3dn.24xlarge of the recipe was not requested"
     assert lines == [
         "EC2 offers no q9.large with x86_64 in us-east-1: p5.48xlarge is used instead",
         f"{P3_IS_GONE}: not requested",
     ]
-    message = refusal(Account(), PREFERRED, ("q9.large", "p3.16xlarge"))
+    message = refusal(shared_account(), PREFERRED, ("q9.large", "p3.16xlarge"))
     assert message.endswith(f"in us-east-1, {P3_IS_GONE}; take another: --type p4d.24xlarge")
 
 
 def test_choose_types_with_nothing_offered_names_all_types(front: AwsFrontend) -> None:
-    message = refusal(Account("eu-north-1"), ("p3.16xlarge", "p3dn.24xlarge"))
+    message = refusal(shared_account("eu-north-1"), ("p3.16xlarge", "p3dn.24xlarge"))
     assert P3_IS_GONE in message and "no p3dn.24xlarge" in message and "imgnet-cluster offers" in message
 
 
 def test_choose_types_reports_a_denied_lookup(front: AwsFrontend) -> None:
     front.fault(action="DescribeInstanceTypeOfferings", code="UnauthorizedOperation", times=99)
-    assert "not permitted" in refusal(Account(), PREFERRED) and front.count("DescribeInstanceTypeOfferings") == 1
+    assert "not permitted" in refusal(shared_account(), PREFERRED) and front.count("DescribeInstanceTypeOfferings") == 1
 
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
@@ -366,8 +343,3 @@ def test_offline_choice_does_not_load_boto3() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=env, timeout=60
     )
     assert (completed.returncode, completed.stdout) == (0, "[]\n"), completed.stderr
-
-
-def test_look_up_prices_has_ec2s_zone_and_market_names(front: AwsFrontend) -> None:
-    for zone, type, market in asked_prices(["g5.xlarge"]):
-        assert re.fullmatch(r"us-east-1[a-f]", zone) and type == "g5.xlarge" and market in ("spot", "on-demand")

@@ -7,8 +7,8 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
 
-from infra.aws.client import Account
 from infra.aws.launch_request import ReservationTarget, get_group_region, parse_reservation_id
 from infra.aws.market import reservations
 from infra.aws.market.reservations import Reservation, find_reservation, list_regions
@@ -28,7 +28,7 @@ def world(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(id: str, *regions: str, now: float = START, **wishes: Any) -> Reservation:
-    return find_reservation(Account(), regions or ("us-east-1",), id, now, **wishes)
+    return find_reservation(shared_account(), regions or ("us-east-1",), id, now, **wishes)
 
 
 def refusal(id: str, *regions: str, **wishes: Any) -> str:
@@ -72,7 +72,7 @@ def test_unknown_reservation_is_refused_with_the_region_that_has_it(front: AwsFr
 
 
 def test_list_regions(front: AwsFrontend) -> None:
-    assert {"eu-west-1", "us-east-1", "us-west-2"} <= set(list_regions(Account()))
+    assert {"eu-west-1", "us-east-1", "us-west-2"} <= set(list_regions(shared_account()))
 
 
 def test_lookup_that_is_not_permitted_is_no_unknown_reservation(front: AwsFrontend) -> None:
@@ -172,7 +172,7 @@ def test_no_block_lasts_longer_than_182_days() -> None:
 
 
 def test_offerings_are_listed_by_fee_and_nothing_is_bought(front: AwsFrontend) -> None:
-    offerings = reservations.list_block_offerings(Account(), [TYPE, "p5.4xlarge"], 4, 6)
+    offerings = reservations.list_block_offerings(shared_account(), [TYPE, "p5.4xlarge"], 4, 6)
     fees = [offering.fee for offering in offerings]
     assert fees == sorted(fees) and {offering.machine_count for offering in offerings} == {4}
     assert {offering.type for offering in offerings} == {TYPE, "p5.4xlarge"}
@@ -181,7 +181,7 @@ def test_offerings_are_listed_by_fee_and_nothing_is_bought(front: AwsFrontend) -
 
 
 def test_purchase_command_has_the_parameters_of_the_api(front: AwsFrontend) -> None:
-    offering = reservations.list_block_offerings(Account(), [TYPE], 1, 24)[0]
+    offering = reservations.list_block_offerings(shared_account(), [TYPE], 1, 24)[0]
     program, service, verb, *words = shlex.split(offering.purchase_command)
     assert (program, service, verb) == ("aws", "ec2", "purchase-capacity-block")
     options = dict(zip(words[::2], words[1::2], strict=True))

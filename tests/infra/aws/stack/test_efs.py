@@ -53,29 +53,6 @@ def test_ensure_requires_tls_and_a_role_and_maps_to_one_user(
     assert point["PosixUser"] == {"Uid": 1000, "Gid": 1000} and point["RootDirectory"]["Path"] == "/imgnet"
 
 
-def test_ensure_waits_until_the_file_system_is_available(
-    account: RecordingAccount,
-    work: StackContext,
-    subnets_and_group: tuple[dict[str, str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real_paginator = account.efs.get_paginator("describe_file_systems")
-    states = ["creating"] * 4
-
-    class Slow:
-        def paginate(self, **params: Any) -> Any:
-            for page in real_paginator.paginate(**params):
-                for description in page["FileSystems"]:
-                    description["LifeCycleState"] = states.pop() if states else "available"
-                yield page
-
-    monkeypatch.setattr(account.efs, "get_paginator", lambda _: Slow())
-    file_system, _ = efs.ensure(work, *subnets_and_group)
-    assert file_system.state == "available" and not states
-    actions = [action for action, _ in account.calls]
-    assert actions.index("CreateMountTarget") > actions.index("CreateFileSystem") + 3
-
-
 def test_ensure_leaves_out_zones_without_efs(
     account: RecordingAccount,
     work: StackContext,

@@ -2,14 +2,11 @@
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 from support.aws_stack import (
     COMPLETE_STACK,
     NO_RESOURCES,
@@ -194,34 +191,6 @@ def test_remove_deletes_what_a_killed_ensure_left(account: RecordingAccount) -> 
         assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
 
 
-def test_ensure_by_two_threads_makes_one_stack(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "SETTLE_SECONDS", 0.4)
-    results: list[Any] = []
-    start = threading.Barrier(2)
-
-    def ensure() -> None:
-        thread_account = RecordingAccount()
-        for name in ("ec2", "efs", "iam"):
-            getattr(thread_account, name)
-        start.wait(120)
-        try:
-            results.append(stack.ensure(thread_account, OWN_CIDR))
-        except BaseException as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=ensure) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(results) == 2 and not any(isinstance(result, BaseException) for result in results), results
-    first, second = (replace(result, access_point="") for result in results)
-    assert first == second
-    resource_counts = count_resources(RecordingAccount())
-    assert resource_counts.pop("AccessPoints") in (1, 2)  # AWS honors the client token, moto does not
-    assert resource_counts == {name: count for name, count in COMPLETE_STACK.items() if name != "AccessPoints"}
-
-
 BEFORE = (
     "CreateVpc",
     "CreateSubnet",
@@ -348,15 +317,3 @@ def test_least_policy_makes_changes_and_removes_the_stack(home: Path, front: Aws
     front.sim.policy = policies.user_policy(region=REGION)
     own_stack = stack.ensure(account, OWN_CIDR)
     assert stack.find(account) == own_stack and stack.remove(account, True) == []
-
-
-def test_calls_that_the_least_policy_does_not_allow_are_refused(home: Path, front: AwsFrontend) -> None:
-    account = RecordingAccount()
-    front.sim.policy = policies.user_policy(region=REGION)
-    for call in (
-        lambda: account.ec2.create_vpc(CidrBlock="10.1.0.0/16"),
-        lambda: account.ec2.stop_instances(InstanceIds=["i-12345678"]),
-        lambda: account.efs.create_file_system(CreationToken="x"),
-    ):
-        with pytest.raises(ClientError, match=r"UnauthorizedOperation|AccessDenied"):
-            call()
