@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support.gate import PROCESS_TESTS, SMOKE_TESTS
+from support.gate import PROCESS_FILES, SMOKE_TESTS
 from support.sandbox import FinishedSandbox, Sandbox
 
 TESTS = Path(__file__).resolve().parent
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests by the lists of support/gate.py, and leave out those that need a GPU unless they are wanted."""
     for item in items:
         path = item.path.relative_to(TESTS).as_posix()
-        if path in PROCESS_TESTS or f"{path}::{item.name.partition('[')[0]}" in PROCESS_TESTS:
+        if path in PROCESS_FILES:
             item.add_marker("process")
         if path.startswith("end_to_end/"):
             item.add_marker("rehearsal")

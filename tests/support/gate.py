@@ -6,9 +6,8 @@ The gate (.ci/run) runs `make test`, all without the marks `process` and `rehear
 docs/contributing.md says when to run the others.
 """
 
-# Files, and single tests, that start machines with sshd, tmux, agents, trainers or many commands, or many simulated AWS
-# stacks.
-PROCESS_TESTS = (
+# Files whose tests start machines with sshd, tmux, agents, trainers or many commands, or many simulated AWS stacks.
+PROCESS_FILES = (
     "test_macos_client.py",
     "cluster/agent/processes/test_command_processes.py",
     "cluster/agent/test_agent.py",
@@ -42,8 +41,6 @@ PROCESS_TESTS = (
     "cluster/planning/test_data_fetch.py",
     "cluster/planning/test_plan_forecast.py",
     "cluster/report/test_report.py",
-    "infra/aws/instances/test_gang.py::test_acquire_killed_at_any_step_and_restarted_gives_one_gang",
-    "infra/aws/instances/test_gang.py::test_terminate_job_killed_at_any_step_and_repeated_leaves_none",
     "infra/aws/instances/test_internet.py",
     "infra/aws/instances/test_preflight.py",
     "infra/aws/stack/test_stack.py",
