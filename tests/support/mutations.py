@@ -77,7 +77,6 @@ RECTANGLE = "test_validation.py::test_rect_crop_shape_is_multiple_of_32_inside_r
 COUNT = "test_validation.py::test_run_validation_counts_each_image_once_on_any_world_size"
 BUG = "test_bugs_of_2018.py::test_bug_"
 BUG_1 = f"{BUG}1_single_precision_trains_every_tensor_on_float32_inputs"
-BUG_2 = f"{BUG}2_resumed_run_continues_with_saved_weights_mid_phase"
 BUG_3 = f"{BUG}3_rank_0_saves_every_epoch_into_the_run_folder"
 BUG_4_CRASH = f"{BUG}4_crashed_process_exits_with_1_and_reports_why"
 BUG_4_OTHERS = f"{BUG}4_one_crash_ends_all_processes"
@@ -589,7 +588,7 @@ MUTATIONS = [
         OPTIMIZER,
         'return "norm"',
         'return "norm" if module.affine and name.startswith("stem") else "weight"',
-        "test_param_groups.py::test_parameter_groups_of_our_networks",
+        PARAMETER_GROUPS,
     ),
     Mutation(
         "label smoothing: none",
@@ -701,14 +700,14 @@ MUTATIONS = [
         TRAINER,
         '        self.model.load_state_dict(state["model"])\n',
         "",
-        BUG_2,
+        RESUME,
     ),
     Mutation(
         "bug 2: a new loss scale",
         TRAINER,
         'self.scaler.load_state_dict(state["scaler"])',
         "pass",
-        BUG_2,
+        RESUME,
     ),
     Mutation(
         "bug 3: saved only when the accuracy is high",

@@ -1,4 +1,4 @@
-"""The real trainer in the test's own process, in float64, on images that are random numbers. For tests/train/rules.
+"""The real trainer in the test's own process, in float64, on images that are random numbers or files.
 
 Nothing here computes what a rule prescribes; the tests do that, by formulas written out in numpy.
 """
@@ -16,7 +16,8 @@ import torch._dynamo  # torch imports it with the first optimizer, which would t
 from numpy.typing import NDArray
 from torch import nn
 
-from train.data.loading.loader import Batch
+from train.data.loading.dataset import open_dataset
+from train.data.loading.loader import Batch, BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.distributed import ddp
@@ -137,6 +138,18 @@ def make_trainer(
     if group.world_size > 1:
         trainer.wrapped_model = ddp.wrap_ddp(trainer.wrapped_model, recipe.comm, trainer.preprocessor.compute_dtype)
     return trainer
+
+
+def open_trainer(
+    recipe: Recipe, data: Path, out: Path, group: ProcessGroup = SINGLE_PROCESS, max_steps: int | None = None
+) -> tuple[Trainer, BatchDecoder]:
+    """Return the trainer of a recipe for two GPUs on image files, as a run has it, and what decodes its batches."""
+    dataset = open_dataset(recipe, data, data)
+    schedule = Schedule(recipe, len(dataset.train), 2, max_steps=max_steps)
+    sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, group.rank, group.world_size)
+    options = parse_run_options(["tiny", "--out", str(out)])
+    trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, AgentChannel())
+    return trainer, BatchDecoder(dataset.indexes, 0)
 
 
 def run_steps(trainer: Trainer, images: RandomImages) -> Iterator[tuple[Epoch, int]]:

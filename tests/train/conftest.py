@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.forked_ranks import in_group
-from support.waiting import PATIENCE
+from support.waiting import DEADLINE_SECONDS, wait_for
 
 from train.data.decode import decode_image, encode_jpeg
 from train.data.packing.pack import shrink_to_short_side
@@ -27,7 +27,6 @@ __all__ = ["in_group"]
 
 REPO = Path(__file__).resolve().parents[2]
 TRAIN_IMAGES, VAL_IMAGES = 50, 20
-DEADLINE_SECONDS = 120.0
 
 
 def tiny_recipe(**changes: Any) -> Recipe:
@@ -48,16 +47,6 @@ def tiny_recipe(**changes: Any) -> Recipe:
         ],
     }
     return Recipe(**{**values, **changes})
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
-    """Call a condition until it returns something true, and return that; fail at the deadline."""
-    start = time.monotonic()
-    while not (value := condition()):
-        waited_seconds = time.monotonic() - start
-        assert waited_seconds < seconds * PATIENCE, f"not true after {seconds:g} s: {condition}"
-        time.sleep(min(0.01, max(0.001, 0.01 * waited_seconds)))  # a condition that takes long is asked less often
-    return value
 
 
 def session_of(pid: str) -> int:
@@ -239,7 +228,7 @@ class Runs:
             assert exit_codes == [None] * world, f"ended too early, {exit_codes}:\n{self.said(out)[-4000:]}"
             return ready()
 
-        wait_for(is_ready)
+        wait_for(is_ready, poll_seconds=0.001)  # a state such as a half-written file does not last
         for process in processes:
             process.send_signal(signal.SIGKILL)
         assert [process.wait() for process in processes] == [-signal.SIGKILL] * world
@@ -316,7 +305,7 @@ def tiny() -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
-    """`wait_for`: waits for a condition, with a deadline."""
+    """`support.waiting.wait_for`."""
     return wait_for
 
 

@@ -9,13 +9,11 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.forked_ranks import run_ranks
 from support.network_namespaces import enter, give_address, switched_machines, why_unavailable
 from support.waiting import wait_for
-from torch._C._distributed_c10d import TCPStore
 
 from train.distributed import network, peer_filter, rendezvous
 from train.tools.agent_protocol import PEERS_VARIABLE, TOKEN_VARIABLE
@@ -97,40 +95,6 @@ def test_filter_of_ipv6(tmp_path: Path) -> None:
             return reached
 
         assert run_ranks(3, work) == [[True, True], [True, True], [False, False]]
-
-
-def test_stranger_cannot_list_the_keys_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On machines with a network: the member reads what rank 0 wrote, the stranger gets no answer."""
-    if reason := why_unavailable():
-        pytest.skip(reason)
-    monkeypatch.setenv("MASTER_ADDR", "10.77.0.1")
-    monkeypatch.setenv("MASTER_PORT", "4000")
-    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    monkeypatch.setenv(PEERS_VARIABLE, "10.77.0.1,10.77.0.2")
-    with switched_machines(3) as machines:
-
-        def work(rank: int, _: Path) -> object:
-            enter(machines[rank])
-            timeout = datetime.timedelta(seconds=2 if rank == 2 else 20)
-            if rank == 2:
-                wait_for((tmp_path / "done-1").exists)
-                try:
-                    stranger: Any = TCPStore("10.77.0.1", 4000, 2, False, timeout, wait_for_workers=False)
-                    return stranger.num_keys()
-                except RuntimeError as error:
-                    return type(error).__name__
-                finally:
-                    (tmp_path / "done-2").touch()
-            store = rendezvous.open_store(rank, 2, timeout)
-            assert store
-            if rank == 0:
-                store.set("key", "of rank 0")
-                wait_for((tmp_path / "done-2").exists)
-            value = store.get("key")
-            (tmp_path / f"done-{rank}").touch()
-            return value
-
-        assert run_ranks(3, work) == [b"of rank 0", b"of rank 0", "DistNetworkError"]
 
 
 def test_ports_of_gloo_are_guarded_when_the_group_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,52 +111,52 @@ sys.excepthook = AgentChannel().excepthook
 """
 
 
-@pytest.mark.parametrize(
-    ("error", "reason", "fault"),
-    [
-        ("ValueError('first\\nwhat it was')", "ValueError: what it was", "own"),
-        ("TrainingError('the rate is too high')", "the rate is too high", "input"),
-        ("KeyError()", "KeyError: KeyError", "own"),
-        (
-            "RuntimeError('CUDA error: an illegal memory access was encountered\\nSearch for `cudaErrorIllegalAddress'"
-            "'\\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\\n')",
-            "GPU 0: CUDA error: an illegal memory access was encountered",
-            "own",
-        ),
-        (
-            "type('DistBackendError', (RuntimeError,), {})('NCCL error in: x.cpp:94, unhandled cuda error\\n'"
-            "'ncclUnhandledCudaError: Call to CUDA failed.\\nLast error:\\nCuda failure 2 \\'out of memory\\'')",
-            "GPU 0: Cuda failure 2 'out of memory'",
-            "own",
-        ),
-        (
-            "type('DistBackendError', (RuntimeError,), {})('NCCL error in: x.cpp:94, invalid usage\\n'"
-            "'ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\nLast error:\\n'"
-            "'Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000')",
-            "GPU 0: NCCL: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
-            "own",
-        ),
-        (
-            "RuntimeError('CUDA error: uncorrectable ECC error encountered\\nCompile with `TORCH_USE_CUDA_DSA`')",
-            "GPU 0 is broken: uncorrectable ECC error encountered",
-            "machine",
-        ),
-        (
-            "RuntimeError('NCCL WARN Cuda failure \\'uncorrectable NVLink error detected during the execution\\'')",
-            "GPU 0 is broken: uncorrectable NVLink error detected during the execution",
-            "machine",
-        ),
-    ],
-)
-def test_excepthook_prints_reports_and_exits(error: str, reason: str, fault: str, work_dir: Path) -> None:
+NCCL = "type('DistBackendError', (RuntimeError,), {})('NCCL error: invalid usage\\nncclInvalidUsage: .\\nLast error:\\n"
+
+
+def run_failing(error: str) -> tuple[str, str]:
+    """Raise an error in a process with the hook. Returns what the process wrote to stdout and to stderr."""
     program = f"{INSTALL_EXCEPTHOOK}atexit.register(print, 'exit handlers must not run'); raise {error}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    completed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
-    )
-    assert completed.returncode == 1 and completed.stdout == "" and "Traceback" in completed.stderr
+    command = [sys.executable, "-c", program]
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert completed.returncode == 1
+    return completed.stdout, completed.stderr
+
+
+@pytest.mark.parametrize(("error", "reason", "fault"), [
+    ("ValueError('first\\nwhat it was')", "ValueError: what it was", "own"),
+    ("TrainingError('the rate is too high')", "the rate is too high", "input"),
+    ("RuntimeError('CUDA error: an illegal memory access was encountered\\nCompile with `TORCH_USE_CUDA_DSA`')",
+     "GPU 0: CUDA error: an illegal memory access was encountered", "own"),
+    (NCCL + "Cuda failure 2 \\'out of memory\\'')", "GPU 0: Cuda failure 2 'out of memory'", "own"),
+    (NCCL + "Duplicate GPU detected : rank 0')", "GPU 0: NCCL: Duplicate GPU detected : rank 0", "own"),
+    ("RuntimeError('CUDA error: uncorrectable ECC error encountered\\nCompile with `TORCH_USE_CUDA_DSA`')",
+     "GPU 0 is broken: uncorrectable ECC error encountered", "machine"),
+    ("RuntimeError('NCCL WARN Cuda failure \\'uncorrectable NVLink error detected during the execution\\'')",
+     "GPU 0 is broken: uncorrectable NVLink error detected during the execution", "machine"),
+])  # fmt: skip
+def test_excepthook_prints_reports_and_exits(error: str, reason: str, fault: str, work_dir: Path) -> None:
+    stdout, stderr = run_failing(error)
+    assert stdout == "" and "Traceback" in stderr
     failure = json.loads((work_dir / "failed-4.json").read_text())
-    assert failure["reason"] == reason and failure["fault"] == fault
+    assert (failure["reason"], failure["fault"]) == (reason, fault)
+
+
+@pytest.mark.parametrize("error", [
+    "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
+    "RuntimeError('NCCL communicator was aborted on rank 1')",
+    "RuntimeError('NCCL error, remote process exited\\nncclRemoteError: A call failed')",
+    "RuntimeError('NCCL error, ncclSystemError: System call failed.\\nLast error:\\nsocket: Connection closed')",
+    "ConnectionResetError(104, 'Connection reset by peer')",
+    "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
+])  # fmt: skip
+def test_excepthook_collective_error_is_the_peers_fault(error: str, work_dir: Path) -> None:
+    _, stderr = run_failing(error)
+    assert json.loads((work_dir / "failed-4.json").read_text())["fault"] == "peer"
+    assert stderr.startswith("another process is gone (") and stderr.count("\n") == 1
+    stack = work_dir.parent / "logs" / work_dir.name / "stack-4.log"
+    assert "Traceback (most recent call last)" in stack.read_text() and "stack-4.log" in stderr
 
 
 FAILING_OPTIMIZER = """
@@ -171,14 +171,13 @@ def build(groups, options):
 """
 
 
-@pytest.mark.parametrize("procs", [1, 2])
-def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: Any, tiny: Any, tmp_path: Path) -> None:
+def test_excepthook_traceback_reaches_the_terminal_of_a_run(runs: Any, tiny: Any, tmp_path: Path) -> None:
     """torch's process group wraps sys.excepthook and replaces stderr by a buffer."""
     (tmp_path / "own.py").write_text(FAILING_OPTIMIZER)
-    path = runs.recipe(tiny(name=f"failing-{procs}", optim=Optim(name="own:build")))
-    argv = runs.words(tmp_path / "out", ("--workers", "0", "--threads", "1", "--gpus", "2"), path)
+    path = runs.recipe(tiny(name="failing", optim=Optim(name="own:build")))
+    argv = runs.words(tmp_path / "out", ("--workers", "0", "--gpus", "2"), path)
     ranks = runs.start_module_ranks(
-        procs, "train", *argv, out=tmp_path / "rank", environment=module_folders_variable([str(tmp_path)])
+        2, "train", *argv, out=tmp_path / "rank", environment=module_folders_variable([str(tmp_path)])
     )
     results = [rank.result() for rank in ranks]
     assert any(
@@ -189,31 +188,6 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: An
         for code, _, err in results
     ), results
     assert all(code for code, _, _ in results)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
-        "RuntimeError('NCCL communicator was aborted on rank 1')",
-        "RuntimeError('NCCL error, remote process exited\\nncclRemoteError: A call failed')",
-        "RuntimeError('NCCL error, ncclSystemError: System call failed.\\nLast error:\\nsocket: Connection closed')",
-        "ConnectionResetError(104, 'Connection reset by peer')",
-        "type('DistBackendError', (RuntimeError,), {})('what torch calls it')",
-        "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
-    ],
-)
-def test_excepthook_collective_error_is_the_peers_fault(error: str, work_dir: Path) -> None:
-    program = f"{INSTALL_EXCEPTHOOK}raise {error}"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    completed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
-    )
-    assert completed.returncode == 1
-    assert json.loads((work_dir / "failed-4.json").read_text())["fault"] == "peer"
-    assert completed.stderr.startswith("another process is gone (") and completed.stderr.count("\n") == 1
-    stack = work_dir.parent / "logs" / work_dir.name / "stack-4.log"
-    assert "Traceback (most recent call last)" in stack.read_text() and "stack-4.log" in completed.stderr
 
 
 def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

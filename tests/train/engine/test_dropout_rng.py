@@ -1,25 +1,16 @@
 """Dropout in a user's network: the same values on any number of processes and after a resume."""
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.trainer_in_process import open_trainer
 from torch import nn
 
-from train.data.loading.dataset import open_dataset
-from train.data.loading.loader import BatchDecoder
-from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed.process_group import ProcessGroup
-from train.engine import trainer
-from train.engine.agent_channel import AgentChannel
 from train.engine.inputs import seed_dropout
-from train.engine.options import parse_run_options
-from train.optim import factory
 from train.recipe import Model, Optim, Phase
-from train.recipe.schedule import Schedule
 from train.tools.errors import TrainingError
 
 
@@ -35,40 +26,17 @@ def dropout_net(classes: int) -> nn.Module:
     )
 
 
-@pytest.fixture
-def mine(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("mine")
-    module.net = dropout_net  # type: ignore[attr-defined]
-    module.positions = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mine", module)
-    factory.build_optimizer(nn.Linear(1, 1), Optim())  # imports torch._dynamo before the fork
-
-
-def trained(recipe: Any, data: Path, out: Path, group: ProcessGroup) -> trainer.Trainer:
-    dataset = open_dataset(recipe, data, data)
-    sampler = DistributedBatchSampler(
-        Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, group.rank, group.world_size
-    )
-    instance = trainer.Trainer(
-        parse_run_options(["x", "--out", str(out)]),
-        recipe,
-        group,
-        sampler,
-        dataset.train.classes,
-        AgentChannel(),
-    )
-    instance.train(BatchDecoder(dataset.indexes, 0), 0)
-    return instance
-
-
-@pytest.mark.usefixtures("mine")
-def test_dropout_same_on_one_and_two_processes(tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any) -> None:
+def test_dropout_same_on_one_and_two_processes(
+    tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any, mine: Any
+) -> None:
+    mine.net = dropout_net
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.5), Phase(epochs=(1, 2), size=48, batch=8, lr=0.1)]
     recipe = tiny(model=Model(name="mine:net", fc_std=0.1), optim=Optim(), phases=phases)
 
     def work(group: ProcessGroup) -> Any:
-        model = trained(recipe, tiny_data, tmp_path / str(group.world_size), group).model
-        return [values.tolist() for values in model.parameters()]
+        trainer, decoder = open_trainer(recipe, tiny_data, tmp_path / str(group.world_size), group)
+        trainer.train(decoder, 0)
+        return [values.tolist() for values in trainer.model.parameters()]
 
     parameters = [
         torch.cat([torch.tensor(values).flatten() for values in in_group(world, work)[0]]) for world in (1, 2)
@@ -87,11 +55,14 @@ def test_seed_dropout_depends_on_seed_step_and_chunk_only() -> None:
     assert [draw(*key) for key in reversed(keys)] == draws[::-1]
 
 
-@pytest.mark.usefixtures("mine")
-def test_trainer_fixed_size_network_trains_at_its_size_only(tiny: Any, tiny_data: Path, tmp_path: Path) -> None:
-    group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+def test_trainer_fixed_size_network_trains_at_its_size_only(
+    tiny: Any, tiny_data: Path, tmp_path: Path, mine: Any
+) -> None:
+    mine.positions = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01), Phase(epochs=(1, 2), size=64, batch=8, lr=0.01)]
     model = Model(name="mine:positions", zero_gamma=False)
-    trained(tiny(model=model, phases=phases[:1]), tiny_data, tmp_path / "own", group)
+    trainer, decoder = open_trainer(tiny(model=model, phases=phases[:1]), tiny_data, tmp_path / "own")
+    trainer.train(decoder, 0)
+    trainer, decoder = open_trainer(tiny(model=model, phases=phases), tiny_data, tmp_path / "other")
     with pytest.raises(TrainingError, match="mine:positions accepts no images of 64 x 64 pixels"):
-        trained(tiny(model=model, phases=phases), tiny_data, tmp_path / "other", group)
+        trainer.train(decoder, 0)

@@ -1,19 +1,19 @@
-"""Whole runs of `python -m train` on one to three processes: killed, resumed, stopped, failed; and their results."""
+"""Whole runs of `python -m train` on one to three processes: killed, resumed, stopped; and their results."""
 
-import functools
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.waiting import wait_for
 
+from train.data.order import usage_log
 from train.metrics import thumbnails
 from train.metrics.records import EpochRow, StepRow, read_metrics_file, val_scalars
 from train.recipe import Phase
@@ -77,23 +77,6 @@ def pair(runs: Any) -> Path:
     return out
 
 
-@pytest.fixture(scope="session")
-def killed(runs: Any) -> Callable[[int], Path]:
-    """A run of one or two processes that was killed three times: killed(processes)."""
-
-    @functools.cache
-    def run_killed(world: int) -> Path:
-        out: Path = runs.folder / f"killed-{world}"
-        argv = ("--gpus", "2", "--save-seconds", "0")
-        runs.kill_when(out, has_step(out, 1), *argv, world=world)  # in the middle of an epoch
-        runs.kill_when(out, is_saving(out), *argv, world=world)  # in the middle of a write
-        runs.kill_when(out, has_step(out, 9), *argv, world=world)  # in the phase of another batch
-        assert runs.run(out, *argv, world=world).count("resumed from") == 3
-        return out
-
-    return run_killed
-
-
 def has_step(out: Path, least: int) -> Callable[[], bool]:
     """Return whether there is a checkpoint of that step or a later one (older ones are removed)."""
     return lambda: any(int(path.stem.removeprefix("step-")) >= least for path in checkpoint_dir(out).glob("step-*.pt"))
@@ -109,11 +92,17 @@ def is_saving(out: Path) -> Callable[[], bool]:
     return check
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, killed: Any, alone: Path, pair: Path) -> None:
-    out = killed(world)
-    assert_bit_equal(final_state(out), final_state(alone if world == 1 else pair))
+@pytest.mark.parametrize("world", [2])
+def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, runs: Any, pair: Path) -> None:
+    """Rectangles, frozen phases and other optimizers: tests/train/rules/test_resume.py."""
+    out, argv = runs.folder / "killed", ("--gpus", "2", "--save-seconds", "0")
+    runs.kill_when(out, has_step(out, 1), *argv, world=world)  # in the middle of an epoch
+    runs.kill_when(out, is_saving(out), *argv, world=world)  # in the middle of a write
+    runs.kill_when(out, has_step(out, 9), *argv, world=world)  # in the phase of another batch
+    assert runs.run(out, *argv, world=world).count("resumed from") == 3
+    assert_bit_equal(final_state(out), final_state(pair))
     assert read_result(out)["steps"] == STEPS and read_result(out)["images"] == IMAGES_SEEN
+    assert_time_adds_up(read_result(out))
 
 
 def test_run_killed_before_its_result_only_writes_it(runs: Any, alone: Path) -> None:
@@ -133,26 +122,7 @@ def test_run_killed_before_its_result_only_writes_it(runs: Any, alone: Path) -> 
     assert summary["goodput"] == pytest.approx(expected["goodput"], abs=0.05)
 
 
-def assert_close(state: dict[str, Any], expected_state: dict[str, Any], tolerance: float) -> None:
-    """Compare weights up to rounding, relative to the largest weight of each tensor."""
-    for name, tensor in state["model"].items():
-        if tensor.is_floating_point() and "running" not in name:
-            expected = expected_state["model"][name]
-            assert (tensor - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=0.1), name
-
-
-def test_run_two_processes_match_one_that_accumulates(alone: Path, pair: Path) -> None:
-    assert_close(final_state(pair), final_state(alone), 1e-3)
-    single, double = read_result(alone), read_result(pair)
-    assert (single["procs"], double["procs"]) == (1, 2)
-    for name in ("steps", "images", "schedule", "schedule_gpus"):
-        assert single[name] == double[name], name
-    for single_row, double_row in zip(single["epochs"], double["epochs"], strict=True):
-        assert single_row["train_loss"] == pytest.approx(double_row["train_loss"], rel=1e-3)
-        assert (single_row["train_images"], single_row["val_images"]) == (50, 20)
-
-
-def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any, alone: Path) -> None:
+def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any) -> None:
     out = runs.folder / "regrouped"
     runs.kill_when(out, has_step(out, 5), "--gpus", "2", "--save-seconds", "0")
     output = runs.run(out, "--gpus", "3", code=1)
@@ -160,14 +130,8 @@ def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any, alone: 
     output = runs.run(out, "--gpus", "2", world=3)
     assert output.count("resumed from") == 1
     summary = read_result(out)
-    assert (summary["procs"], summary["schedule_gpus"], summary["steps"], summary["images"]) == (
-        3,
-        2,
-        STEPS,
-        IMAGES_SEEN,
-    )
-    assert [row["global_batch"] for row in summary["epochs"]] == [16, 16, 32, 16]
-    assert_close(final_state(out), final_state(alone), 1e-3)
+    assert (summary["procs"], summary["schedule_gpus"], summary["steps"]) == (3, 2, STEPS)
+    assert summary["images"] == IMAGES_SEEN and [row["global_batch"] for row in summary["epochs"]] == [16, 16, 32, 16]
 
 
 def test_run_attempt_resumes_from_the_last_attempt_that_saved(runs: Any, pair: Path, tmp_path: Path) -> None:
@@ -178,52 +142,27 @@ def test_run_attempt_resumes_from_the_last_attempt_that_saved(runs: Any, pair: P
     checkpoint_dir(out, 2).mkdir()
     output = runs.run(out, "--attempt", "3", world=2)
     assert "resumed from" in output and "000001/step-00000010.pt at step 10" in output
-    assert_bit_equal(final_state(out, 3), final_state(pair))
-    assert [path.name for path in out.glob("logs/val-*")] == ["val-000001.json"] and len(
-        thumbnails.read_thumbnails(out)
-    ) == 6
+    assert read_result(out)["steps"] == STEPS
+    assert [path.name for path in out.glob("logs/val-*")] == ["val-000001.json"]
+    assert len(thumbnails.read_thumbnails(out)) == 6
     assert [path.name for path in checkpoint_dir(out, 2).iterdir()] == []
 
 
-@pytest.mark.parametrize("procs", ["1", "2"])
-def test_run_sigterm_saves_exits_with_3_and_can_resume(procs: str, runs: Any, tiny: Any, until: Any) -> None:
-    """With two processes the signal is sent to their parent only."""
+def test_run_sigterm_saves_exits_with_3_and_can_resume(runs: Any, tiny: Any) -> None:
+    """The signal is sent to the parent of two processes only."""
     phase = Phase(epochs=(0, 10), size=32, batch=8, lr=0.01)
-    path, out = runs.recipe(tiny(name=f"long-{procs}", phases=[phase])), runs.folder / f"long-{procs}"
-    process = runs.start(out, "--procs", procs, "--gpus", "2", "--save-seconds", "0", recipe=path)
-    until(lambda: process.poll() is not None or has_step(out, 1)())
+    path, out = runs.recipe(tiny(name="long", phases=[phase])), runs.folder / "long"
+    process = runs.start(out, "--procs", "2", "--gpus", "2", "--save-seconds", "0", recipe=path)
+    wait_for(lambda: process.poll() is not None or has_step(out, 1)())
     process.send_signal(signal.SIGTERM)
     output = runs.end(out, process, code=3)
     runs.gone(out)
     newest = checkpoint_io.newest_checkpoint(checkpoint_dir(out))
     assert newest is not None and not (out / "result.json").exists()
     saved_step = int(newest.stem.removeprefix("step-"))
-    assert f"stopped on request: saved at step {saved_step}\n" in output
-    assert 1 <= saved_step < 40
+    assert f"stopped on request: saved at step {saved_step}\n" in output and 1 <= saved_step < 40
     assert f"at step {saved_step}\n" in runs.run(out, "--gpus", "2", recipe=path)
     assert read_result(out)["steps"] == 40
-
-
-def test_run_diverging_lr_ends_with_step_and_lr(runs: Any, tiny: Any) -> None:
-    out = runs.folder / "diverged"
-    phases = [Phase(epochs=(0, 3), size=32, batch=8, lr=1e25)]
-    output = runs.run(out, world=2, code=1, recipe=runs.recipe(tiny(name="diverged", phases=phases)))
-    assert "the loss is nan at step 2 (epoch 1, learning rate 1e+25)" in output
-    assert not (out / "result.json").exists()
-    runs.gone(out)
-
-
-def test_run_ends_when_one_process_is_killed(runs: Any, tiny: Any, until: Any) -> None:
-    out = runs.folder / "widowed"
-    path = runs.recipe(tiny(name="widowed", phases=[Phase(epochs=(0, 100), size=32, batch=8, lr=0.01)]))
-    process = runs.start(out, "--procs", "2", "--save-seconds", "0", recipe=path)
-    until(lambda: process.poll() is not None or has_step(out, 1)())
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    rank_1_pids = [pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
-    os.kill(int(rank_1_pids[0]), signal.SIGKILL)
-    assert process.wait(120) != 0
-    runs.gone(out)
-    assert not (out / "result.json").exists()
 
 
 def test_run_ends_when_the_parent_is_killed(runs: Any, tiny: Any) -> None:
@@ -247,11 +186,40 @@ def test_run_rehearsal_visits_every_phase(runs: Any, tiny: Any) -> None:
     assert [row["steps"] for row in summary["schedule"]] == [
         row.steps for row in Schedule(tiny(), 25, 2, max_steps=5).table()
     ]
-    assert [row["epoch"] for row in summary["epochs"]] == [1, 2, 3, 4] or summary["steps"] == 5
-    assert summary["steps"] == 5
-    assert [row["val_images"] for row in summary["epochs"]] == [10] * len(summary["epochs"])
-    assert [row["view"] for row in summary["epochs"]][-1] == "rect" and summary["epochs"][0]["view"] == "square"
-    assert summary["epochs"][-1]["size"] == 64
+    assert summary["steps"] == 5 and {row["val_images"] for row in summary["epochs"]} == {10}
+    assert (summary["epochs"][-1]["view"], summary["epochs"][-1]["size"]) == ("rect", 64)
+
+
+def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_path: Path) -> None:
+    """By name each is an error of one line. With --resume auto the one before it is taken."""
+    shutil.copytree(checkpoint_dir(alone), checkpoint_dir(tmp_path / "out"))
+    intact = checkpoint_io.newest_checkpoint(checkpoint_dir(tmp_path / "out"))
+    assert intact is not None
+    damaged, unreadable = tmp_path / "cut.pt", intact.with_name("step-99999999.pt")
+    damaged.write_bytes(intact.read_bytes()[:-1])
+    unreadable.write_bytes(filesystem.with_checksum(b"no pickle"))
+    state = checkpoint_io.load_checkpoint(intact)
+    del state["format"]
+    checkpoint_io.write_checkpoint(tmp_path, 1, state)
+    for path, message in (
+        (damaged, f"error: {damaged}: is damaged"),
+        (unreadable, f"error: {unreadable}: cannot be read"),
+        (tmp_path / "step-00000001.pt", "error: the checkpoint was written by another version of imgnet-cluster"),
+    ):
+        output = runs.run(tmp_path / "other", "--gpus", "2", "--resume", str(path), code=1)
+        assert message in output and "Traceback" not in output
+    output = runs.run(tmp_path / "out", "--gpus", "2")
+    assert f"{unreadable}: cannot be read" in output and "the one before it is taken" in output
+    assert f"resumed from {intact}" in output
+
+
+def test_run_rect_train_uses_each_image_once_an_epoch(runs: Any, tiny: Any) -> None:
+    phase = Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, min_scale=0.35, rect_train=True)
+    out, path = runs.folder / "rectangles", runs.recipe(tiny(name="rectangles", phases=[phase]))
+    runs.run(out, "--gpus", "2", "--log-ids", world=2, recipe=path)
+    assert usage_log.find_usage_errors(out / "ids", {1: 0}, 50, {0: 4, 1: 4}) == []
+    shapes = [key.split()[3:] for key in final_state(out)["times"]["seconds_by_shape"] if key.startswith("train")]
+    assert any(shape[0] != shape[1] for shape in shapes)
 
 
 def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path) -> None:
@@ -267,48 +235,22 @@ def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path
     assert read_result(out)["steps"] == 3
 
 
-def test_run_refuses_a_damaged_checkpoint(runs: Any, alone: Path, tmp_path: Path) -> None:
-    intact = checkpoint_io.newest_checkpoint(checkpoint_dir(alone))
-    assert intact is not None
-    (tmp_path / "cut.pt").write_bytes(intact.read_bytes()[:-1])
-    output = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(tmp_path / "cut.pt"), code=1)
-    assert "cut.pt: is damaged" in output and "Traceback" not in output
-
-
-def test_run_passes_over_a_checkpoint_that_cannot_be_read(runs: Any, alone: Path, tmp_path: Path) -> None:
-    """Its checksum is right. By name it is an error of one line; with --resume auto the one before it is taken."""
-    shutil.copytree(checkpoint_dir(alone), checkpoint_dir(tmp_path / "out"))
-    intact = checkpoint_io.newest_checkpoint(checkpoint_dir(tmp_path / "out"))
-    assert intact is not None
-    unreadable = intact.with_name("step-99999999.pt")
-    unreadable.write_bytes(filesystem.with_checksum(b"no pickle"))
-    output = runs.run(tmp_path / "other", "--gpus", "2", "--resume", str(unreadable), code=1)
-    assert f"error: {unreadable}: cannot be read" in output and "torch.load" not in output
-    output = runs.run(tmp_path / "out", "--gpus", "2")
-    assert f"{unreadable}: cannot be read" in output and "the one before it is taken" in output
-    assert f"resumed from {intact}" in output
-
-
 def test_result_json_describes_the_run(alone: Path, tiny: Any) -> None:
     summary = read_result(alone)
     assert (summary["recipe"], summary["procs"], summary["seed"]) == ("tiny", 1, 0)
-    assert (summary["device"], summary["precision"]) in {("cpu", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")}
+    assert (summary["device"], summary["precision"]) == ("cpu", "float32")
     assert {"python", "torch", "numpy", "imgnet-cluster"} <= summary["versions"].keys()
-    assert summary["versions"]["torch"] == version("torch")
     assert summary["git_commit"] is None or len(summary["git_commit"].removesuffix("+changes")) == 40
     assert summary["schedule"] == json.loads(json.dumps(encode(Schedule(tiny(), 50, 2).table())))
-    assert 0 < summary["goodput"] <= 1 and summary["images_per_second"] > 0
-    seconds = summary["seconds"]
-    assert seconds["attempt"] > seconds["training"] > 0 and seconds["validation"] > 0
     assert [row["epoch"] for row in summary["epochs"]] == [1, 2, 3, 4]
     for row in summary["epochs"]:
         assert row["seconds"] == pytest.approx(row["train_seconds"] + row["val_seconds"])
-        assert row["train_loss"] > 0 and row["val_loss"] > 0
-        assert 0 <= row["top1"] <= row["top5"] <= 100 and row["top1"] * 20 / 100 == round(row["top1"] * 20 / 100)
+        assert row["train_loss"] > 0 and row["val_loss"] > 0 and 0 <= row["top1"] <= row["top5"] <= 100
     last = summary["epochs"][-1]
     assert [row["view"] for row in summary["epochs"]] == ["square", "square", "square", "rect"]
     assert all(summary[name] == last[name] for name in ("top1", "top5", "top1_square", "top5_square"))
-    assert seconds["training"] == pytest.approx(sum(row["train_seconds"] for row in summary["epochs"]))
+    training_seconds = sum(row["train_seconds"] for row in summary["epochs"])
+    assert summary["seconds"]["training"] == pytest.approx(training_seconds) and summary["images_per_second"] > 0
 
 
 def assert_time_adds_up(summary: dict[str, Any]) -> None:
@@ -326,27 +268,21 @@ def assert_time_adds_up(summary: dict[str, Any]) -> None:
         assert part_times["most"] == max(row[part] for row in rows) == rows[part_times["epoch"] - 1][part]
 
 
-def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path, killed: Any) -> None:
-    for out in (alone, pair, killed(1), killed(2)):
+def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path) -> None:
+    for out in (alone, pair):
         summary = read_result(out)
         assert_time_adds_up(summary)
         assert all(summary["where"]["parts"][part]["seconds"] > 0 for part in ("steps", "validation", "checkpoints"))
-    assert [row["gap_steps"] is None for row in read_result(alone)["epochs"]] == [True, False, False, False]
-    summary = read_result(alone)
-    assert summary["where"]["gap"]["steps"] == max(row["gap_steps"] for row in summary["epochs"][1:])
-    assert list(summary["where"]["start"]) == ["starting", "indexing", "joining", "warming"]
-    assert (
-        0
-        < sum(summary["where"]["start"].values())
-        < summary["seconds"]["attempt"] + summary["where"]["start"]["starting"]
-    )
+        assert [row["gap_steps"] is None for row in summary["epochs"]] == [True, False, False, False]
+        assert summary["where"]["gap"]["steps"] == max(row["gap_steps"] for row in summary["epochs"][1:])
+        assert list(summary["where"]["start"]) == ["starting", "indexing", "joining", "warming"]
+        assert sum(summary["where"]["start"].values()) > 0
     output = runs.said(alone)
     assert "where the time went" in output and "without losses; of the job: imgnet-cluster status" in output
     assert "goodput" not in output, "the trainers do not know the losses of the job, which lower it"
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_run_validates_by_the_phases_policies(world: int, runs: Any, tiny: Any) -> None:
+def test_run_validates_by_the_phases_policies(runs: Any, tiny: Any) -> None:
     """Epochs of four steps are shorter than the loader's lead, so validate="near" is decided late, on all ranks."""
     phases = [
         Phase(epochs=(0, 2), size=32, batch=8, lr=0.01, validate="last"),
@@ -354,40 +290,15 @@ def test_run_validates_by_the_phases_policies(world: int, runs: Any, tiny: Any) 
         Phase(epochs=(4, 7), size=64, batch=8, lr=0.01, validate="never", rect_val=True),
     ]
     for target, validated_epochs in ((5.0, [2, 3, 4, 7]), (100.0, [2, 7])):
-        out = runs.folder / f"cadence-{world}-{target:g}"
+        out = runs.folder / f"cadence-{target:g}"
         path = runs.recipe(tiny(name=out.name, phases=phases, target=target))
-        output = runs.run(out, "--gpus", "2", "--procs", str(world), recipe=path, world=world)
+        output = runs.run(out, "--gpus", "2", recipe=path, world=2)
         summary = read_result(out)
         assert [row["epoch"] for row in summary["epochs"] if row["top1"] is not None] == validated_epochs
         assert all(row["val_images"] in (20, None) for row in summary["epochs"])
         assert summary["top1"] == summary["epochs"][-1]["top1"] and summary["epochs"][-1]["view"] == "rect"
         assert output.count(" -      -      -") == len(phases) + 4 - len(validated_epochs)
         assert_time_adds_up(summary)
-
-
-def test_run_refuses_a_checkpoint_of_another_version(runs: Any, alone: Path, tmp_path: Path) -> None:
-    state = final_state(alone)
-    del state["format"]
-    checkpoint_io.write_checkpoint(tmp_path, 1, state)
-    checkpoint = checkpoint_io.newest_checkpoint(tmp_path)
-    output = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(checkpoint), code=1)
-    assert (
-        "error: the checkpoint was written by another version of imgnet-cluster" in output and "Traceback" not in output
-    )
-
-
-def test_tensorboard_events_use_images_seen_as_step(alone: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(alone / "events"))
-    events.Reload()
-    top1 = events.Scalars("accuracy/val_top1")
-    assert [event.step for event in top1] == [50, 100, 150, 200]
-    assert [event.value for event in top1] == pytest.approx([row["top1"] for row in read_result(alone)["epochs"]])
-    assert events.Scalars("loss/train")[0].step == 16  # the first sync is after the first step
-    lr_by_image = {event.step: event.value for event in events.Scalars("sizes/lr")}
-    assert lr_by_image[16] == pytest.approx(0.01) and lr_by_image[200] == pytest.approx(0.0)
-    assert {"sizes/batch_total", "times/images_per_second", "times/step_ms"} <= set(events.Tags()["scalars"])
 
 
 def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> None:
@@ -403,39 +314,22 @@ def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> No
     events = EventAccumulator(str(alone / "events"))
     events.Reload()
     assert set(events.Tags()["scalars"]) >= expected.keys() and len(expected) > 15
+    assert [images for images, _ in expected["accuracy/val_top1"]] == [50, 100, 150, 200], "images seen are the axis"
     for name, points in expected.items():
         assert [(point.step, point.value) for point in events.Scalars(name)] == points, name
-
-
-def test_metrics_are_json_lines(alone: Path) -> None:
-    lines = [json.loads(line) for line in (alone / "metrics" / "000001.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "epoch"] == [4, 8, 10, STEPS]
-    assert all({"attempt", "time", "images"} <= line.keys() for line in lines)
-
-
-def test_run_reports_to_the_agent_and_stops_on_its_request(runs: Any, tmp_path: Path) -> None:
-    """The agent's folder is in IMGNET_WORK."""
-    work, out = tmp_path / "work", tmp_path / "out"
-    work.mkdir()
-    (work / "ask").touch()
-    process = runs.start(out, "--gpus", "2", environment={"IMGNET_WORK": str(work)})
-    assert process.wait(120) == 3
-    progress = json.loads((work / "progress.json").read_text())
-    assert progress["state"] == "saved" and progress["step"] == 1 and progress["steps"] == STEPS
-    newest = checkpoint_io.newest_checkpoint(checkpoint_dir(out))
-    assert newest is not None and newest.name == "step-00000001.pt"
 
 
 def test_run_ranks_with_different_checkpoints_fail(runs: Any, alone: Path, tmp_path: Path) -> None:
     """As on two machines without a shared folder, of which only the first has written checkpoints."""
     out = tmp_path / "apart"
     shutil.copytree(alone, out)
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
-    environments = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    resume_options = zip(("auto", "none"), environments, strict=True)
     ranks = [
         runs.start(out, "--gpus", "2", "--resume", resume, environment=environment)
-        for resume, environment in resume_options
+        for resume, environment in zip(
+            ("auto", "none"),
+            tools_process.rank_environments(2, 0, 2, "127.0.0.1", tools_process.free_port()),
+            strict=True,
+        )
     ]
     output = runs.end(out, *ranks, code=None)
     assert "the steps to resume from differ between the machines" in output and "Traceback" not in output

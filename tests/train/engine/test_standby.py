@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_for
+
+from train.recipe import Phase, Recipe
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
@@ -16,19 +19,11 @@ pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 class StandbyProcess:
     """A standby process of a run, and its output."""
 
-    def __init__(self, runs: Any, folder: Path, *argv: str) -> None:
+    def __init__(self, runs: Any, folder: Path, recipe: Recipe, *argv: str) -> None:
         self.folder, self.out = folder, folder / "out"
         folder.mkdir()
-        self.argv = [
-            str(runs.recipe(standby_recipe())),
-            "--out",
-            str(self.out),
-            "--max-steps",
-            "3",
-            "--workers",
-            "0",
-            *argv,
-        ]
+        options = ("--max-steps", "3", "--workers", "0", *argv)
+        self.argv = [str(runs.recipe(recipe)), "--out", str(self.out), *options]
         with (folder / "standby.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "train.engine.standby", str(folder / "ready"), *self.argv],
@@ -63,28 +58,15 @@ def has_exited(pid: int) -> bool:
         return True
 
 
-def standby_recipe() -> Any:
-    from train.recipe.components import Data, Model
-    from train.recipe.schema import Phase, Recipe
-
-    return Recipe(
-        name="standby",
-        data=Data(name="sample", root="nowhere", train=50, val=20),
-        model=Model(name="resnet10_tiny"),
-        gpus=1,
-        phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.01)],
-    )
-
-
 @pytest.fixture
-def start_standby(runs: Any, tmp_path: Path, until: Any) -> Iterator[Callable[..., StandbyProcess]]:
+def start_standby(runs: Any, tiny: Any, tmp_path: Path) -> Iterator[Callable[..., StandbyProcess]]:
     """Returns a function that starts a standby and waits until it is ready; all are killed after the test."""
     standbys: list[StandbyProcess] = []
+    recipe = tiny(name="standby", gpus=1, phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.01)])
 
-    def start(*argv: str, name: str = "one") -> StandbyProcess:
-        standbys.append(StandbyProcess(runs, tmp_path / name, *argv))
-        standby = standbys[-1]
-        until(lambda: (standby.folder / "ready").exists() or standby.process.poll() is not None)
+    def start(*argv: str) -> StandbyProcess:
+        standbys.append(standby := StandbyProcess(runs, tmp_path / "one", recipe, *argv))
+        wait_for(lambda: (standby.folder / "ready").exists() or standby.process.poll() is not None)
         assert standby.process.poll() is None, standby.output("standby.log")
         return standby
 
@@ -94,26 +76,20 @@ def start_standby(runs: Any, tmp_path: Path, until: Any) -> Iterator[Callable[..
         standby.process.wait()
 
 
-def test_standby_becomes_the_requested_trainer(start_standby: Any, tiny_data: Path, until: Any) -> None:
-    standby = start_standby("--data", str(tiny_data))
+def test_standby_becomes_the_requested_trainer(start_standby: Any, tiny_data: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    standby = start_standby("--data", str(data))
     assert not standby.out.exists() and not (standby.folder / "progress.json").exists(), "until then it writes nothing"
+    index_files = sorted(data.rglob(".*"))
     standby.become("--attempt", "7", "--resume", "none", OF_THE_ATTEMPT="yes")
     assert standby.process.wait(120) == 0, standby.output()
+    assert "indexing" not in standby.output() and sorted(data.rglob(".*")) == index_files, "it has indexed the images"
     result = json.loads((standby.out / "result.json").read_text())
     assert (result["steps"], result["procs"], result["recipe"]) == (3, 1, "standby")
     assert "done: top-1" in standby.output() and "done" not in standby.output("standby.log")
     assert json.loads((standby.folder / "progress.json").read_text())["state"] == "done"
     assert list((standby.out / "checkpoints/000007").glob("step-*.pt"))
-
-
-def test_standby_indexes_the_images_once(start_standby: Any, tiny_data: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(tiny_data, data)
-    standby = start_standby("--data", str(data))
-    index_files = sorted(path for path in data.rglob(".*"))
-    standby.become("--attempt", "1", "--resume", "none")
-    assert standby.process.wait(120) == 0, standby.output()
-    assert "indexing" not in standby.output() and sorted(path for path in data.rglob(".*")) == index_files
 
 
 def test_standby_exits_when_stdin_is_closed(start_standby: Any, tiny_data: Path) -> None:
@@ -131,20 +107,13 @@ def test_standby_trainer_reports_unusable_data(start_standby: Any, tmp_path: Pat
     assert "error: " in standby.output() and "Traceback" not in standby.output()
 
 
-def test_standby_dies_with_its_parent(runs: Any, tiny_data: Path, tmp_path: Path, until: Any) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "train.engine.standby",
-        str(tmp_path / "ready"),
-        "none.json",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+def test_standby_dies_with_its_parent(runs: Any, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    argv = [sys.executable, "-m", "train.engine.standby", str(ready), "none.json", "--out", str(tmp_path / "out")]
     code = f"import subprocess, time; print(subprocess.Popen({argv!r}).pid, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=runs.environment) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())
-        until(lambda: (tmp_path / "ready").exists())
+        wait_for(ready.exists)
         parent.kill()
-    until(lambda: has_exited(pid))
+    wait_for(lambda: has_exited(pid))

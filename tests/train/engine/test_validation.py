@@ -1,7 +1,9 @@
-"""run_validation: exact counts on any number of processes and with any batch sizes."""
+"""run_validation: full batches on a GPU, the check of its counts, and the counts by class.
+
+Its counts and its eval mode are tested in tests/train/rules/test_validation.py.
+"""
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
 from train.data.order.work import BatchRequest
@@ -19,23 +20,19 @@ from train.metrics.accuracy import Accuracy
 from train.metrics.time_breakdown import TimeBreakdown
 
 IMAGES, CLASSES, BATCH = 53, 12, 8
-IMAGES_BY_RANK = {  # by world size; uneven numbers, and ranks without images
-    1: [[53]],
-    2: [[27, 26], [53, 0], [8, 45]],
-    3: [[18, 18, 17], [1, 44, 8], [0, 0, 53]],
-}
+CPU_GROUP = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
 
 
 class PixelScores(nn.Module):
-    """A network whose scores are the image's pixels. It records its mode, and whether gradients are computed."""
+    """A network whose scores are the image's pixels. It records how many images it is given."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm2d(3)
-        self.calls: list[tuple[bool, bool]] = []
+        self.batches: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.append((self.training, torch.is_grad_enabled()))
+        assert not self.training and not torch.is_grad_enabled()
+        self.batches.append(len(x))
         return x.flatten(1)[:, :CLASSES]
 
 
@@ -51,13 +48,6 @@ def test_fill_batch_takes_the_smallest_warmed_shape_and_keeps_the_scores() -> No
     torch.testing.assert_close(net(filled)[:3], net(images))
 
 
-class FilledPreprocessor:
-    """Prepares batches as the tests here do, and says that the warm-up has run full ones."""
-
-    prepare, autocast = staticmethod(lambda batch: prepare(batch)), contextlib.nullcontext
-    warmed_shapes = frozenset({(BATCH, 2, 2)})
-
-
 def test_run_validation_on_a_gpu_runs_full_batches_and_counts_each_image_once() -> None:
     """The device is mocked: the sums stay on the CPU, and the code takes it for a GPU."""
 
@@ -66,27 +56,15 @@ def test_run_validation_on_a_gpu_runs_full_batches_and_counts_each_image_once() 
         def device(self) -> Any:
             return SimpleNamespace(type="cuda")
 
-    expected = validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))))
-    seen: list[int] = []
-
-    class Scores(PixelScores):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(len(x))
-            return super().forward(x)
-
-    cpu = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-    own_batches = batches(list(range(IMAGES)))
-    zeros = torch.zeros
+    expected = validate(list(range(IMAGES)), PixelScores())
+    net, zeros, group = PixelScores(), torch.zeros, object.__new__(Gpu)
+    for name in ("rank", "local_rank", "world_size", "local_world_size"):
+        object.__setattr__(group, name, getattr(CPU_GROUP, name))
+    filled = SimpleNamespace(**vars(PLAIN_PREPROCESSOR), warmed_shapes={(BATCH, 2, 2)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "zeros", lambda *shape, device=None, **kw: zeros(*shape, **kw))
-        group = object.__new__(Gpu)
-        for name in ("rank", "local_rank", "world_size", "local_world_size"):
-            object.__setattr__(group, name, getattr(cpu, name))
-        accuracy = run_validation(
-            group, Scores(), iter(own_batches), len(own_batches), IMAGES, FilledPreprocessor(),  # type: ignore[arg-type]
-            TimeBreakdown(cpu.device),
-        )  # fmt: skip
-    assert accuracy == expected and set(seen) == {BATCH} and IMAGES % BATCH
+        accuracy = validate(list(range(IMAGES)), net, group, filled)
+    assert accuracy == expected and set(net.batches) == {BATCH} and IMAGES % BATCH
 
 
 def images_and_labels() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
@@ -110,76 +88,26 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 PLAIN_PREPROCESSOR: Any = SimpleNamespace(prepare=prepare, autocast=contextlib.nullcontext)  # pixels unchanged
 
 
-def validate(
-    group: ProcessGroup, own_batches: list[Batch], expected_images: int = IMAGES, model: nn.Module | None = None
-) -> Accuracy:
-    def stream() -> Iterator[Batch]:
-        yield from own_batches
-        yield own_batches[0] if own_batches else batches([0])[0]  # of the next epoch: must not be taken
-
-    remaining = stream()
-    accuracy = run_validation(
-        group,
-        model or PixelScores(),
-        remaining,
-        len(own_batches),
-        expected_images,
-        PLAIN_PREPROCESSOR,
-        TimeBreakdown(group.device),
-    )
-    assert len(list(remaining)) == 1
+def validate(ids: list[int], model: nn.Module, group: ProcessGroup = CPU_GROUP, preprocessor: Any = None) -> Accuracy:
+    own_batches = batches(ids)
+    remaining = iter([*own_batches, own_batches[0]])  # one of the next epoch: must not be taken
+    times = TimeBreakdown(CPU_GROUP.device)
+    preprocessor = preprocessor or PLAIN_PREPROCESSOR
+    accuracy = run_validation(group, model, remaining, len(own_batches), IMAGES, preprocessor, times)
+    assert len(list(remaining)) == 1 and model.training
     return accuracy
-
-
-def accuracy_by_sorting() -> Accuracy:
-    """Return the accuracy, computed one image at a time by sorting the scores."""
-    loss = top1 = top5 = 0.0
-    for batch in (batches([number])[0] for number in range(IMAGES)):
-        inputs, labels = prepare(batch)
-        scores = PixelScores()(inputs)
-        loss += cross_entropy(scores, labels).item()
-        rank_of_label = [class_index.item() for class_index in scores[0].argsort(descending=True)].index(labels.item())
-        top1, top5 = top1 + (rank_of_label < 1), top5 + (rank_of_label < 5)
-    return Accuracy(loss / IMAGES, 100 * top1 / IMAGES, 100 * top5 / IMAGES, IMAGES)
-
-
-@pytest.mark.parametrize(
-    ("world", "image_counts"),
-    [(world, image_counts) for world, variants in IMAGES_BY_RANK.items() for image_counts in variants],
-)
-def test_run_validation_counts_exactly_on_any_world_size(world: int, image_counts: list[int], in_group: Any) -> None:
-    ends = np.cumsum(image_counts).tolist()
-
-    def work(group: ProcessGroup) -> Accuracy:
-        return validate(
-            group, batches(list(range(IMAGES))[ends[group.rank] - image_counts[group.rank] : ends[group.rank]])
-        )
-
-    expected = accuracy_by_sorting()
-    for accuracy in in_group(world, work):
-        assert (accuracy.top1, accuracy.top5, accuracy.images) == (expected.top1, expected.top5, IMAGES)
-        assert accuracy.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert 0 < expected.top1 < expected.top5 < 100
 
 
 @pytest.mark.parametrize("ids", [range(IMAGES - 1), [*range(IMAGES), 0]])
 def test_run_validation_wrong_image_count_is_an_error(ids: Any) -> None:
     with pytest.raises(RuntimeError, match=f"counted {len(ids)} images, but there are {IMAGES}"):
-        validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(ids)))
+        validate(list(ids), PixelScores())
 
 
-def test_run_validation_eval_mode_without_gradients() -> None:
-    model = PixelScores()
-    validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))), model=model)
-    assert set(model.calls) == {(False, False)} and len(model.calls) == 7
-    assert model.training and model.norm.num_batches_tracked == 0
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_run_validation_counts_by_class_over_all_ranks(world: int, in_group: Any) -> None:
+def test_run_validation_counts_by_class_over_all_ranks(in_group: Any) -> None:
     def work(group: ProcessGroup) -> list[list[int]]:
         confusion = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
-        own = batches(list(range(IMAGES))[group.rank :: world])
+        own = batches(list(range(IMAGES))[group.rank :: 2])
         times = TimeBreakdown(group.device)
         run_validation(
             group, PixelScores(), iter(own), len(own), IMAGES, PLAIN_PREPROCESSOR, times, confusion=confusion
@@ -191,5 +119,5 @@ def test_run_validation_counts_by_class_over_all_ranks(world: int, in_group: Any
     for pixels, label in zip(images.permute(0, 3, 1, 2).flatten(1), labels, strict=True):
         expected[int(label), int(pixels.argmax())] += 1
     assert expected.sum() == IMAGES
-    for confusion in in_group(world, work):
+    for confusion in in_group(2, work):
         assert confusion == expected.tolist()

@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.trainer_in_process import open_trainer
 from torch import nn
 
-from train.data.loading.dataset import open_dataset
-from train.data.loading.loader import Batch, BatchDecoder
+from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
-from train.distributed.process_group import ProcessGroup
-from train.engine import trainer as engine_trainer
 from train.engine import warmup
-from train.engine.agent_channel import AgentChannel
 from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, allow_kernel_search, normalization_of
-from train.engine.options import parse_run_options
 from train.models import registry
 from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
@@ -147,31 +143,20 @@ def test_warm_up_compile_failure_is_one_line(model: Any, monkeypatch: pytest.Mon
 def test_restore_between_compiled_and_plain_trainers(
     compile_first: bool, tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any
 ) -> None:
-    """One trainer trains an epoch; another restores its checkpoint and repeats it. One of the two is compiled."""
+    """One trainer trains two steps, another restores its state and repeats them. One of the two is compiled."""
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
 
-    def trainer(use_compile: bool, name: str, attempt: int) -> Any:
+    def trainer(use_compile: bool) -> Any:
         recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=use_compile))
-        options = parse_run_options(["tiny", "--out", str(tmp_path / name), "--attempt", str(attempt)])
-        dataset = open_dataset(recipe, tiny_data, tiny_data)
-        group = ProcessGroup(0, 0, 1, 1, CPU)
-        sampler = DistributedBatchSampler(
-            Schedule(recipe, len(dataset.train), 2, max_steps=2), dataset.indexes, 0, 0, 1
-        )
-        return engine_trainer.Trainer(
-            options, recipe, group, sampler, dataset.train.classes, AgentChannel()
-        ), BatchDecoder(dataset.indexes, 0)
+        return open_trainer(recipe, tiny_data, tmp_path / str(use_compile), max_steps=2)
 
-    first_trainer, decoder = trainer(compile_first, "one", 1)
+    first_trainer, decoder = trainer(compile_first)
     first_trainer.train(decoder, 0)
     assert bool(compiled_shapes) is compile_first
-    path = checkpoint_io.newest_checkpoint(tmp_path / "one" / "checkpoints" / "000001")
-    assert path is not None
-    state = checkpoint_io.load_checkpoint(path)
-    second_trainer, _ = trainer(not compile_first, "two", 1)
+    state = checkpoint_io.copy_to_cpu(first_trainer.state())
+    second_trainer, decoder = trainer(not compile_first)
     second_trainer.restore(state)
-    plain_trainer, _ = trainer(False, "three", 1)
-    assert second_trainer.state()["model"].keys() == plain_trainer.state()["model"].keys()
+    assert second_trainer.state()["model"].keys() == state["model"].keys()
     assert all(torch.equal(value, state["model"][name]) for name, value in second_trainer.state()["model"].items())
     second_trainer.epoch_index, second_trainer.step = 0, 0
     second_trainer.history.pop()

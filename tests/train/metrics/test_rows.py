@@ -20,11 +20,6 @@ def epoch() -> Epoch:
     return Schedule(Recipe(name="r", data=data, model=Model(name="resnet18"), gpus=2, phases=phases), 100, 2).epochs[1]
 
 
-def test_step_totals_add_up() -> None:
-    whole = StepTotals() + StepTotals(1.5, 2, 3, 32, 0.5) + StepTotals(0.5, 1, 4, 4, 0.25)
-    assert whole == StepTotals(2.0, 3, 7, 36, 0.75)
-
-
 def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
     values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
     assert values == {

@@ -143,12 +143,8 @@ def test_build_from_library_without_zero_init_argument_logs_it(torchvision: Any)
     assert net.block.bn2.weight.eq(1).all()
     assert [call["name"] for call in torchvision] == ["plain", "plain"]
     assert log[0].startswith("zero_gamma has no effect on torchvision:plain: ")
-    assert len(build_and_log("torchvision:plain", zero_gamma=False)[1]) == 1
-
-
-def test_build_from_timm_accepts_a_name_with_tag(timm: Any) -> None:
-    build_and_log("timm:resnet50.a1_in1k")
-    assert timm[0]["name"] == "resnet50.a1_in1k"
+    with pytest.raises(TrainingError, match="model, name: torchvision:broken fails, TypeError: something else"):
+        build_and_log("torchvision:broken")
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -172,45 +168,12 @@ def test_build_from_library_unknown_name_suggests_similar_ones(torchvision: Any)
         build_and_log("torchvision:zzz")
 
 
-@pytest.mark.parametrize(
-    ("builder", "message"),
-    [
-        (lambda classes: 1 / 0, "model, name: mine:net fails, ZeroDivisionError: division by zero"),
-        (lambda classes: "net", "mine:net must return a torch.nn.Module, not str"),
-        (
-            lambda classes: LibraryNet(3),
-            r"mine:net must return scores \[2, 6\] for two images in train mode, not a tensor \[2, 3\]",
-        ),
-        (lambda classes: WithAuxiliaryOutput(classes), r"must return scores \[2, 6\] .* not tuple"),
-        (
-            lambda classes: nn.Sequential(nn.Conv2d(3, 6, 4)),
-            r"must return scores \[2, 6\] .* tensor \[2, 6, 221, 221\]",
-        ),
-    ],
-)
-def test_build_from_function_bad_network_is_one_line(mine: Any, builder: Any, message: str) -> None:
-    mine.net = builder
-    with pytest.raises(TrainingError, match=message) as caught:
-        build_and_log("mine:net")
-    assert "\n" not in str(caught.value)
-
-
 class WithAuxiliaryOutput(LibraryNet):
     """Has a second output in train mode, as GoogLeNet."""
 
     def forward(self, x: torch.Tensor) -> Any:
         scores = super().forward(x)
         return (scores, scores) if self.training else scores
-
-
-def test_build_from_missing_function_is_one_line(mine: Any) -> None:
-    with pytest.raises(TrainingError, match="model, name: mine has no function net"):
-        build_and_log("mine:net")
-
-
-def test_build_from_library_failure_is_one_line(torchvision: Any) -> None:
-    with pytest.raises(TrainingError, match="model, name: torchvision:broken fails, TypeError: something else"):
-        build_and_log("torchvision:broken")
 
 
 def test_zero_init_residual_of_user_blocks_with_last_norm(mine: Any) -> None:
@@ -232,15 +195,7 @@ def test_checks_leave_statistics_and_modes_unchanged(mine: Any) -> None:
     assert all(item.training for item in net.modules()) and all(item.grad is None for item in net.parameters())
 
 
-def test_build_external_model_same_seed_same_weights(mine: Any) -> None:
-    mine.net = lambda classes: LibraryNet(classes)
-    before = torch.get_rng_state()
-    net, same_seed, other_seed = (build_model(Model(name="mine:net", fc_std=None), 6, seed) for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert registry.weights_crc32(net) == registry.weights_crc32(same_seed) != registry.weights_crc32(other_seed)
-
-
-@pytest.mark.parametrize("std", [0.01, 0.2, None])
+@pytest.mark.parametrize("std", [0.2, None])
 def test_init_classifier_uses_fc_std_or_keeps_own_weights(mine: Any, std: float | None) -> None:
     mine.net = lambda classes: LibraryNet(classes)
     net = build_model(Model(name="mine:net", fc_std=std), 500, 0)
@@ -261,32 +216,27 @@ def test_init_classifier_without_classifier_is_refused(mine: Any) -> None:
 
 
 def test_find_classifier_is_last_trainable_layer_with_the_classes(mine: Any) -> None:
+    def build(builder: Any) -> Any:
+        mine.net = builder
+        return build_and_log("mine:net")[0]
+
     for name in ("resnet10_tiny", "alexnet_bn"):
         with torch.device("meta"):
-            net = registry.MODEL_BUILDERS[name](6)
+            net: Any = registry.MODEL_BUILDERS[name](6)
         assert find_classifier(net) is net.fc
-    mine.net = LibraryNet
-    net = build_and_log("mine:net")[0]
+    net = build(LibraryNet)
     assert find_classifier(net) is net.head  # another layer was registered last
-    mine.net = ClassifierFirst
-    net = build_and_log("mine:net")[0]
+    net = build(lambda classes: PooledLayers(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1)))
+    assert find_classifier(net) is net[0]
+    net = build(FunctionalClassifier)
+    assert find_classifier(net) is net.fc
+    net = build(ClassifierFirst)
     assert find_classifier(net) is net.fc  # the body's last has as many outputs, and another layer was called later
-    assert (
-        net.get_parameter("fc.weight").std() < 0.02 < net.get_parameter("spare.weight").std()
-    )  # fc_std applies to the classifier only
+    assert net.get_parameter("fc.weight").std() < 0.02 < net.get_parameter("spare.weight").std()  # fc_std
     copied = copy.deepcopy(net)
     freezing.Freezer(copied).set_frozen(True)
-    assert find_classifier(copied) is copied.fc
-    assert [name for name, parameter in copied.named_parameters() if parameter.requires_grad] == [
-        "fc.weight",
-        "fc.bias",
-    ]
-    mine.net = lambda classes: PooledLayers(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1))
-    net = build_and_log("mine:net")[0]
-    assert find_classifier(net) is net[0]
-    mine.net = lambda classes: FunctionalClassifier(classes)
-    net = build_and_log("mine:net")[0]
-    assert find_classifier(net) is net.fc
+    trained = [name for name, parameter in copied.named_parameters() if parameter.requires_grad]
+    assert find_classifier(copied) is copied.fc and trained == ["fc.weight", "fc.bias"]
 
 
 class FunctionalClassifier(nn.Module):
@@ -307,7 +257,6 @@ class FunctionalClassifier(nn.Module):
         lambda classes: PooledLayers(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 3, padding=1)),
         lambda classes: PooledLayers(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 1).requires_grad_(False)),
     ],
-    ids=["none", "not 1x1", "not trainable"],
 )
 def test_freezer_without_classifier_is_one_line(mine: Any, builder: Any) -> None:
     mine.net = builder
@@ -329,30 +278,6 @@ class DetachedScores(LibraryNet):
         return super().forward(x).detach()
 
 
-@pytest.mark.parametrize(
-    ("builder", "message"),
-    [
-        (
-            lambda classes: WithoutParameters(classes),
-            "mine:net has no parameters, so it cannot be trained; make its layers attributes",
-        ),
-        (
-            lambda classes: LibraryNet(classes).requires_grad_(False),
-            "mine:net has requires_grad=False in all its parameters",
-        ),
-        (
-            DetachedScores,
-            r"no parameter of mine:net gets a gradient from its scores, .* look for no_grad\(\) and detach\(\)",
-        ),
-    ],
-)
-def test_check_trainable_refuses_untrainable_networks(mine: Any, builder: Any, message: str) -> None:
-    mine.net = builder
-    with pytest.raises(TrainingError, match="model, name: .*" + message) as caught:
-        build_and_log("mine:net")
-    assert "\n" not in str(caught.value)
-
-
 class WithoutParameters(nn.Module):
     """A network without parameters."""
 
@@ -371,40 +296,21 @@ class ExitingInForward(LibraryNet):
         sys.exit("on purpose")
 
 
-@pytest.mark.parametrize(
-    ("builder", "message"),
-    [
-        (lambda classes: sys.exit(0), "mine:net fails, SystemExit: 0, test_external.py line "),
-        (lambda classes: sys.exit(), "mine:net fails, SystemExit, test_external.py line "),
-        (
-            ExitingInForward,
-            "mine:net accepts no images of the usual sizes; at 224 x 224 pixels: SystemExit: on purpose, test_external",
-        ),
-    ],
-)
-def test_build_from_function_that_exits_is_one_line(mine: Any, builder: Any, message: str) -> None:
-    mine.net = builder
-    with pytest.raises(TrainingError, match="model, name: " + message):
+@pytest.mark.parametrize(("builder", "message"), [
+    (lambda classes: 1 / 0, "mine:net fails, ZeroDivisionError: division by zero"),
+    (lambda classes: "net", "mine:net must return a torch.nn.Module, not str"),
+    (LibraryNet(3), r"mine:net must return scores \[2, 6\] for two images in train mode, not a tensor \[2, 3\]"),
+    (WithAuxiliaryOutput(6), r"mine:net must return scores \[2, 6\] .* not tuple"),
+    (nn.Sequential(nn.Conv2d(3, 6, 4)), r"mine:net must return scores \[2, 6\] .* tensor \[2, 6, 221, 221\]"),
+    (WithoutParameters(6), "mine:net has no parameters, so it cannot be trained; make its layers attributes"),
+    (LibraryNet(6).requires_grad_(False), "mine:net has requires_grad=False in all its parameters"),
+    (DetachedScores(6), r"no parameter of mine:net gets a gradient from its scores, .* for no_grad\(\) and detach\(\)"),
+    (ExitingInForward(6), "mine:net accepts no images of the usual sizes; at 224 x 224 pixels: SystemExit: on purpose"),
+])  # fmt: skip
+def test_network_that_cannot_be_trained_is_refused_in_one_line(mine: Any, builder: Any, message: str) -> None:
+    mine.net = (lambda classes: builder) if isinstance(builder, nn.Module) else builder
+    with pytest.raises(TrainingError, match=f"^model, name: .*{message}") as caught:
         build_and_log("mine:net")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import sys\nsys.exit(0)", r"ends the program when it is imported \(SystemExit: 0, leaving.py line 2\); move"),
-        (
-            "\nimport json\njson.loads('no')",
-            r"cannot be imported here \(JSONDecodeError: .*, leaving.py line 3\); put it beside the recipe file",
-        ),
-    ],
-)
-def test_build_from_module_that_exits_names_the_line(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "leaving.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TrainingError, match="model, name: leaving " + message) as caught:
-        build_and_log("leaving:net")
     assert "\n" not in str(caught.value)
 
 
@@ -434,7 +340,7 @@ def test_build_external_model_logs_how_it_accepts_sizes(mine: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["resnet18", "regnetx_002", "vgg11", "vit_tiny_patch16_224", "convnext_atto"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "vit_tiny_patch16_224"])
 def test_build_real_timm_models(name: str) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed here")
     net, log = build_and_log(f"timm:{name}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from train.models import external, pretrained, resnet
+from train.models import pretrained, resnet
 from train.models.registry import MODEL_BUILDERS, build_model
 from train.recipe import Model
 from train.tools import checkpoint_io
@@ -53,16 +53,11 @@ def states_equal(state: State, other: State, ignored_prefixes: tuple[str, ...] =
     "wrap",
     [
         lambda state: state,
-        lambda state: {"state_dict": state, "epoch": 3},
-        lambda state: {"model": state},
-        lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
-        lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},
-        lambda state: {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},
-        lambda state: {
-            name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in state.items()
-        },
+        lambda state: {"model": state, "epoch": 3},
+        lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},  # Lightning
+        lambda state: {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},  # DDP, torch.compile
+        lambda state: {name: tensor.double() if tensor.ndim else tensor for name, tensor in state.items()},
     ],
-    ids=["plain", "nested", "model", "module", "lightning", "compiled", "double"],
 )
 def test_load_pretrained_finds_a_wrapped_state_dict(wrap: Any, other_state: State, tmp_path: Path) -> None:
     loaded_state, log = load_file(save_file(tmp_path, wrap(other_state)))
@@ -111,10 +106,9 @@ def test_load_pretrained_accepts_files_without_batch_counters(other_state: State
         (lambda state: state.update(extra=torch.ones(1)), "unknown: extra$"),
         (lambda state: state.update({"stem.1.bias": torch.ones(3)}), "of another shape: stem.1.bias$"),
         (lambda state: state.update({"fc.weight": torch.ones(6, 3)}), "of another shape: fc.weight$"),
-        (lambda state: state.pop("fc.bias"), "missing: fc.bias$"),
+        (lambda state: state.update({"fc.bias": torch.zeros(5)}), "of another shape: fc.bias$"),  # but not fc.weight
         (lambda state: [state.clear(), state.update(a=torch.ones(1))], "missing: stem.0.weight, .*; unknown: a$"),
     ],
-    ids=["missing", "extra", "shape", "deep", "bias", "another"],
 )
 def test_load_pretrained_names_tensors_that_do_not_fit(
     change: Any, message: str, other_state: State, tmp_path: Path
@@ -156,12 +150,9 @@ def test_load_pretrained_executes_nothing(writer: Any, tmp_path: Path) -> None:
             b"some text of several words",
             r"w\.pt is not a PyTorch file, a safetensors file or .*; save the network's state_dict",
         ),
-        (b"eaglets {", r"w\.pt is not a PyTorch file"),
-        ([1, 2], "holds no tensors by name"),
         ({}, "holds no tensors by name"),
         ({"model": {"a": 3}}, "holds no tensors by name"),
     ],
-    ids=["empty", "cut", "cut pickle", "text", "brace", "list", "nothing", "numbers"],
 )
 def test_load_pretrained_file_without_weights_is_one_line(content: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
@@ -206,10 +197,7 @@ def test_read_state_dict_of_dict_that_contains_itself(other_state: State, tmp_pa
             "holds complex64 instead of floating-point weights: fc.weight; save the",
         ),
         (lambda tensor: tensor.long(), "holds int64 instead of floating-point weights: fc.weight; save the"),
-        (lambda tensor: tensor.bool(), "holds bool instead of floating-point weights: fc.weight; save the"),
-        (lambda tensor: torch.tensor(1.0), "does not fit this network; of another shape: fc.weight$"),
     ],
-    ids=["sparse", "meta", "quantized", "complex", "integers", "bits", "one number"],
 )
 @pytest.mark.filterwarnings("ignore")  # deprecation warnings of torch
 def test_load_pretrained_unusable_tensor_is_one_line(
@@ -219,23 +207,6 @@ def test_load_pretrained_unusable_tensor_is_one_line(
     with pytest.raises(TrainingError, match=r"model, weights: .*w\.pt " + message) as caught:
         load_file(file)
     assert "\n" not in str(caught.value)
-
-
-def test_is_compatible_dtype() -> None:
-    real, integer, complex_ = (torch.zeros(1, dtype=dtype) for dtype in (torch.float16, torch.int64, torch.complex64))
-    assert (
-        pretrained.is_compatible_dtype(real, integer)
-        and pretrained.is_compatible_dtype(integer, integer)
-        and pretrained.is_compatible_dtype(complex_, complex_)
-    )
-    assert pretrained.is_compatible_dtype(real, complex_) and not pretrained.is_compatible_dtype(complex_, integer)
-
-
-def test_load_pretrained_bias_of_other_length_is_refused(other_state: State, tmp_path: Path) -> None:
-    """Only the weight tells the number of classes; a bias of another length beside a fitting weight is damage."""
-    file = save_file(tmp_path, {**other_state, "fc.bias": torch.zeros(5)})
-    with pytest.raises(TrainingError, match=r"does not fit this network; of another shape: fc.bias$"):
-        load_file(file)
 
 
 def test_load_pretrained_without_known_classifier(tmp_path: Path) -> None:
@@ -285,56 +256,22 @@ def torchvision_names(blocks: tuple[int, ...], convolutions: int) -> list[str]:
     return [*names, "fc.weight", "fc.bias"]
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks", "convolutions"),
-    [
-        ("resnet18", (2, 2, 2, 2), 2),
-        ("resnet50", (3, 4, 6, 3), 3),
-        ("resnet101", (3, 4, 23, 3), 3),
-    ],
-)
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_load_pretrained_converts_torchvision_names(
-    name: str, blocks: tuple[int, ...], convolutions: int, prefix: str, tmp_path: Path
+@pytest.mark.parametrize(("name", "blocks", "convolutions"), [
+    ("resnet18", (2, 2, 2, 2), 2),
+    ("resnet50", (3, 4, 6, 3), 3),
+])  # fmt: skip
+def test_torchvisions_names_are_read_and_written(
+    name: str, blocks: tuple[int, ...], convolutions: int, tmp_path: Path
 ) -> None:
-    with torch.device("meta"):
-        shapes = [tensor.shape for tensor in MODEL_BUILDERS[name](6).state_dict().values()]
-    names = torchvision_names(blocks, convolutions)
-    assert len(names) == len(shapes)
-    file = {
-        f"{prefix}{tensor}": torch.full(shape, float(position))
-        for position, (tensor, shape) in enumerate(zip(names, shapes, strict=True))
-    }
-    net = MODEL_BUILDERS[name](6)
-    pretrained.load_pretrained(net, save_file(tmp_path, file))
-    assert [tensor.max().item() for tensor in net.state_dict().values()] == list(range(len(names)))
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "convolutions"),
-    [
-        ("resnet18", (2, 2, 2, 2), 2),
-        ("resnet34", (3, 4, 6, 3), 2),
-        ("resnet50", (3, 4, 6, 3), 3),
-        ("resnet101", (3, 4, 23, 3), 3),
-        ("resnet152", (3, 8, 36, 3), 3),
-    ],
-)
-def test_to_torchvision_keys_gives_its_names_in_its_order(
-    name: str, blocks: tuple[int, ...], convolutions: int
-) -> None:
-    assert name in resnet.PUBLISHED_RESNETS
     with torch.device("meta"):
         net = MODEL_BUILDERS[name](6)
-    assert isinstance(net, resnet.ResNet)
-    converted = resnet.to_torchvision_keys(net.state_dict(), net.block_counts)
-    assert list(converted) == torchvision_names(blocks, convolutions)
-    assert list(resnet.convert_torchvision_keys(converted)) == list(net.state_dict())
-
-
-def test_classifier_keys() -> None:
-    assert pretrained.classifier_keys(build_tiny()) == ["fc.weight", "fc.bias"]
-    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
-    assert pretrained.classifier_keys(net) == []  # not known before the check
-    external.check_scores_and_find_classifier(net, "net", 2, 1)
-    assert pretrained.classifier_keys(net) == ["1.weight", "1.bias"]
+    assert isinstance(net, resnet.ResNet) and name in resnet.PUBLISHED_RESNETS
+    names = torchvision_names(blocks, convolutions)
+    assert list(resnet.to_torchvision_keys(net.state_dict(), net.block_counts)) == names
+    numbered = {
+        f"module.{name}": torch.full(tensor.shape, float(number))
+        for number, (name, tensor) in enumerate(zip(names, net.state_dict().values(), strict=True))
+    }
+    net.to_empty(device="cpu")
+    pretrained.load_pretrained(net, save_file(tmp_path, numbered))
+    assert [tensor.max().item() for tensor in net.state_dict().values()] == list(range(len(names)))

@@ -110,10 +110,6 @@ def test_growing_size_survives_json() -> None:
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
 
 
-def test_phase_turns_lists_into_tuples() -> None:
-    assert make_phase(epochs=[2, 5], lr=[0.1, 0.2]) == make_phase(lr=(0.1, 0.2))
-
-
 @pytest.mark.parametrize(("make", "field", "wrong_values"), [
     (make_model, "name", ["resnet", "ResNet18", "", None, 18]),
     (make_model, "zero_gamma", [1, None]),
@@ -240,20 +236,11 @@ def test_for_machines_takes_the_same_or_next_smaller_table(machines: int, table:
     assert chosen.for_machines(4) == recipe
 
 
-def test_for_machines_without_tables_changes_nothing() -> None:
-    assert make_recipe().for_machines(7) == make_recipe()
-
-
 def test_recipe_types_keep_their_order() -> None:
     names = ["p4d.24xlarge", "p6-b200.48xlarge", "g4dn.metal", "u-6tb1.112xlarge"]
     assert make_recipe(types=names).types == make_recipe(types=tuple(names)).types == tuple(names)
     assert make_recipe(phases=(), tables=TABLES, machines=4, types=names).for_machines(16).types == tuple(names)
     assert make_recipe().types == ()
-
-
-def test_recipe_types_may_be_those_of_any_cloud() -> None:
-    names = ("a3-highgpu-8g", "Standard_ND96isr_H100_v5", "gpu_8x_h100_sxm5", "h100")
-    assert make_recipe(types=names).types == names
 
 
 def test_recipe_refuses_machines_without_a_table() -> None:

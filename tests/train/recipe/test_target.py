@@ -178,10 +178,6 @@ def test_run_with_a_recipe_target_does_not_end_there(runs: Any, tiny: Any, tmp_p
     assert len(result["epochs"]) == 2 and (result["target"]["reached"], result["target"]["stops"]) == (True, False)
 
 
-def test_train_invalid_target_exits_2_with_an_example(runs: Any, tmp_path: Path) -> None:
-    assert "look like top5=93" in runs.run(tmp_path / "none", "--target", "93", code=2)
-
-
 def test_seconds_of_run_is_none_when_the_clock_went_back_since_an_earlier_epoch() -> None:
     """Between two machines, or two boots of one: no time, rather than a wrong one."""
     history = [make_epoch(epoch=1, clock=50.0), make_epoch(epoch=2, clock=None)]

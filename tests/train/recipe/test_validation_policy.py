@@ -14,10 +14,10 @@ from train.recipe.schedule import Schedule
 from train.recipe.validation_policy import should_validate
 
 
-def make_schedule(*policies: str, max_steps: int | None = None) -> Schedule:
+def make_schedule(*policies: str, max_steps: int | None = None, first_size: Any = 32) -> Schedule:
     """Phases of two epochs of 4 steps each."""
     phases = [
-        Phase(epochs=(2 * n, 2 * n + 2), size=32 * (n + 1), batch=8, lr=0.1, validate=policy)
+        Phase(epochs=(2 * n, 2 * n + 2), size=64 if n else first_size, batch=8, lr=0.1, validate=policy)
         for n, policy in enumerate(policies)
     ]
     data = Data(name="some", root="some", train=32, val=20)
@@ -37,6 +37,8 @@ def test_should_validate_each_last_never_needs_no_history() -> None:
     assert decisions(make_schedule("each", "last", "never")) == [True, True, False, True, False, True]
     assert decisions(make_schedule("never", "last")) == [False, False, False, True]
     assert decisions(make_schedule("near")) == [False, True]
+    growing = make_schedule("last", "each", first_size=(32, 64))
+    assert decisions(growing) == [False, True, True, True], "after its largest size"
 
 
 def test_should_validate_last_in_a_shortened_run() -> None:

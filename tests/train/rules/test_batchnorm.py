@@ -32,6 +32,8 @@ from train.data.loading.loader import Batch
 from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
+from train.models import registry
+from train.recipe import Model
 from train.recipe.schedule import Epoch
 
 N = 8
@@ -48,8 +50,7 @@ def moments(ids: Any) -> tuple[Array, Array]:
     return pixels.mean((0, 1, 2)), pixels.var((0, 1, 2), ddof=1)
 
 
-@pytest.mark.parametrize("k", [1, 2, 6])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("k", "world"), [(1, 2), (2, 1), (6, 3)])
 def test_batchnorm_forward_pass_sees_one_workers_images(k: int, world: int, tmp_path: Path, in_group: Any) -> None:
     """Each forward pass has n images, one k-th of the step's, on any number of processes."""
     dataset = RandomImages(2 * N * k)
@@ -72,8 +73,7 @@ def test_batchnorm_forward_pass_sees_one_workers_images(k: int, world: int, tmp_
     np.testing.assert_allclose([mean for _, mean in seen_means], [mean for _, mean in expected_means], rtol=1e-10)
 
 
-@pytest.mark.parametrize("world", [2, 3, 6])
-def test_gradient_through_norms_same_on_any_number_of_processes(world: int, tmp_path: Path, in_group: Any) -> None:
+def test_gradient_through_norms_same_on_any_number_of_processes(tmp_path: Path, in_group: Any) -> None:
     """k = 6 workers of n = 8 images; parameters of a residual network after four steps, equal up to rounding."""
     dataset = RandomImages(4 * 6 * N - 7)
     recipe = make_recipe(make_phase((0, 1), N, 0.02), gpus=6)
@@ -85,12 +85,12 @@ def test_gradient_through_norms_same_on_any_number_of_processes(world: int, tmp_
         return [trainer.detach().numpy() for trainer in trainer.model.parameters()]
 
     single_process = work(SINGLE_PROCESS)
-    for parameters in in_group(world, work):
+    for parameters in in_group(3, work):
         for actual, expected in zip(parameters, single_process, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-11)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 3])
 def test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks(
     world: int, tmp_path: Path, in_group: Any
 ) -> None:
@@ -127,7 +127,7 @@ def test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks(
         assert steps == 4
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_norms_keep_their_own_momentum_and_eval_mode(world: int, in_group: Any) -> None:
     """Momentum None is the mean over all steps; a norm in eval mode and one without statistics stay as they are."""
     chunks = torch.randn(2, 6, 5, 3, generator=torch.Generator().manual_seed(7), dtype=torch.float64)  # two steps of 6
@@ -136,12 +136,9 @@ def test_norms_keep_their_own_momentum_and_eval_mode(world: int, in_group: Any) 
         slow, cumulative, frozen = nn.BatchNorm1d(3, momentum=0.01), nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3)
         net = nn.Sequential(slow, nn.BatchNorm1d(3, track_running_stats=False), cumulative, frozen).double()
         frozen.eval()
-        inputs: list[torch.Tensor] = []
-        cumulative.register_forward_hook(lambda _, arguments, __: inputs.append(arguments[0].mean(0)))
         statistics = RunningStatistics(group, net)
         for step in range(2):
-            own = range(group.rank, 6, group.world_size)
-            for chunk in own:
+            for chunk in range(group.rank, 6, group.world_size):
                 net(chunks[step, chunk])
                 statistics.add_chunk(counts=True)
             statistics.start_sum()
@@ -177,9 +174,6 @@ def test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation(
 
 def test_batchnorm_running_statistics_move_by_a_tenth() -> None:
     """Momentum 0.9 in the paper's words (Goyal et al. 2017, section 5.1), 0.1 in torch's."""
-    from train.models import registry
-    from train.recipe.components import Model
-
     net = registry.build_model(Model(name="resnet10_tiny"), 3, 0)
     norms = [norm for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)]
     assert {(norm.momentum, norm.eps, norm.track_running_stats) for norm in norms} == {(0.1, 1e-5, True)} and norms

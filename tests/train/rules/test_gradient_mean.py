@@ -45,40 +45,30 @@ def numpy_parameters(dataset: RandomImages, batch: int, epochs: int = 1, rate: f
     return w
 
 
-def trained_parameters(
-    dataset: RandomImages, gpus: int, n: int, folder: Path, world: int, in_group: Any, epochs: int = 1
-) -> list[Any]:
-    """Return each process's parameters after a run scheduled for `gpus` GPUs of n images, on `world` processes."""
-    recipe = make_recipe(make_phase((0, epochs), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
-
-    def work(group: ProcessGroup) -> list[Array]:
-        trainer = make_trainer(folder, recipe, dataset, net := linear_classifier(), group)
-        for _ in run_steps(trainer, dataset):
-            pass
-        return parameter_values(net)
-
-    return list(in_group(world, work))
+CASES = [  # GPUs, images of each, images of the set
+    (3, 8, 50),  # a rest of 2 images: one chunk, so two of three processes have none
+    (3, 8, 49),  # a rest of 1 image, taken twice with half the weight
+    (3, 8, 59),  # a rest of 11 images: chunks of 5 and 6
+    (2, 5, 27),  # a rest of 7 images in chunks of 3 and 4
+]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("gpus", "n", "images", "rest"),
-    [
-        (3, 8, 48, "none"),
-        (3, 8, 50, "2 images: one chunk, so two of three processes have none"),
-        (3, 8, 49, "1 image, taken twice with half the weight"),
-        (3, 8, 59, "11 images: chunks of 5 and 6"),
-        (2, 5, 27, "7 images in chunks of 3 and 4"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
+@pytest.mark.parametrize(("gpus", "n", "images"), CASES)
 def test_step_gradient_is_mean_over_all_images_of_the_global_batch(
-    gpus: int, n: int, images: int, rest: str, world: int, tmp_path: Path, in_group: Any
+    gpus: int, n: int, images: int, world: int, tmp_path: Path, in_group: Any
 ) -> None:
     """g = 1/(kn) sum over k workers and n images (remark 3), not the mean of the workers' means."""
     dataset = RandomImages(images)
     expected = numpy_parameters(dataset, gpus * n)
-    for parameters in trained_parameters(dataset, gpus, n, tmp_path, world, in_group):
+    recipe = make_recipe(make_phase((0, 1), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
+
+    def work(group: ProcessGroup) -> list[Array]:
+        trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier(), group)
+        list(run_steps(trainer, dataset))
+        return parameter_values(net)
+
+    for parameters in in_group(world, work):
         for actual, reference in zip(parameters, expected, strict=True):
             np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
 
@@ -95,21 +85,20 @@ def test_mean_of_uneven_workers_means_differs_from_the_mean() -> None:
     assert np.abs((parts[0] + parts[1]) / 2 - whole).max() > 1e-3
 
 
-@pytest.mark.parametrize(("gpus", "n"), [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)])
+@pytest.mark.parametrize(("gpus", "n"), [(1, 16), (4, 4), (16, 1)])
 def test_accumulated_chunks_equal_one_large_batch(gpus: int, n: int, tmp_path: Path) -> None:
     """k backward passes of n images in one process give the step of kn images (without batch norm)."""
     dataset = RandomImages(50)
     recipe = make_recipe(make_phase((0, 2), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
     trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
-    for _ in run_steps(trainer, dataset):
-        pass
+    list(run_steps(trainer, dataset))
     for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 16, 2), strict=True):
         np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize("k", [2, 8])
-def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(k: int, tmp_path: Path) -> None:
+def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(tmp_path: Path) -> None:
     """The step is w - k lr (g + decay w), which is not w - lr (k g + decay w) (remark 1)."""
+    k = 8
     dataset = RandomImages(8 * k)
     recipe = make_recipe(make_phase((0, 1), 8, LR), gpus=1, momentum=MOMENTUM, weight_decay=DECAY)
     w = parameter_values(linear_classifier())
@@ -127,8 +116,7 @@ def test_loss_scale_does_not_change_the_update(tmp_path: Path) -> None:
     recipe = make_recipe(make_phase((0, 1), 8, LR), momentum=MOMENTUM, weight_decay=DECAY)
     trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for _ in run_steps(trainer, dataset):
-        pass
+    list(run_steps(trainer, dataset))
     assert trainer.scaler.get_scale() == 1024
     for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 8), strict=True):
         np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)

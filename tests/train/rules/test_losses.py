@@ -16,7 +16,7 @@ def our_losses(**options: object) -> torch.Tensor:
     return losses.build_loss(Optim(**options))(torch.from_numpy(SCORES), torch.from_numpy(LABELS))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.4])
 def test_cross_entropy_with_label_smoothing_matches_formula(smoothing: float) -> None:
     """L = -sum over classes of q log p, q = (1 - e) [k = label] + e / K (Szegedy et al. 2015, section 7)."""
     log_probabilities = np.log(softmax(SCORES))
@@ -24,7 +24,7 @@ def test_cross_entropy_with_label_smoothing_matches_formula(smoothing: float) ->
     np.testing.assert_allclose(our_losses(label_smoothing=smoothing), -(targets * log_probabilities).sum(1), rtol=1e-12)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.4])
 def test_bce_is_mean_over_classes(smoothing: float) -> None:
     """L = -1/K sum over classes of q log s + (1 - q) log(1 - s), s = 1 / (1 + exp(-score)), with q as above
     (Wightman et al. 2021, section 4).

@@ -9,7 +9,7 @@ from train.recipe.schedule import Schedule
 
 generator = random.Random(4)
 CASES = [(50, 8, 2), (49, 8, 3), (7, 8, 5), (1, 4, 2), (64, 8, 4)]  # images, n, k
-CASES += [(generator.randint(1, 200), generator.randint(1, 30), generator.randint(1, 6)) for _ in range(8)]
+CASES += [(generator.randint(1, 200), generator.randint(1, 30), generator.randint(1, 6)) for _ in range(4)]
 
 
 def images_by_step(images: int, n: int, k: int, world: int, epoch: int) -> list[list[int]]:
@@ -28,7 +28,7 @@ def images_by_step(images: int, n: int, k: int, world: int, epoch: int) -> list[
 
 
 @pytest.mark.parametrize(("images", "n", "k"), CASES)
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 5])
 def test_epoch_permutation_is_cut_into_same_batches_on_any_world_size(images: int, n: int, k: int, world: int) -> None:
     """Step t takes positions t kn to (t + 1) kn of the epoch's permutation, so each image once an epoch."""
     for epoch in range(2):

@@ -1,6 +1,7 @@
 """Rule of resuming: a run resumed from a checkpoint of any step ends with the same bits as an uninterrupted one.
 
-The whole loop with its validations, in this process and in two. A checkpoint is what torch.save makes of the state.
+Bug 2 of the trainer of 2018 was a resume that went on with new weights. The whole loop runs with its validations, in
+one process and in two. A checkpoint is what torch.save makes of the state.
 That a kill at any moment leaves an intact file is tested in tests/train/engine/test_runs.py.
 """
 
@@ -29,26 +30,11 @@ PHASES = [  # frozen, warm-up, larger batch, larger images; a last step of 4 ima
 ]
 STEPS = 2 + 2 + 1 + 2
 DETERMINISTIC_COLUMNS = (
-    "epoch",
-    "size",
-    "global_batch",
-    "lr",
-    "steps",
-    "train_loss",
-    "train_top1",
-    "train_top5",
-    "train_images",
-    "val_loss",
-    "val_images",
-    "view",
-    "top1",
-    "top5",
-    "top1_square",
-    "top5_square",
-)
+    "epoch", "size", "global_batch", "lr", "steps", "train_loss", "train_top1", "train_top5", "train_images",
+    "val_loss", "val_images", "view", "top1", "top5", "top1_square", "top5_square",
+)  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "nesterov": {"nesterov": True, "label_smoothing": 0.1, "ema": 0.5},
-    "lars": {"name": "lars", "trust": 0.02},
     "lamb": {"name": "lamb", "loss": "bce"},
 }
 
@@ -56,11 +42,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 class RecordedRun:
     """A run that keeps the checkpoint of every step in memory."""
 
-    def __init__(self, folder: Path, group: ProcessGroup, **options_of_optim: Any) -> None:
+    def __init__(self, folder: Path, group: ProcessGroup, loss_scale: float, **options_of_optim: Any) -> None:
         recipe, self.dataset = make_recipe(*PHASES, gpus=2, **options_of_optim), RandomImages(IMAGES, VAL, classes=6)
         options = parse_run_options(["rule", "--out", str(folder), "--save-seconds", "0"])
         sampler = make_sampler(Schedule(recipe, IMAGES, 2), self.dataset, group.rank, group.world_size)
         self.trainer = trainer.Trainer(options, recipe, group, sampler, class_names(6), AgentChannel())
+        self.trainer.scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)  # as with float16
         self.trainer.save = self.keep_checkpoint  # type: ignore[method-assign]
         self.checkpoints: dict[int, bytes] = {}
 
@@ -96,15 +83,15 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
     return {name: repr(value)}
 
 
-@pytest.mark.parametrize(("world", "optimizer"), [(1, "nesterov"), (2, "nesterov"), (1, "lars"), (1, "lamb")])
+@pytest.mark.parametrize(("world", "optimizer"), [(2, "nesterov"), (1, "lamb")])
 def test_resume_at_any_step_gives_the_same_bits(world: int, optimizer: str, tmp_path: Path, in_group: Any) -> None:
     def work(group: ProcessGroup) -> tuple[list[int], dict[int, list[str]]]:
         trainer.MAX_STEPS_BETWEEN_SYNCS = 1  # sync, and save, after each step
-        uninterrupted = RecordedRun(tmp_path / f"whole-{group.rank}", group, **OPTIMIZERS[optimizer])
+        uninterrupted = RecordedRun(tmp_path / f"whole-{group.rank}", group, 512.0, **OPTIMIZERS[optimizer])
         expected = flatten(uninterrupted.train())
         differences = {}
         for step in sorted(uninterrupted.checkpoints):
-            resumed = RecordedRun(tmp_path / f"{step}-{group.rank}", group, **OPTIMIZERS[optimizer])
+            resumed = RecordedRun(tmp_path / f"{step}-{group.rank}", group, 64.0, **OPTIMIZERS[optimizer])
             actual = flatten(resumed.train(uninterrupted.checkpoints[step]))
             differences[step] = [
                 name for name in expected.keys() | actual.keys() if actual.get(name) != expected.get(name)

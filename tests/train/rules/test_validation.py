@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.trainer_in_process import (
     PLAIN_PREPROCESSOR,
+    SINGLE_PROCESS,
     RandomImages,
     linear_classifier,
     make_phase,
@@ -42,7 +43,7 @@ def numpy_accuracy(dataset: RandomImages) -> tuple[float, float, float]:
     return float(loss), top1, top5
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 3])
 def test_run_validation_counts_each_image_once_on_any_world_size(world: int, in_group: Any) -> None:
     """Also with fewer images than processes. torch's DistributedSampler counts up to world size - 1 images twice."""
 
@@ -66,21 +67,18 @@ def test_run_validation_counts_each_image_once_on_any_world_size(world: int, in_
             assert accuracy.loss == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize(("images", "batch", "world"), RANDOM_CASES)
-def test_val_requests_hold_each_image_once_in_both_views(images: int, batch: int, world: int) -> None:
-    dataset = RandomImages(1, images)
-    schedule = Schedule(make_recipe(make_phase((0, 1), batch, 0.1, size=64, rect_val=True)), 1, 1)
-    for view in ("rect", "square"):
-        requests = [
-            request
-            for rank in range(world)
-            for request in make_sampler(schedule, dataset, rank, world).val_requests(schedule.epochs[0])[view]
-        ]
+@pytest.mark.parametrize("view", ["rect", "square"])
+def test_val_requests_hold_each_image_once_in_both_views(view: str) -> None:
+    for images, batch, world in RANDOM_CASES:
+        dataset = RandomImages(1, images)
+        schedule = Schedule(make_recipe(make_phase((0, 1), batch, 0.1, size=64, rect_val=True)), 1, 1)
+        samplers = [make_sampler(schedule, dataset, rank, world) for rank in range(world)]
+        requests = [request for sampler in samplers for request in sampler.val_requests(schedule.epochs[0])[view]]
         assert sorted(image_id for request in requests for image_id in request.ids.tolist()) == list(range(images))
         assert all(1 <= len(request.ids) <= batch for request in requests)
 
 
-@pytest.mark.parametrize("size", [128, 160, 224, 288])
+@pytest.mark.parametrize("size", [128, 288])
 def test_rect_crop_shape_is_multiple_of_32_inside_resized_image(size: int) -> None:
     """The image is resized to a short side of 1.14 size. The crop's short side is `size`; its long side is the longest
     multiple of 32 that the image's aspect ratio allows, up to 1.5 size. In 2018: multiples of 8, and one mean aspect
@@ -110,8 +108,6 @@ def test_rect_batch_has_each_images_own_shape(world: int) -> None:
 
 def test_run_validation_uses_eval_mode() -> None:
     """Otherwise the averaged running statistics would not be used, and would change."""
-    from support.trainer_in_process import SINGLE_PROCESS
-
     net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), *linear_classifier()).double()
     dataset = RandomImages(1, 20)
     schedule = Schedule(make_recipe(make_phase((0, 1), 8, 0.1)), 1, 1)

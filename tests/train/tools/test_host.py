@@ -62,12 +62,6 @@ def test_read_interface_bytes_leaves_out_the_loopback(tmp_path: Path) -> None:
     assert host.read_interface_bytes(tmp_path) == {"eth0": (1000, 2000), "docker0": (3000, 4000)}
 
 
-def test_gpu_query_command_and_cells() -> None:
-    command = host.gpu_query_command(["index", "name"], "-l", "1", program="/bin/nvidia-smi")
-    assert command == ["/bin/nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader,nounits", "-l", "1"]
-    assert host.gpu_query_cells("0, Tesla V100, [N/A]") == ["0", "Tesla V100", "[N/A]"]
-
-
 # As Linux 6.1 prints it for a mount of EFS's helper, shortened where nothing is read.
 MOUNTSTATS = """\
 device proc mounted on /proc with fstype proc

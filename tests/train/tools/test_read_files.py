@@ -50,13 +50,6 @@ def test_parse_json_any_bytes_is_value_or_value_error(text: bytes) -> None:
         assert not filesystem.is_valid_json(text)
 
 
-@given(json_values.filter(lambda value: "NaN" not in repr(value)))
-def test_parse_json_reads_what_json_writes(value: Any) -> None:
-    text = json.dumps(value).encode()
-    if filesystem.is_valid_json(text):
-        assert filesystem.parse_json(text) == json.loads(text)
-
-
 @pytest.fixture(params=["FIFO", "folder", "loop", "device"])
 def strange_file(request: Fixture, tmp_path: Path) -> Path:
     path = tmp_path / "x.json"

@@ -45,8 +45,36 @@ def test_modules_find_each_other_also_when_their_functions_run(folders: list[Pat
     assert imported_from("own_late") == folders[1] / "own_parts.py"
 
 
-def test_missing_module_says_where_to_put_it(folders: list[Path]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"own_parts cannot be imported here \(ModuleNotFoundError: .*\); put it beside the recipe file"),
+        ("\nimport json\njson.loads('no')", r"cannot be imported here \(JSONDecodeError: .*, own_parts.py line 3\)"),
+        (
+            "import sys\nsys.exit(0)",
+            r"ends the program when it is imported \(SystemExit: 0, own_parts.py line 2\)",
+        ),
+        ("build = 3", "own_parts has no function build"),
+    ],
+)
+def test_module_that_cannot_be_used_is_an_error_of_one_line(
+    text: str | None, message: str, folders: list[Path]
+) -> None:
+    if text is not None:
+        (folders[0] / "own_parts.py").write_text(text)
     search_path = list(sys.path)
-    with pytest.raises(TrainingError, match=r"own_nowhere cannot be imported here .* beside the recipe file"):
-        user_code.import_function("model, name", "own_nowhere:build")
-    assert sys.path[: len(search_path)] == search_path
+    with pytest.raises(TrainingError, match=f"^model, name: .*{message}") as caught:
+        user_code.import_function("model, name", "own_parts:build")
+    assert "\n" not in str(caught.value) and sys.path[: len(search_path)] == search_path
+
+
+def test_function_that_fails_is_an_error_of_one_line() -> None:
+    def fail() -> None:
+        raise ValueError("first\nsecond")
+
+    for function, error in ((fail, "ValueError: first second"), (sys.exit, "SystemExit")):
+        with pytest.raises(TrainingError, match=rf"^optim, loss: own:loss fails, {error}") as caught:
+            user_code.call_user_code("optim, loss", "own:loss", function)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TrainingError, match=r", test_user_code\.py line \d+$"):
+        user_code.call_user_code("optim, loss", "own:loss", fail)
