@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,13 +129,6 @@ def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
 
 
-def test_decode_batch_without_resize_is_exact(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (72, 101, 3), np.uint8)  # 72 = int(64 x 1.14)
-    request = BatchRequest("val", None, np.array([0]), (64, 64))
-    (decoded,) = single_image_decoder(tmp_path, pixels).decode_batch(request).images
-    assert (decoded.numpy() == pixels[4:68, 18:82]).all()
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (500, 3), (33, 32)])
 @pytest.mark.parametrize("min_scale", [None, 0.08])
 def test_decode_batch_fills_any_shape_from_any_size(
@@ -148,23 +139,6 @@ def test_decode_batch_fills_any_shape_from_any_size(
         request = BatchRequest("val", None, np.array([0]), shape, 0, min_scale)
         (decoded,) = single_image_decoder(tmp_path / str(shape), pixels).decode_batch(request).images
         assert decoded.shape == (*shape, 3) and (decoded == 77).all()
-
-
-def test_decode_batch_depends_on_epoch_and_seed(decoder: BatchDecoder) -> None:
-    ids = np.arange(5)
-
-    def pixels(epoch: int, seed: int = SEED) -> torch.Tensor:
-        request = BatchRequest("train", None, ids, (32, 32), epoch, 0.08)
-        return BatchDecoder(decoder.indexes, seed).decode_batch(request).images
-
-    assert torch.equal(pixels(3), pixels(3))
-    assert not torch.equal(pixels(3), pixels(4)) and not torch.equal(pixels(3), pixels(3, seed=8))
-
-
-def test_decode_batch_crop_is_independent_of_batch(decoder: BatchDecoder) -> None:
-    together = decoder.decode_batch(BatchRequest("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
-    alone = decoder.decode_batch(BatchRequest("train", None, np.array([9]), (32, 32), 1, 0.08)).images
-    assert torch.equal(together[1], alone[0])
 
 
 def test_decode_batch_reads_requested_copy(decoder: BatchDecoder) -> None:
@@ -264,42 +238,6 @@ def test_stream_batches_prefetches_within_memory_limit(
     del batches
 
 
-def test_stream_batches_prefetches_validation(decoder: BatchDecoder, until: Any) -> None:
-    train_requests = [BatchRequest("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
-    val_requests = [BatchRequest("val", None, np.arange(8), (64, 64)) for _ in range(3)]
-    batches = stream_batches(decoder, train_requests + val_requests, 1, CPU, LARGEST_BATCH_BYTES)
-    for _ in train_requests:
-        next(batches)
-    (worker,) = multiprocessing.active_children()
-
-    def is_idle() -> bool:
-        """Return whether the worker has made all batches: it sleeps, and its CPU time does not change."""
-        samples = []
-        for _ in range(20):
-            state, *numbers = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-            samples.append((state, *numbers[10:12]))
-            time.sleep(0.025)
-        return samples[0][0] == "S" and len(set(samples)) == 1
-
-    was_resumed: list[bool] = []
-
-    def resume_worker() -> None:
-        was_resumed.append(True)
-        os.kill(worker.pid or 0, signal.SIGCONT)
-
-    until(is_idle)
-    os.kill(worker.pid or 0, signal.SIGSTOP)  # from here on it sends nothing
-    timer = threading.Timer(20, resume_worker)  # so that a failing test ends
-    timer.start()
-    try:
-        assert [next(batches).request.split for _ in val_requests] == ["val"] * 3
-        assert not was_resumed
-    finally:
-        timer.cancel()
-        os.kill(worker.pid or 0, signal.SIGCONT)
-        del batches
-
-
 def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
     decoder: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
@@ -362,24 +300,6 @@ def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
         loader._init_worker(os.getpid(), 0, 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
-def test_stream_batches_with_killed_worker_raises(decoder: BatchDecoder, in_group: Any) -> None:
-    """In its own process: torch raises the error at whatever statement is running when the signal comes."""
-
-    def kill_worker(_: object) -> str:
-        try:
-            batches = stream_batches(decoder, itertools.cycle(mixed_requests()), 2, CPU, LARGEST_BATCH_BYTES)
-            next(batches)
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-            return f"{len(list(itertools.islice(batches, 200)))} batches"
-        except WorkerLost as error:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return str(error)
-
-    (message,) = in_group(1, kill_worker)
-    assert message.startswith("a data-loading worker ended (worker (pid ")
-    assert "Killed" in message and "\n" not in message
 
 
 def test_stream_batches_without_sigchld_raises_at_next_batch(

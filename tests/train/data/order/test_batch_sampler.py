@@ -79,20 +79,9 @@ def image_weights(requests: list[BatchRequest]) -> Counter[int]:
     return weights
 
 
-def as_tuples(requests: list[BatchRequest]) -> list[tuple[Any, ...]]:
-    """Return the requests as tuples, which can be compared."""
-    return [
-        (
-            request.split,
-            request.copy,
-            request.ids.tolist(),
-            request.shape,
-            request.epoch,
-            request.min_scale,
-            request.sample_weight,
-        )
-        for request in requests
-    ]
+def as_dicts(requests: list[BatchRequest]) -> list[dict[str, Any]]:
+    """Return the fields of the requests, which can be compared."""
+    return [{**vars(request), "ids": request.ids.tolist()} for request in requests]
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
@@ -161,7 +150,7 @@ def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train
         for number, epoch in enumerate(schedule.epochs):
             for step in (0, 1, epoch.steps - 1, epoch.steps):
                 rest = list(sampler.all_requests(number, step))
-                assert rest and as_tuples(rest) == as_tuples(whole[-len(rest) :])
+                assert rest and as_dicts(rest) == as_dicts(whole[-len(rest) :])
                 train_requests_left = sum(sampler.chunk_count(epoch, later) for later in range(step, epoch.steps))
                 assert [request.split for request in rest].index("val") == train_requests_left
         assert list(sampler.all_requests(len(schedule.epochs), 0)) == []

@@ -177,13 +177,6 @@ def test_possible_step_shapes_contains_all_step_shapes() -> None:
                 assert set(step_shapes[images // batch :]) <= set(last)
 
 
-def test_rect_epoch_order_of_square_images_is_square() -> None:
-    codes = encode_aspect_ratios([300] * 50, [300] * 50)
-    assert possible_step_shapes(codes, 224, full=True) == [(224, 224)]
-    _, step_shapes = rect_epoch_order(0, 0, codes, 8, 224)
-    assert set(step_shapes) == {(224, 224)}
-
-
 def test_encode_aspect_ratios_is_antisymmetric_and_scale_free() -> None:
     width, height = random_sizes(500)
     codes = encode_aspect_ratios(width, height)
