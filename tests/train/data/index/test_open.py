@@ -148,32 +148,19 @@ def test_load_index_keeps_unicode_names(root: Path) -> None:
     assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
 
 
-BAD_FILES = {
-    "empty": b"",
-    "no image": b"hello, world" * 50,
-    "cut": draw_image(0, "train", 3)[:3000],
-}
+BAD_FILES = (b"", b"hello, world" * 50, draw_image(0, "train", 3)[:3000])
 
 
-@pytest.mark.parametrize("kind", BAD_FILES)
-def test_load_index_with_bad_file_raises_or_skips(kind: str, root: Path) -> None:
-    write(root / "train/cat/aa.JPEG", BAD_FILES[kind])
+def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:
+    for number, data in enumerate(BAD_FILES):
+        write(root / f"train/cat/x{number}.JPEG", data)
     for _ in range(2):  # first without, then with a cached index
         message = data_error_of(load_index, root, "train")
-        assert message.startswith(f"{root}/train/cat/aa.JPEG: ")
-        assert "1 of 4 files" in message and "--skip-bad" in message
+        assert message.startswith(f"{root}/train/cat/x0.JPEG and 2 more") and "--skip-bad" in message
+        assert "3 of 6 files" in message
     index = load_folder_index(root, "train", skip_bad=True)
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
-    ((path, reason),) = index.skipped_files
-    assert path == "cat/aa.JPEG" and reason
-
-
-def test_load_index_counts_bad_files(root: Path) -> None:
-    for number, data in enumerate(BAD_FILES.values()):
-        write(root / f"train/dog/x{number}.JPEG", data)
-    message = data_error_of(load_index, root, "train")
-    assert "dog/x0.JPEG and 2 more" in message and "3 of 6 files" in message
-    assert len(load_index(root, "train", skip_bad=True).skipped_files) == 3
+    assert [path for path, reason in index.skipped_files if reason] == [f"cat/x{number}.JPEG" for number in range(3)]
 
 
 def test_load_index_accepts_repaired_file(root: Path) -> None:

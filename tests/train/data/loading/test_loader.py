@@ -83,28 +83,23 @@ def assert_close(pixels: torch.Tensor, expected: Image.Image) -> None:
 def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
     ids = np.array([3, 0, 19, 7, 42, 8])
     seen_flips = set()
-    for epoch, size, min_scale in ((0, 32, 0.08), (5, 64, 0.5), (6, 96, 0.9)):
-        batch = decoder.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale))
+    for epoch, size, min_scale, augment in (
+        (0, 32, 0.08, True), (5, 64, 0.5, True), (6, 96, 0.9, True), (5, 32, 0.08, False),
+    ):  # fmt: skip
+        batch = decoder.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale, augment=augment))
         index = decoder.indexes["train", None]
         assert batch.images.shape == (6, size, size, 3) and batch.images.dtype == torch.uint8
         assert batch.labels.dtype == np.int64 and batch.labels.tolist() == index.labels[ids].tolist()
-        boxes, flips = random_boxes(SEED, epoch, ids, index.widths[ids], index.heights[ids], min_scale)
+        sizes = index.widths[ids], index.heights[ids]
+        boxes, flips = random_boxes(SEED, epoch, ids, *sizes, min_scale)
+        if not augment:
+            boxes, flips = random_position_boxes(SEED, epoch, ids, *sizes)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             part = open_image(index, ids[row]).crop((left, top, left + width, top + height))
             part = part.resize((size, size), Image.Resampling.BILINEAR)
             seen_flips.add(bool(flips[row]))
             assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
     assert seen_flips == {True, False}
-
-
-def test_decode_batch_without_augment_uses_fixed_size_boxes(decoder: BatchDecoder) -> None:
-    ids, index = np.array([3, 0, 19, 7]), decoder.indexes["train", None]
-    batch = decoder.decode_batch(BatchRequest("train", None, ids, (32, 32), 5, 0.08, augment=False))
-    boxes, flips = random_position_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
-    for row, (top, left, height, width) in enumerate(boxes.tolist()):
-        part = open_image(index, ids[row]).crop((left, top, left + width, top + height))
-        part = part.resize((32, 32), Image.Resampling.BILINEAR)
-        assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
 
 
 @pytest.mark.parametrize("size", [32, 64, 96])

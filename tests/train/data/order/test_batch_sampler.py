@@ -119,16 +119,6 @@ def test_train_requests_have_same_chunks_at_any_world_size(case: tuple[int, int,
         assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in step_chunks)  # batch norm needs two at least
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_chunk_count_matches_train_requests(case: tuple[int, int, int]) -> None:
-    schedule = make_schedule(*case)
-    for world in WORLDS:
-        for sampler in make_samplers(schedule, world):
-            for requests in requests_by_step(sampler, schedule.epochs[0]):
-                is_filler = {request.sample_weight == 0 for request in requests}
-                assert len(is_filler) == 1  # there are requests, and fillers are not mixed with others
-
-
 def test_rank_without_chunk_gets_filler_of_weight_zero() -> None:
     schedule = make_schedule(18, 8, 2)  # the last step has two images: one chunk for two ranks
     first, second = (requests_by_step(sampler, schedule.epochs[0])[-1] for sampler in make_samplers(schedule, 2))
