@@ -51,11 +51,11 @@ def fetch_one(source: FolderSource, target: Path, index_only: bool = False, **op
     return fetch_sets([SetToFetch(source, target, index_only)], **{"log": lambda _: None, **options})
 
 
-def fail_at(source: FaultySource, path: str, target: Path, index_only: bool = False) -> None:
+def fail_at(source: FaultySource, path: str, target: Path) -> None:
     """Fetch until a file cannot be read. It can afterwards. The next file may have been fetched too."""
     source.errors[path] = FetchError("enough")
     with pytest.raises(FetchError, match="enough"):
-        fetch_one(source, target, index_only, max_parallel=1)
+        fetch_one(source, target, max_parallel=1)
     source.errors.clear()
     source.paths_read.clear()
 

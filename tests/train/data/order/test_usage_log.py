@@ -33,6 +33,9 @@ def test_find_usage_errors_ignores_repeated_steps_and_attempts_without_steps(tmp
 
 
 LINE = {"step": 5, "epoch": 1, "ids": [11]}
+WRONG_TYPES: list[dict[str, object]] = [
+    {"step": "x"}, {"step": None}, {"epoch": [1]}, {"ids": 5}, {"ids": [[1]]}, {"ids": ["x"]}, {"ids": {}},
+]  # fmt: skip
 LOG_NAME = "000001-rank-0.jsonl"
 
 
@@ -40,9 +43,7 @@ LOG_NAME = "000001-rank-0.jsonl"
     ("name", "text"),
     [
         (LOG_NAME, '{"step": 6, "epo'),
-        *((LOG_NAME, json.dumps({**LINE, "step": step}) + "\n") for step in ("x", None)),
-        (LOG_NAME, json.dumps({**LINE, "epoch": [1]}) + "\n"),
-        *((LOG_NAME, json.dumps({**LINE, "ids": ids}) + "\n") for ids in (5, [[1]], ["x"], {})),
+        *((LOG_NAME, json.dumps({**LINE, **change}) + "\n") for change in WRONG_TYPES),
         *(
             (name, json.dumps(LINE) + "\n")
             for name in ("evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl")
