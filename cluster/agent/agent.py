@@ -33,7 +33,7 @@ from train.tools.filesystem import read_file
 from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
-from .data import DataPreparationError, count_fetched_files, prepare_data, prepare_environment
+from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
 from .gpu_check import GpuCheck
 from .processes.attempt_state import AttemptState
@@ -213,7 +213,7 @@ class Agent:
         except DataPreparationError as error:
             raise JobFinished(MachineState.FAILED, str(error)) from error
         if self.traffic_meter and is_in_object_store:
-            self.traffic_meter.count_object_reads(count_fetched_files(self.spec))
+            self.traffic_meter.count_object_reads(count_fetch_requests(self.spec))
         elif self.traffic_meter:
             self.traffic_meter.count_internet()
 

@@ -112,7 +112,7 @@ def fetch_command(spec: JobSpec) -> list[str]:
     return arguments
 
 
-def count_fetched_files(spec: JobSpec) -> int:
-    """Return the number of files in the folders of a job's images. Each took a request to fetch, at least."""
+def count_fetch_requests(spec: JobSpec) -> int:
+    """Return the requests that fetched a job's images from an object store: two for each file, without repetitions."""
     folders = {Path(spec.train.data), Path(spec.train.copies)}
-    return sum(path.is_file() for folder in folders for path in folder.rglob("*"))
+    return 2 * sum(path.is_file() for folder in folders for path in folder.rglob("*"))

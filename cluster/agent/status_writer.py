@@ -135,4 +135,4 @@ class StatusWriter:
 
     def close(self) -> None:
         """Stop the process that samples the GPUs."""
-        self.sampler.close()
+        self.sampler.gpus.close()

@@ -11,7 +11,7 @@ from cluster.display.progress_bar import ProgressBar
 from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
 from train.data.validation_split import MAX_NAMED_CLASSES
 
-from .data_fetch import translate_data_errors
+from .data_fetch import MIN_COPY_PIXELS, translate_data_errors
 from .options import (
     CommandFunction,
     CommandGroup,
@@ -25,7 +25,7 @@ from .options import (
     print_json,
 )
 
-MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
+MAX_COPY_PIXELS = 2048  # short side of a resized copy
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 

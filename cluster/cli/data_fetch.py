@@ -15,8 +15,10 @@ MIN_COPY_PIXELS = 32  # short side of a resized copy
 sizes_option = click.option(
     "--sizes",
     metavar="LIST",
+    default="full",
+    show_default=True,
     help="What to copy, comma-separated: full, or short sides of pre-resized copies, such as full,160,352. Copies lie "
-    "beside the data set, under its name with -sz.  [default: full]",
+    "beside the data set, under its name with -sz.",
 )
 
 
@@ -26,19 +28,18 @@ def translate_data_errors(command: CommandFunction) -> CommandFunction:
     @functools.wraps(command)
     def wrapped(*args: object, **kwargs: object) -> object:
         from train.data.index.open import DataError
+        from train.data.manifest import FetchError
 
         try:
             return command(*args, **kwargs)
-        except (DataError, ValueError) as error:
+        except (DataError, FetchError, ValueError) as error:
             raise ClusterError(str(error)) from error
 
     return wrapped
 
 
-def _parse_sizes(text: str | None) -> list[int | None] | None:
+def _parse_sizes(text: str) -> list[int | None]:
     """Return the short sides that --sizes lists, None for the full size. Raises `BadInput`."""
-    if text is None:
-        return None
     sizes = [size.strip() for size in text.split(",")]
     if not all(size == "full" or (size.isdigit() and int(size) >= MIN_COPY_PIXELS) for size in sizes):
         raise BadInput(
@@ -62,35 +63,24 @@ def _parse_sizes(text: str | None) -> list[int | None] | None:
 )
 @click.option("--else-full", is_flag=True, help="If a resized copy is missing, copy the full-size images.")
 @translate_data_errors
-def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
+def fetch(source: str, target: Path, sizes: str, index_only: bool, copies: str, else_full: bool) -> None:
     """Copy a packed data set from SOURCE to the folder TARGET.
 
     SOURCE is a folder or s3://bucket/prefix. The command can be interrupted and run again.
     """
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import fetch_sets, format_bytes
-    from train.data.manifest import FetchError
 
-    short_sides = _parse_sizes(sizes)
     target = target.expanduser().absolute()
 
     def log(text: str) -> None:
         click.echo(text, err=True)
 
-    try:
-        parts = data_fetch.list_parts(
-            source,
-            target,
-            [None] if short_sides is None else short_sides,
-            index_only=index_only,
-            copies=copies,
-            full_if_missing=else_full,
-            say=log,
-        )
-        with ProgressBar(f"fetching {source}", format_bytes) as progress:
-            report = fetch_sets(parts, progress=progress, log=log)
-    except FetchError as error:
-        raise ClusterError(str(error)) from error
+    parts = data_fetch.list_parts(
+        source, target, _parse_sizes(sizes), index_only=index_only, copies=copies, full_if_missing=else_full, say=log
+    )
+    with ProgressBar(f"fetching {source}", format_bytes) as progress:
+        report = fetch_sets(parts, progress=progress, log=log)
     speed = ""
     if report.fetched_bytes:
         speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
@@ -103,7 +93,7 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 @click.argument("place")
 @sizes_option
 @translate_data_errors
-def put(folder: Path, place: str, sizes: str | None) -> None:
+def put(folder: Path, place: str, sizes: str) -> None:
     """Upload the packed data set in FOLDER to S3.
 
     PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
@@ -111,22 +101,18 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
     from cluster.backends import catalog
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import format_bytes
-    from train.data.manifest import FetchError
 
     uploaded_count = 0
     existing_count = 0
-    for short_side in _parse_sizes(sizes) or [None]:
+    for short_side in _parse_sizes(sizes):
         source = str(folder)
         destination = place
         if short_side is not None:
             source = data_fetch.copies_location(source, "", short_side)
             destination = data_fetch.copies_location(destination, "", short_side)
-        try:
-            with ProgressBar(f"uploading {source}", format_bytes) as progress:
-                store = catalog.open_object_store(destination)
-                uploaded, existing = store.upload(Path(source).expanduser(), progress)
-        except FetchError as error:
-            raise ClusterError(str(error)) from error
+        with ProgressBar(f"uploading {source}", format_bytes) as progress:
+            store = catalog.open_object_store(destination)
+            uploaded, existing = store.upload(Path(source).expanduser(), progress)
         uploaded_count += uploaded
         existing_count += existing
     click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")

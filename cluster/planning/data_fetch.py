@@ -16,14 +16,11 @@ from typing import Self
 from cluster.backends import catalog
 from cluster.backends.planner import RENTED_DATA_FOLDER, MachinePlanner, SourceAccess
 from cluster.errors import BadInput, ClusterError
-from train.data.fetch.download import fetch_manifest, fetch_small_file
-from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS, SetToFetch, format_bytes
-from train.data.fetch.sources import FolderSource, Source
+from train.data.fetch.fetch import SetToFetch, format_bytes
+from train.data.fetch.sources import FolderSource, Source, fetch_manifest
 from train.data.manifest import MANIFEST_FILE, NAMES_FILE, SPLITS, FetchError, Manifest, ManifestError
 from train.data.validation_split import held_out_count
 from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
-
-MANIFEST_TIMEOUT_SECONDS = 10.0  # while a job is planned
 
 
 def is_in_object_store(location: str) -> bool:
@@ -67,7 +64,7 @@ def list_parts(
     for short_side in sorted(size for size in sizes if size is not None):
         copy_source = open_source(copies_location(source, copies, short_side))
         manifest_path = f"{SPLITS[0]}/{MANIFEST_FILE}"
-        if full_if_missing and fetch_small_file(copy_source, manifest_path, STALL_TIMEOUT_SECONDS) is None:
+        if full_if_missing and copy_source.read_small_file(manifest_path) is None:
             missing_sizes.append(short_side)
         else:
             sets.append(SetToFetch(copy_source, Path(copies_location(str(target), "", short_side))))
@@ -160,7 +157,7 @@ class RemoteDataset:
 
 def _read_split_manifests(location: str) -> dict[str, Manifest]:
     source = open_source(location)
-    return {split: fetch_manifest(source, split, MANIFEST_TIMEOUT_SECONDS) for split in SPLITS}
+    return {split: fetch_manifest(source, split) for split in SPLITS}
 
 
 def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Path:

@@ -1,54 +1,37 @@
 """S3 as a source and a destination of packed data sets. AWS errors are translated into `ClusterError`."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError
 from infra.aws.client import Account
-from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, TransientError, parse_s3_url
+from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, parse_s3_url
 from infra.aws.stack import efs, policies
 from infra.aws.stack.resources import StackContext
-from train.data.fetch.download import fetch_manifest
-from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS
-from train.data.fetch.sources import FolderSource
+from train.data.fetch.sources import ByteCallback, FolderSource, fetch_manifest
 from train.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 from train.tools.process_log import Progress
 
 
 class S3Source:
-    """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet.
-
-    Transient errors raise `ConnectionError`, which the downloader retries; all others raise `ClusterError`.
-    """
+    """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet."""
 
     def __init__(self, url: str) -> None:
         with cloud_errors_as_cluster_errors():
             self.s3_prefix = S3Prefix(url)
         self.name = self.s3_prefix.name
 
-    @contextlib.contextmanager
-    def _translate_errors(self, path: str) -> Iterator[None]:
-        """Raise transient errors as `ConnectionError`, all others as `ClusterError`."""
-        try:
-            with cloud_errors_as_cluster_errors():
-                yield
-        except ClusterError as error:
-            if isinstance(error.__cause__, TransientError):
-                raise ConnectionError(str(error).removeprefix(f"{self.name}/{path}: ")) from error
-            raise
-
     def read_small_file(self, path: str) -> bytes | None:
         """Return the content of a small file, None when it does not exist."""
-        with self._translate_errors(path), contextlib.suppress(ObjectNotFound):
+        with cloud_errors_as_cluster_errors(), contextlib.suppress(ObjectNotFound):
             return self.s3_prefix.read(path)
         return None
 
-    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield `length` bytes from `offset` of a file of `size` bytes, in pieces."""
-        with self._translate_errors(path):
-            yield from self.s3_prefix.read_range(path, offset, length, size)
+    def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
+        """Copy a file of the set to a local file."""
+        with cloud_errors_as_cluster_errors():
+            self.s3_prefix.download(path, file, on_bytes)
 
     def describe_missing(self, split: str) -> str:
         """Return an error message: no packed set is here, and how to upload one."""
@@ -61,7 +44,7 @@ class S3Source:
         A set with a manifest is therefore always complete. `progress` is called with the bytes done and in total.
         Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
         """
-        manifests = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
+        manifests = {split: fetch_manifest(FolderSource(folder), split) for split in SPLITS}
         files = [
             (f"{split}/{name}", file)
             for split, manifest in manifests.items()

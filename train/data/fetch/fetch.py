@@ -1,28 +1,36 @@
-"""Fetches packed sets to the machine's own disk before training: several files at once, verified and resumable.
+"""Fetches packed sets to the machine's own disk before training: several files at once, each verified.
 
-A set is fetched once per machine: a second process waits, and finds everything there. A fetch that is killed keeps its
-complete files; those that were being received are fetched again. A file gets its name when its checksum is verified, a
-split its manifest when all files are complete. Imports no torch.
+    <split>/shard-00000.bin   complete, its checksum verified     <split>/shard-00001.bin.part   being received
+    <split>/.fetch.json       the manifest, while files are missing: the complete files are of this version
+    <split>/manifest.json     the manifest, once all files are complete
+
+A fetch that was interrupted keeps its complete files, and fetches the others from their start. A set is fetched once
+per machine: a second process waits, and finds everything there. Imports no torch.
 """
 
 import contextlib
+import errno
+import hashlib
+import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.manifest import SPLITS, FetchError
-from train.tools.filesystem import locked
+from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, FileEntry, Manifest, ManifestError
+from train.tools.filesystem import locked, one_line_error, write_atomic
 from train.tools.process_log import Progress, no_progress
 
-from .download import ByteCounter, SplitDownload, fetch_manifest
-from .resume import PartialSplit
-from .sources import Source
+from .sources import ByteCallback, Source, fetch_manifest
 
 MAX_PARALLEL_FILES = 8
-STALL_TIMEOUT_SECONDS = 120.0  # without a received byte
 LOCK_FILE = ".fetch.lock"
+UNFINISHED_MANIFEST_FILE = ".fetch.json"
+PARTIAL_SUFFIX = ".part"
 LogFunction = Callable[[str], None]
 
 
@@ -48,75 +56,161 @@ def fetch_sets(
     sets: Sequence[SetToFetch],
     *,
     max_parallel: int = MAX_PARALLEL_FILES,
-    stall_timeout: float = STALL_TIMEOUT_SECONDS,
     progress: Progress = no_progress,
     log: LogFunction = print,
 ) -> FetchResult:
     """Fetch sets in this order, each completely before the next.
 
-    A file is retried until none of its bytes is received for `stall_timeout` seconds. Raises `FetchError`, and other
-    errors of a source. Complete files stay, and the same call fetches the others.
+    Raises `FetchError`, and other errors of a source. Complete files stay, and the same call fetches the others.
     """
     start_time = time.monotonic()
+    # Before any folder is created.
+    manifests = [{split: fetch_manifest(part.source, split) for split in SPLITS} for part in sets]
     with contextlib.ExitStack() as locks:
-        for set_to_fetch in sets:  # before any folder is created
-            for split in SPLITS:
-                fetch_manifest(set_to_fetch.source, split, stall_timeout)
-        for target in sorted({set_to_fetch.target for set_to_fetch in sets}):
-            locks.enter_context(_lock_target(target, log))
-        pending_downloads: list[SplitDownload] = []
-        existing_bytes = total_bytes = 0
-        for set_to_fetch in sets:
-            downloads = [_make_download(set_to_fetch, split, max_parallel, stall_timeout) for split in SPLITS]
-            incomplete_downloads = [download for download in downloads if not download.partial.is_complete]
-            pending_downloads += incomplete_downloads
-            existing_bytes += sum(download.partial.bytes_present for download in downloads)
-            total_bytes += sum(download.partial.bytes_total for download in downloads)
-            if not incomplete_downloads:
-                target = set_to_fetch.target
+        for target in sorted({part.target for part in sets}):
+            _lock_target(target, locks, log)
+        split_fetches: list[SplitFetch] = []
+        for part, manifest_by_split in zip(sets, manifests, strict=True):
+            fetches = [SplitFetch(part, split, manifest) for split, manifest in manifest_by_split.items()]
+            split_fetches += fetches
+            if all(fetch.is_complete for fetch in fetches):
                 log(
-                    f"{target}: is there already, by its file sizes; nothing to fetch (to check every byte: "
-                    f"imgnet-cluster data verify {target})"
+                    f"{part.target}: is there already, by its file sizes; nothing to fetch (to check every byte: "
+                    f"imgnet-cluster data verify {part.target})"
                 )
-        for download in pending_downloads:
-            download.partial.prepare_folder()
-        _check_disk_space([download.partial for download in pending_downloads])
-        counter = ByteCounter(existing_bytes, total_bytes, progress)
-        for download in pending_downloads:
-            download.run(counter)
-    return FetchResult(counter.done - existing_bytes, existing_bytes, time.monotonic() - start_time)
+        incomplete = [fetch for fetch in split_fetches if not fetch.is_complete]
+        for fetch in incomplete:
+            fetch.prepare_folder()
+        _check_disk_space(incomplete)
+        total_bytes = sum(entry.bytes for fetch in split_fetches for entry in fetch.files.values())
+        missing_bytes = sum(fetch.missing_bytes for fetch in split_fetches)
+        existing_bytes = done_bytes = total_bytes - missing_bytes
+        lock = threading.Lock()
+
+        def on_bytes(count: int) -> None:
+            nonlocal done_bytes
+            with lock:
+                done_bytes += count
+                progress(done_bytes, total_bytes)
+
+        for fetch in incomplete:
+            fetch.run(max_parallel, on_bytes)
+    return FetchResult(missing_bytes, existing_bytes, time.monotonic() - start_time)
 
 
-def _make_download(set_to_fetch: SetToFetch, split: str, max_parallel: int, stall_timeout: float) -> SplitDownload:
-    manifest = fetch_manifest(set_to_fetch.source, split, stall_timeout)
-    partial = PartialSplit(set_to_fetch.target / split, manifest, set_to_fetch.index_only)
-    return SplitDownload(set_to_fetch.source, split, partial, max_parallel, stall_timeout)
+class SplitFetch:
+    """The fetch of one split into its folder. `files` are all files to fetch, `missing_files` those not there yet."""
 
+    def __init__(self, set_to_fetch: SetToFetch, split: str, manifest: Manifest) -> None:
+        self.source = set_to_fetch.source
+        self.split = split
+        self.folder = set_to_fetch.target / split
+        self.files = manifest.files_to_fetch(set_to_fetch.index_only)
+        self.target_manifest = replace(manifest, fetched="index") if set_to_fetch.index_only else manifest
+        finished = _read_manifest(self.folder / MANIFEST_FILE)
+        earlier = finished or _read_manifest(self.folder / UNFINISHED_MANIFEST_FILE)
+        # The files whose checksums an earlier fetch has verified, or will verify before they get their names.
+        self.earlier_files = earlier.files_to_fetch(not earlier.has_images) if earlier else {}
+        self.missing_files = {name: entry for name, entry in self.files.items() if not self._has_file(name, entry)}
+        self.is_complete = not self.missing_files and finished in (manifest, self.target_manifest)
 
-@contextlib.contextmanager
-def _lock_target(target: Path, log: LogFunction) -> Iterator[None]:
-    """Hold the lock of a target folder, so that only one process of a machine fetches into it."""
-    target.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as locks:
+    def _has_file(self, name: str, entry: FileEntry) -> bool:
+        path = self.folder / name
+        return self.earlier_files.get(name) == entry and path.is_file() and path.stat().st_size == entry.bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """The size of the files that are not there yet."""
+        return sum(entry.bytes for entry in self.missing_files.values())
+
+    def prepare_folder(self) -> None:
+        """Create the folder, and remove files of other versions of the source and those that were received in part.
+
+        With the index only, shards of an earlier fetch go too: a reader needs all of them or none. Raises `FetchError`.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        subfolder = next((entry.name for entry in os.scandir(self.folder) if entry.is_dir()), None)
+        if subfolder is not None:
+            raise FetchError(f"{self.folder}: is not a packed set, it has {subfolder}/; fetch into another folder")
+        files = [*self.folder.glob("*.bin"), *self.folder.glob(f"*{PARTIAL_SUFFIX}*")]
+        names = {*self.earlier_files, *self.files, *(file.name for file in files)}
+        for name in names - (self.files.keys() - self.missing_files.keys()):
+            (self.folder / name).unlink(missing_ok=True)
+        write_atomic(self.folder / UNFINISHED_MANIFEST_FILE, self.target_manifest.to_bytes())
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+
+    def run(self, max_parallel: int, on_bytes: ByteCallback) -> None:
+        """Fetch all missing files, `max_parallel` at once, then write the manifest. The first error ends the others."""
+        has_failed = threading.Event()
+
+        def on_bytes_of_file(count: int) -> None:
+            if has_failed.is_set():
+                raise FetchError("another file could not be fetched")
+            on_bytes(count)
+
+        with ThreadPoolExecutor(max_parallel) as pool:
+            try:
+                futures = [pool.submit(self._fetch_file, name, on_bytes_of_file) for name in self.missing_files]
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                has_failed.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        (self.folder / UNFINISHED_MANIFEST_FILE).replace(self.folder / MANIFEST_FILE)
+
+    def _fetch_file(self, name: str, on_bytes: ByteCallback) -> None:
+        """Fetch a file under its partial name, verify its checksum, and give it its name."""
+        partial_path = self.folder / (name + PARTIAL_SUFFIX)
         try:
-            locks.enter_context(locked(target / LOCK_FILE, 0))
-        except BlockingIOError:
-            log(f"another process is fetching {target}: waiting for it")
-            locks.enter_context(locked(target / LOCK_FILE))
-        yield
+            self.source.download(f"{self.split}/{name}", partial_path, on_bytes)
+            with partial_path.open("r+b") as file:
+                os.fsync(file.fileno())
+                is_correct = hashlib.file_digest(file, "sha256").hexdigest() == self.files[name].sha256
+            if not is_correct:
+                partial_path.unlink()
+                raise FetchError(
+                    f"{self.source.name}/{self.split}/{name}: its checksum is not that of the manifest: the source is "
+                    "damaged, or is being written to; fetch again, and to check it: imgnet-cluster data verify"
+                )
+            partial_path.replace(self.folder / name)
+        except OSError as error:
+            make_room = "make room, and " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise FetchError(
+                f"{self.folder / name}: {one_line_error(error)}; {make_room}fetch again: complete files are kept"
+            ) from error
 
 
-def _check_disk_space(partial_splits: Sequence[PartialSplit]) -> None:
+def _read_manifest(path: Path) -> Manifest | None:
+    """Return the manifest of an earlier fetch; None without one, or when it is damaged."""
+    with contextlib.suppress(OSError, ManifestError):
+        return Manifest.parse(path.read_bytes())
+    return None
+
+
+def _lock_target(target: Path, locks: contextlib.ExitStack, log: LogFunction) -> None:
+    """Take the lock of a target folder, so that only one process of a machine fetches into it."""
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        locks.enter_context(locked(target / LOCK_FILE, 0))
+    except BlockingIOError:
+        log(f"another process is fetching {target}: waiting for it")
+        locks.enter_context(locked(target / LOCK_FILE))
+
+
+def _check_disk_space(split_fetches: Sequence[SplitFetch]) -> None:
     """Raise `FetchError` when a disk does not have room for what is still to be fetched to it."""
-    for device in {partial.folder.stat().st_dev for partial in partial_splits}:
-        partials_on_disk = [partial for partial in partial_splits if partial.folder.stat().st_dev == device]
-        folder = partials_on_disk[0].folder
-        needed_bytes = sum(partial.bytes_total - partial.bytes_present for partial in partials_on_disk)
+    fetches_by_disk = defaultdict[int, list[SplitFetch]](list)
+    for fetch in split_fetches:
+        fetches_by_disk[fetch.folder.stat().st_dev].append(fetch)
+    for fetches in fetches_by_disk.values():
+        folder = fetches[0].folder.parent
+        needed_bytes = sum(fetch.missing_bytes for fetch in fetches)
         free_bytes = shutil.disk_usage(folder).free
         if needed_bytes > free_bytes:
             raise FetchError(
-                f"{folder.parent}: its disk has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
-                "still to be fetched; make room, or give another folder"
+                f"{folder}: its disk has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are still "
+                "to be fetched; make room, or give another folder"
             )
 
 

@@ -5,28 +5,29 @@ SHA-256 and was written last. Imports no torch and no numpy.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from train.data.manifest import MANIFEST_FILE, FetchError
+from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, FetchError, Manifest, ManifestError, OtherVersion
 from train.tools.filesystem import one_line_error
 
-READ_CHUNK_BYTES = 4 << 20
+COPY_CHUNK_BYTES = 4 << 20
+ByteCallback = Callable[[int], object]
 
 
 class Source(Protocol):
-    """The root of a packed set. An `OSError` from its methods may be transient and is retried, other errors are not."""
+    """The root of a packed set. Repeats what may succeed later, where that makes sense for this kind of place."""
 
     name: str
 
     def read_small_file(self, path: str) -> bytes | None:
-        """Return the content of a small file, or None when it does not exist."""
+        """Return the content of a small file, or None when it does not exist. Raises `FetchError`."""
 
-    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a byte range of a file in chunks. The range may end early.
+    def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
+        """Copy a file of the set to a local file, which is replaced. Raises `FetchError`, `OSError`.
 
-        Raises `FetchError` when the file's size is not `size`, or the file was replaced since it was first read.
+        `on_bytes` is called with each number of bytes that have arrived. An exception that it raises ends the copy.
         """
 
     def describe_missing(self, split: str) -> str:
@@ -34,12 +35,11 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """A packed set in a folder, for example a shared one."""
+    """A packed set in a folder, for example a shared one. The kernel repeats what fails on a network file system."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.name = str(root)
-        self._first_seen_versions: dict[str, tuple[int, int]] = {}  # (inode, mtime in ns) by path
 
     def read_small_file(self, path: str) -> bytes | None:
         """Return the content of a small file, or None when it does not exist."""
@@ -47,31 +47,15 @@ class FolderSource:
             return (self.root / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except PermissionError as error:
+        except OSError as error:
             raise FetchError(one_line_error(error)) from error
 
-    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a byte range of a file.
-
-        Raises `FetchError` when the file is gone, was replaced, or does not have `size` bytes.
-        """
-        file = self.root / path
-        try:
-            file_descriptor = os.open(file, os.O_RDONLY)
-        except (FileNotFoundError, PermissionError) as error:
-            raise FetchError(f"{one_line_error(error)}; its manifest lists it") from error
-        try:
-            status = os.fstat(file_descriptor)
-            check_size(str(file), status.st_size, size)
-            version = status.st_ino, status.st_mtime_ns
-            if self._first_seen_versions.setdefault(path, version) != version:
-                raise file_replaced_error(str(file))
-            end = offset + length
-            while offset < end and (chunk := os.pread(file_descriptor, min(READ_CHUNK_BYTES, end - offset), offset)):
-                offset += len(chunk)
-                yield chunk
-        finally:
-            os.close(file_descriptor)
+    def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
+        """Copy a file of the set to a local file."""
+        with (self.root / path).open("rb") as original, file.open("wb") as copy:
+            while chunk := original.read(COPY_CHUNK_BYTES):
+                copy.write(chunk)
+                on_bytes(len(chunk))
 
     def describe_missing(self, split: str) -> str:
         """Return one line for a split without a manifest: what is there instead, and what to type."""
@@ -84,15 +68,18 @@ class FolderSource:
         return f"{folder / MANIFEST_FILE}: is not there: no packed set, or packing is not finished"
 
 
-def check_size(where: str, actual: int, expected: int) -> None:
-    """Raise `FetchError` when a file's size in bytes is not the one in its manifest."""
-    if actual != expected:
+def fetch_manifest(source: Source, split: str) -> Manifest:
+    """Return the manifest of a split. Raises `FetchError` when it is missing or unusable."""
+    path = f"{split}/{MANIFEST_FILE}"
+    content = source.read_small_file(path)
+    if content is None:
+        raise FetchError(source.describe_missing(split))
+    try:
+        return Manifest.parse(content)
+    except OtherVersion:
         raise FetchError(
-            f"{where}: has {actual} bytes, its manifest says {expected}; "
-            "to check the source: imgnet-cluster data verify"
-        )
-
-
-def file_replaced_error(where: str) -> FetchError:
-    """Return the error for a file that was replaced since it was first read."""
-    return FetchError(f"{where}: was replaced while it was fetched; when the source is finished, fetch again")
+            f"{source.name}/{path}: is of another format than {FORMAT!r} version {VERSION}; pack the set again with "
+            "this version of imgnet-cluster"
+        ) from None
+    except ManifestError:
+        raise FetchError(f"{source.name}/{path}: is not the manifest of a packed set, or is damaged") from None

@@ -24,7 +24,7 @@ STATUS_BYTES = 2500  # of a machine's status with the log lines of a heartbeat, 
 METADATA_REQUESTS = 6  # to read a status that changes once a heartbeat: the agents look twice; open, attributes, close
 PACKAGES_BYTES = 0.5 * GB  # of the EFS client and of Python packages without PyTorch, assumed
 TORCH_BYTES = 3 * GB
-OBJECT_BYTES = 256e6  # of a shard, which one request reads
+OBJECT_BYTES = 128e6  # read by a request: a shard of 256 MB takes two, HEAD and GET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from train.data.index.base import IntColumn
 from train.data.index.folder import FolderIndex
 from train.data.index.open import DataError, check_layout, check_same_images, class_names, load_index
 from train.data.packing.synthetic import draw_image
-from train.tools.filesystem import read_with_checksum
 
 
 def jpeg(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), kind: str = "JPEG") -> bytes:
@@ -104,15 +103,11 @@ def touch(root: Path) -> None:
     assert path.read_bytes() == data
 
 
-def rename(root: Path) -> None:
-    (root / "train/cat/a.JPEG").rename(root / "train/cat/z.JPEG")
-
-
 def move(root: Path) -> None:
     (root / "train/cat/a.JPEG").rename(root / "train/dog/a.JPEG")
 
 
-@pytest.mark.parametrize("change_files", [add, remove, change, touch, rename, move])
+@pytest.mark.parametrize("change_files", [add, remove, change, touch, move])
 def test_load_index_after_file_change_rebuilds(change_files: Callable[[Path], None], root: Path) -> None:
     load_and_watch(root)
     change_files(root)
@@ -126,29 +121,17 @@ def test_load_index_after_file_change_rebuilds(change_files: Callable[[Path], No
         assert index.classes[index.labels[number]] == path.split("/")[0]
 
 
-@pytest.mark.parametrize("keep", [0, 1, 60, -200, -1])
-def test_load_index_with_truncated_cache_rebuilds(keep: int, root: Path) -> None:
-    before, _ = load_and_watch(root)
-    (cache,) = root.glob(".train.*.npz")
-    cache.write_bytes(cache.read_bytes()[:keep])
-    after, was_decoded = load_and_watch(root)
-    assert was_decoded and after.paths.tolist() == before.paths.tolist()
-
-
-def test_load_index_with_corrupt_cache_byte_rebuilds(root: Path) -> None:
+def test_load_index_with_damaged_cache_rebuilds(root: Path) -> None:
     before, _ = load_and_watch(root)
     (cache,) = root.glob(".train.*.npz")
     content = cache.read_bytes()
+    for length in (0, 1, 60, len(content) - 200, len(content) - 1):
+        cache.write_bytes(content[:length])
+        after, was_decoded = load_and_watch(root)
+        assert was_decoded and after.paths.tolist() == before.paths.tolist()
     for position in np.random.default_rng(0).choice(len(content), 60, replace=False):
         cache.write_bytes(content[:position] + bytes([content[position] ^ 0x55]) + content[position + 1 :])
         assert load_folder_index(root, "train").paths.tolist() == before.paths.tolist(), position
-
-
-def test_load_index_caches_arrays_without_pickle(root: Path) -> None:
-    load_index(root, "train")
-    (cache,) = root.glob(".train.*.npz")
-    with np.load(io.BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored:
-        assert all(stored[name].dtype != object for name in stored.files)
 
 
 def test_load_index_ignores_hidden_names(root: Path) -> None:
@@ -165,32 +148,19 @@ def test_load_index_keeps_unicode_names(root: Path) -> None:
     assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
 
 
-BAD_FILES = {
-    "empty": b"",
-    "no image": b"hello, world" * 50,
-    "cut": draw_image(0, "train", 3)[:3000],
-}
+BAD_FILES = (b"", b"hello, world" * 50, draw_image(0, "train", 3)[:3000])
 
 
-@pytest.mark.parametrize("kind", BAD_FILES)
-def test_load_index_with_bad_file_raises_or_skips(kind: str, root: Path) -> None:
-    write(root / "train/cat/aa.JPEG", BAD_FILES[kind])
+def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:
+    for number, data in enumerate(BAD_FILES):
+        write(root / f"train/cat/x{number}.JPEG", data)
     for _ in range(2):  # first without, then with a cached index
         message = data_error_of(load_index, root, "train")
-        assert message.startswith(f"{root}/train/cat/aa.JPEG: ")
-        assert "1 of 4 files" in message and "--skip-bad" in message
+        assert message.startswith(f"{root}/train/cat/x0.JPEG and 2 more") and "--skip-bad" in message
+        assert "3 of 6 files" in message
     index = load_folder_index(root, "train", skip_bad=True)
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
-    ((path, reason),) = index.skipped_files
-    assert path == "cat/aa.JPEG" and reason
-
-
-def test_load_index_counts_bad_files(root: Path) -> None:
-    for number, data in enumerate(BAD_FILES.values()):
-        write(root / f"train/dog/x{number}.JPEG", data)
-    message = data_error_of(load_index, root, "train")
-    assert "dog/x0.JPEG and 2 more" in message and "3 of 6 files" in message
-    assert len(load_index(root, "train", skip_bad=True).skipped_files) == 3
+    assert [path for path, reason in index.skipped_files if reason] == [f"cat/x{number}.JPEG" for number in range(3)]
 
 
 def test_load_index_accepts_repaired_file(root: Path) -> None:
@@ -267,12 +237,6 @@ def test_check_layout_of_a_file_raises(tmp_path: Path) -> None:
     assert data_error_of(class_names, tmp_path, "train").startswith(f"{tmp_path}: has no train/")
 
 
-def test_load_index_reports_progress(root: Path) -> None:
-    progress: list[tuple[int, int]] = []
-    load_index(root, "train", progress=lambda *step: progress.append(step))
-    assert progress == [(3, 3)]
-
-
 def test_take_returns_images_in_given_order(root: Path) -> None:
     subset = load_folder_index(root, "train").take(np.array([2, 0]))
     assert subset.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
@@ -285,12 +249,6 @@ def test_check_same_images_compares_names_without_suffix(root: Path, tmp_path: P
     check_same_images(load_index(root, "train"), load_index(copy, "train"))
     (copy / "train/cat/a.JPEG").rename(copy / "train/cat/a.jpg")
     check_same_images(load_index(root, "train"), load_index(copy, "train"))
-    (copy / "train/cat/a.jpg").unlink()
-    write(copy / "train/dog/d.JPEG", jpeg(1))
-    write(copy / "train/dog/e.JPEG", jpeg(1))
-    message = data_error_of(check_same_images, load_index(root, "train"), load_index(copy, "train"))
-    assert "1 are missing, 2 too many" in message
-    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --overwrite" in message
 
 
 def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> None:

@@ -241,14 +241,6 @@ def test_read_manifest_damaged_or_other_version_raises(change: Any, reason: str,
         assert message.startswith(f"{full}/train") and reason in message
 
 
-def test_read_manifest_with_missing_key_raises(full: Path) -> None:
-    path = full / "train" / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    for missing_key in manifest:
-        path.write_text(json.dumps({key: value for key, value in manifest.items() if key != missing_key}))
-        assert str(path) in data_error_of(load_index, full, "train")
-
-
 def test_names_with_damaged_file_raises(full: Path, sets: Path) -> None:
     path = full / "train" / NAMES_FILE
     path.write_text("x\n" * 3)
@@ -266,16 +258,6 @@ def test_load_index_of_unfinished_set_raises(full: Path) -> None:
         message = data_error_of(call, full, "train")
         assert message.startswith(f"{full}/train: ")
         assert "not finished" in message and "resumes where it stopped" in message
-
-
-def test_read_of_index_only_set_raises(full: Path) -> None:
-    path = full / "train" / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
-    for shard in (full / "train").glob("*.bin"):
-        shard.unlink()
-    index = load_index(full, "train")
-    assert len(index) == COUNT and index.names() and not index.has_images and load_index(full, "val").has_images
-    assert "image 0 in it (id 0, a/00.JPEG): No such file" in data_error_of(index.read, 0)
 
 
 # --- open files and processes ----------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Tests of sample order and crop boxes, which are pure functions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -76,11 +78,12 @@ def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.choice(sides, 400), rng.choice(sides, 400)
 
 
-@pytest.mark.parametrize("min_scale", [0.001, 0.08, 0.5, 1.0])
-def test_random_boxes_lie_inside_image(min_scale: float) -> None:
+@pytest.mark.parametrize("draw_boxes", [random_boxes, random_position_boxes])
+@pytest.mark.parametrize("scale_or_aspect", [0.001, 0.08, 0.5, 2 / 3, 1.0])
+def test_boxes_lie_inside_image(draw_boxes: Any, scale_or_aspect: float) -> None:
     for seed in range(5):
         widths, heights = random_sizes(seed)
-        boxes, _ = random_boxes(seed, 1, IDS, widths, heights, min_scale)
+        boxes, _ = draw_boxes(seed, 1, IDS, widths, heights, scale_or_aspect)
         top, left, height, width = boxes.T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
         assert (top + height <= heights).all() and (left + width <= widths).all()
@@ -105,35 +108,17 @@ def test_random_boxes_are_uniform_and_half_mirrored() -> None:
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize(("width", "height", "box"), [
-    (3000, 30, [0, 1480, 30, 40]),
-    (30, 3000, [1480, 0, 40, 30]),
-    (3001, 30, [0, 1480, 30, 40]),  # of the two middles, torchvision takes the first
-    (1, 1, [0, 0, 1, 1]),
-])  # fmt: skip
-def test_random_boxes_without_fit_is_largest_centered(width: int, height: int, box: list[int]) -> None:
-    boxes, _ = random_boxes(0, 0, IDS, [width] * 400, [height] * 400, 0.9)
-    assert (boxes == box).all()
-
-
-def test_random_boxes_are_independent_of_batch() -> None:
+@pytest.mark.parametrize("draw_boxes, parameter", [(random_boxes, 0.08), (random_position_boxes, 1.0)])
+def test_boxes_depend_on_seed_and_epoch_and_not_on_batch(draw_boxes: Any, parameter: float) -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    all_boxes, all_flips = random_boxes(1, 2, IDS, widths, heights, 0.08)
+    all_boxes, all_flips = draw_boxes(1, 2, IDS, widths, heights, parameter)
     ids = np.array([7, 300, 21])
-    boxes, flips = random_boxes(1, 2, ids, widths[ids], heights[ids], 0.08)
+    boxes, flips = draw_boxes(1, 2, ids, widths[ids], heights[ids], parameter)
     assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
+    assert (all_flips == random_boxes(1, 2, IDS, widths, heights, 0.5)[1]).all()
     for seed, epoch in ((2, 2), (1, 3)):
-        other_boxes, _ = random_boxes(seed, epoch, IDS, widths, heights, 0.08)
+        other_boxes, _ = draw_boxes(seed, epoch, IDS, widths, heights, parameter)
         assert (other_boxes != all_boxes).any(axis=1).mean() > 0.99
-
-
-@pytest.mark.parametrize("aspect", [1.0, 1.5, 2 / 3])
-def test_random_position_boxes_lie_inside_image(aspect: float) -> None:
-    for seed in range(5):
-        widths, heights = random_sizes(seed)
-        top, left, height, width = random_position_boxes(seed, 1, IDS, widths, heights, aspect)[0].T
-        assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
-        assert (top + height <= heights).all() and (left + width <= widths).all()
 
 
 @pytest.mark.parametrize(("width", "height", "aspect", "box"), [
@@ -151,16 +136,6 @@ def test_random_position_boxes_have_size_of_val_crop(
     for start, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
         assert start.min() == 0 and start.max() == room and start.mean() == pytest.approx(room / 2, rel=0.05)
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
-
-
-def test_random_position_boxes_are_independent_of_batch() -> None:
-    widths, heights = np.full(400, 500), np.full(400, 375)
-    all_boxes, all_flips = random_position_boxes(1, 2, IDS, widths, heights)
-    ids = np.array([7, 300, 21])
-    boxes, flips = random_position_boxes(1, 2, ids, widths[ids], heights[ids])
-    assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
-    assert (all_flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
-    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != all_boxes).any(axis=1).mean() > 0.99
 
 
 def fallback_by_torchvision(width: int, height: int) -> list[int]:

@@ -25,45 +25,35 @@ def find_errors(folder: Path, first_steps: dict[int, int]) -> list[str]:
     return find_usage_errors(folder / USAGE_FOLDER, first_steps, STEPS * BATCH, dict.fromkeys(range(EPOCHS), STEPS))
 
 
-def test_find_usage_errors_of_one_complete_attempt_is_empty(tmp_path: Path) -> None:
-    write_logs(tmp_path, 1, range(6))
-    assert find_errors(tmp_path, {1: 0}) == []
-
-
-def test_find_usage_errors_ignores_repeated_steps(tmp_path: Path) -> None:
+def test_find_usage_errors_ignores_repeated_steps_and_attempts_without_steps(tmp_path: Path) -> None:
     write_logs(tmp_path, 1, range(5))
     write_logs(tmp_path, 2, range(2, 4), world=1)
-    write_logs(tmp_path, 3, range(3, 6), world=3)
-    assert find_errors(tmp_path, {1: 0, 2: 2, 3: 3}) == []
+    write_logs(tmp_path, 4, range(3, 6), world=3)
+    assert find_errors(tmp_path, {1: 0, 2: 2, 3: 3, 4: 3}) == []  # attempt 3 did no step
 
 
-def test_find_usage_errors_ignores_attempt_without_steps(tmp_path: Path) -> None:
-    write_logs(tmp_path, 1, range(4))
-    write_logs(tmp_path, 3, range(2, 6))
-    assert find_errors(tmp_path, {1: 0, 2: 2, 3: 2}) == []
-
-
-def test_find_usage_errors_ignores_truncated_last_line(tmp_path: Path) -> None:
-    write_logs(tmp_path, 1, range(6))
-    with (tmp_path / USAGE_FOLDER / "000001-rank-0.jsonl").open("a") as file:
-        file.write('{"step": 6, "epo')
-    assert find_errors(tmp_path, {1: 0}) == []
-
-
-@pytest.mark.parametrize("change", [
+LINE = {"step": 5, "epoch": 1, "ids": [11]}
+WRONG_TYPES: list[dict[str, object]] = [
     {"step": "x"}, {"step": None}, {"epoch": [1]}, {"ids": 5}, {"ids": [[1]]}, {"ids": ["x"]}, {"ids": {}},
-])  # fmt: skip
-def test_find_usage_errors_ignores_lines_of_other_types(tmp_path: Path, change: dict[str, object]) -> None:
-    write_logs(tmp_path, 1, range(6))
-    with (tmp_path / USAGE_FOLDER / "000001-rank-0.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 5, "epoch": 1, "ids": [11], **change}) + "\n")
-    assert find_errors(tmp_path, {1: 0}) == []
+]  # fmt: skip
+LOG_NAME = "000001-rank-0.jsonl"
 
 
-@pytest.mark.parametrize("name", ["evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl"])
-def test_find_usage_errors_ignores_files_of_other_names(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (LOG_NAME, '{"step": 6, "epo'),
+        *((LOG_NAME, json.dumps({**LINE, **change}) + "\n") for change in WRONG_TYPES),
+        *(
+            (name, json.dumps(LINE) + "\n")
+            for name in ("evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl")
+        ),
+    ],
+)
+def test_find_usage_errors_ignores_damaged_lines_and_files_of_other_names(tmp_path: Path, name: str, text: str) -> None:
     write_logs(tmp_path, 1, range(6))
-    (tmp_path / USAGE_FOLDER / name).write_text('{"step": 5, "epoch": 1, "ids": [11]}\n')
+    with (tmp_path / USAGE_FOLDER / name).open("a") as file:
+        file.write(text)
     assert find_errors(tmp_path, {1: 0}) == []
 
 

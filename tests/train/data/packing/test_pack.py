@@ -19,7 +19,6 @@ from PIL import Image
 
 from train.data.decode import decode_image
 from train.data.index.open import DataError, Index, check_same_images, load_index
-from train.data.index.packed import read_manifest
 from train.data.packing.pack import PackResult, copy_targets, pack_set, shrink_to_short_side
 from train.data.packing.synthetic import draw_image
 
@@ -143,18 +142,6 @@ def test_pack_set_full_size_keeps_jpeg_bytes(source: Path, tmp_path: Path) -> No
             assert index.read(number) == files.read(number)
 
 
-def test_pack_set_converts_images_to_rgb_jpegs(source: Path, tmp_path: Path) -> None:
-    with Image.open(source / "train/a/0.JPEG") as image:
-        image.convert("CMYK").save(source / "train/a/cmyk.JPEG", "JPEG")
-        image.convert("L").save(source / "train/a/gray.JPEG", "JPEG")
-        image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
-    resize(source, tmp_path, [64])
-    index = load_index(tmp_path / "64", "train")
-    for number in range(len(index)):
-        with open_image(index, number) as copy:
-            assert (copy.format, copy.mode, min(copy.size)) == ("JPEG", "RGB", 64)
-
-
 def test_pack_set_from_packed_source_equals_from_files(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"}, shard_bytes=60_000)
     resize(source, tmp_path / "of-files", [64])
@@ -178,12 +165,6 @@ def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: 
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
 
-def test_pack_set_with_another_size_packs_only_that(source: Path, tmp_path: Path) -> None:
-    resize(source, tmp_path / "copies", [64])
-    result = resize(source, tmp_path / "copies", [64, 96])
-    assert (result.written, result.kept) == (6, 6)
-
-
 def test_pack_set_decodes_each_image_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     real_decode = simplejpeg.decode_jpeg
@@ -201,23 +182,15 @@ def change(source: Path) -> None:
     write(source / "train/a/0.JPEG", draw_image(0, "train", 20))
 
 
-def touch(source: Path) -> None:
-    os.utime(source / "train/a/0.JPEG", ns=(1, 1))
-
-
 def add(source: Path) -> None:
     write(source / "train/b/zz.JPEG", draw_image(0, "train", 21))
-
-
-def rename(source: Path) -> None:
-    (source / "train/a/0.JPEG").rename(source / "train/a/00.JPEG")
 
 
 def remove(source: Path) -> None:
     (source / "train/a/0.JPEG").unlink()
 
 
-@pytest.mark.parametrize("change_source", [change, touch, add, rename, remove])
+@pytest.mark.parametrize("change_source", [change, add, remove])
 def test_pack_set_after_source_change_needs_overwrite(change_source: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
@@ -319,7 +292,8 @@ def test_pack_set_after_interrupt_keeps_packed_images(source: Path, tmp_path: Pa
         assert short_sides == [96] * count
 
 
-def test_pack_set_does_not_resume_from_changed_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["32/train/.rows-00001.npz", "32/train/shard-00001.bin", "source"])
+def test_pack_set_does_not_resume_behind_damage_or_changed_images(damaged: str, tmp_path: Path) -> None:
     source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
 
     def stop(done: int, _: int) -> None:
@@ -328,31 +302,15 @@ def test_pack_set_does_not_resume_from_changed_images(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         resize(source, target, [32], shard_bytes=10_000, progress=stop)
-    shard_count = len(list((target / "32/train").glob("shard-*.bin")))
-    write(source / "train/a/040.JPEG", (source / "train/a/042.JPEG").read_bytes())  # its ID is 20
+    assert len(list((target / "32/train").glob("shard-*.bin"))) > 4
+    if damaged == "source":
+        write(source / "train/a/040.JPEG", (source / "train/a/042.JPEG").read_bytes())  # its ID is 20
+    else:
+        (target / damaged).write_bytes((target / damaged).read_bytes()[:-50])
     result = resize(source, target, [32], shard_bytes=10_000)
-    assert shard_count > 4 and 0 < result.kept <= 20
+    assert 0 < result.kept <= 20
     resize(source, tmp_path / "fresh", [32], shard_bytes=10_000)
     assert read_images(target / "32") == read_images(tmp_path / "fresh/32")
-
-
-@pytest.mark.parametrize("damage", ["rows", "shard"])
-def test_pack_set_repacks_damaged_shard(damage: str, tmp_path: Path) -> None:
-    source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
-
-    def stop(done: int, _: int) -> None:
-        if done == 50:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        resize(source, target, [32], shard_bytes=10_000, progress=stop)
-    path = target / "32/train" / {"rows": ".rows-00001.npz", "shard": "shard-00001.bin"}[damage]
-    path.write_bytes(path.read_bytes()[:-50])
-    result = resize(source, target, [32], shard_bytes=10_000)
-    index = load_index(target / "32", "train")
-    assert 0 < result.kept < 20
-    for number in range(60):
-        decode_image(index.read(number))
 
 
 def test_pack_set_twice_at_once_packs_once(tmp_path: Path) -> None:
@@ -398,17 +356,6 @@ def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) ->
     for size in (64, 96):
         assert load_index(target / str(size), "train").names() == ["a/0.JPEG", "a/2.JPEG", "b/3.JPEG"]
     check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
-
-
-def test_pack_set_packs_repaired_file(source: Path, tmp_path: Path) -> None:
-    broken = source / "train/b/1.JPEG"
-    content = broken.read_bytes()
-    broken.write_bytes(content[:2000])
-    with pytest.raises(DataError):
-        resize(source, tmp_path, [64])
-    broken.write_bytes(content)
-    result = resize(source, tmp_path, [64])
-    assert (result.written, result.kept) == (4, 2)
 
 
 def test_pack_set_with_too_long_image_raises(source: Path, tmp_path: Path) -> None:
@@ -472,27 +419,6 @@ def test_copy_targets_with_invalid_sizes_raises(sizes: list[int], tmp_path: Path
         copy_targets(tmp_path, sizes)
 
 
-def remove_images(source: Path) -> None:
-    for path in source.rglob("*.JPEG"):
-        path.unlink()
-
-
-def move_away(source: Path) -> None:
-    source.rename(source.with_name("moved"))
-
-
-def remove_val(source: Path) -> None:
-    shutil.rmtree(source / "val")
-
-
-@pytest.mark.parametrize("damage", [remove_images, move_away, remove_val])
-def test_pack_set_without_source_images_raises(damage: Any, source: Path, tmp_path: Path) -> None:
-    damage(source)
-    with pytest.raises(DataError, match=str(source)):
-        resize(source, tmp_path / "copies", [64])
-    assert not (tmp_path / "copies").exists()
-
-
 @pytest.mark.parametrize("target", [".", "train", "val/a"])
 def test_pack_set_inside_source_raises(target: str, source: Path) -> None:
     before = read_tree(source)
@@ -511,13 +437,3 @@ def test_pack_set_keeps_non_utf8_names_and_refuses_line_breaks(source: Path, tmp
     with pytest.raises(DataError, match="a name with a line break") as caught:
         pack_set(source, {None: tmp_path / "other"})
     assert "\n" not in str(caught.value)
-
-
-def test_read_manifest_describes_packed_split(source: Path, tmp_path: Path) -> None:
-    resize(source, tmp_path, [64], shard_bytes=5_000)
-    folder = tmp_path / "64/train"
-    manifest = read_manifest(folder)
-    assert (manifest.split, manifest.short_side, manifest.images, manifest.classes) == ("train", 64, 4, ["a", "b"])
-    assert {name: entry.bytes for name, entry in manifest.files.items()} == {
-        path.name: path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json"
-    }
