@@ -1,13 +1,9 @@
 """HTML report about one job, or about several jobs side by side: one file that needs nothing but a browser.
 
-    facts           collects what is known of a job, as plain data
-    activity        what each machine did when, and the job's work clock
-    sample_images   a few validation images with the crop that the validation sees
-    summary         the headline numbers, and the comparison of several jobs
-    tables          the other tables
-    page            the page as a whole, as plain data; report.html.jinja, macros.html.jinja and style.css show it
-
-The charts are in `cluster/plots`.
+    facts             collects what is known of a job, as plain data: activity, steps, sample_images
+    tables            the tables as text
+    charts            the charts as SVG: machine_timeline, svg
+    page              renders report.html.jinja, macros.html.jinja and style.css
 """
 
 from collections.abc import Sequence
