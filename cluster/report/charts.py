@@ -92,7 +92,9 @@ def _speeds(facts: JobFacts) -> Iterable[tuple[Moment, float]]:
 
 def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
     """Return the charts over time and over images, with the curves of all jobs in each. Empty charts are left out."""
-    moments: list[Moment] = [moment for facts in all_facts for moment in (*facts.steps, *facts.epochs)]
+    moments: list[Moment] = []
+    for facts in all_facts:
+        moments += [*facts.steps, *facts.epochs]
     time = time_unit(max((moment.time for moment in moments), default=0.0))
     images = image_unit(max((moment.images for moment in moments), default=0))
 

@@ -1,7 +1,7 @@
 """The tables of the report as plain text: the template makes HTML of them. `status` and `cost` print some of them."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,10 +43,10 @@ class Table:
         return "short" if len(text) < MAX_SHORT_CELL else "long"
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> Table | None:
-    """Return a table of these cells, None without rows."""
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> Table:
+    """Return a table of these cells. One without rows is left out of the page."""
     texts = [[display_text(cell) for cell in row] for row in rows]
-    return Table(columns, texts, caption) if texts else None
+    return Table(columns, texts, caption)
 
 
 def display_text(value: object) -> str:
@@ -74,8 +74,8 @@ def headline_values(facts: JobFacts) -> dict[str, str]:
     goodput = 100 * result.goodput if result and result.goodput is not None else None
     done = "" if status.step == status.steps else f"{status.step or 0:,} / "
     return {
-        "top-1": format_known(accuracies and accuracies.top1, "{:.2f} %"),
-        "top-5": format_known(accuracies and accuracies.top5, "{:.2f} %"),
+        "top-1": format_known(accuracies.top1 if accuracies else None, "{:.2f} %"),
+        "top-5": format_known(accuracies.top5 if accuracies else None, "{:.2f} %"),
         "minutes": _format_minutes(status.seconds / 60),
         "cost": f"${cost.dollars:,.2f}" + (" or more" if cost.unknown else ""),
         "machines": str(status.machines),
@@ -96,13 +96,15 @@ def _format_minutes(value: float | None) -> str:
     return format_known(value, "{:.2f}" if value is not None and value < 9.995 else "{:.1f}")
 
 
-def comparison_table(all_facts: Sequence[JobFacts]) -> Table | None:
+def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
     """Return a table that has one column for each job: first the settings in which they differ."""
     headlines = [headline_values(facts) for facts in all_facts]
-    rows = {
+    settings = [facts.settings for facts in all_facts]
+    differing = {name: [row.get(name) for row in settings] for name in differing_settings(settings)}
+    rows: dict[str, list[Cell]] = {
         work_title(facts.status.work for facts in all_facts): [facts.status.recipe for facts in all_facts],
         "model": [facts.model for facts in all_facts],
-        **_differing_settings(all_facts),
+        **{name: values for name, values in differing.items() if None not in values},  # None would mislead
         "state": [facts.status.state for facts in all_facts],
         "reason": [facts.status.reason for facts in all_facts],
         **{name: [headline[name] or "-" for headline in headlines] for name in headlines[0]},
@@ -111,17 +113,16 @@ def comparison_table(all_facts: Sequence[JobFacts]) -> Table | None:
     return make_table(("", *(facts.job for facts in all_facts)), shown_rows)
 
 
-def _differing_settings(all_facts: Sequence[JobFacts]) -> dict[str, list[Cell]]:
-    """Return the settings in which the jobs differ, without those that would mislead for one of the jobs (None)."""
-    names = dict.fromkeys(name for facts in all_facts for name in facts.settings)
-    rows = {name: [facts.settings.get(name) for facts in all_facts] for name in names}
-    return {name: values for name, values in rows.items() if None not in values and len(set(values)) > 1}
+def differing_settings(settings: Sequence[Mapping[str, Cell]]) -> list[str]:
+    """Return the names of the settings that differ between jobs, without the name of the recipe or of the command."""
+    names = dict.fromkeys(name for row in settings for name in row if name not in ("recipe", "command"))
+    return [name for name in names if len({row.get(name) for row in settings}) > 1]
 
 
 # --- of the sections ------------------------------------------------------------------------------------------------
 
 
-def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], str] = format_duration) -> Table | None:
+def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], str] = format_duration) -> Table:
     """Return a row for each attempt, with the time and the steps that it cost. Empty columns are left out."""
     columns = ("attempt", "at", "machines", "from step", "pause", "steps lost", "reason")
     cells = [
@@ -142,7 +143,7 @@ def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], 
     )
 
 
-def time_breakdown_table(facts: JobFacts) -> Table | None:
+def time_breakdown_table(facts: JobFacts) -> Table:
     """Return the time between the first step and the last by part; without steps, the seconds of each state."""
     title, where = "Where the time went", facts.status.where
     if not where:
@@ -168,8 +169,8 @@ def start_note(facts: JobFacts) -> str:
     return f"before the first step {sum(start.values()):.1f}: {parts}" if start else ""
 
 
-def cost_table(cost: JobCost) -> Table | None:
-    """Return the dollars of each rented machine; None without rented machines."""
+def cost_table(cost: JobCost) -> Table:
+    """Return the dollars of each rented machine."""
     columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
     rows = [
         (
@@ -189,48 +190,50 @@ def cost_table(cost: JobCost) -> Table | None:
     return make_table(columns, rows, f"Dollars by machine: {cost.dollars:.4f} in total{unknown_note}")
 
 
-def phases_table(rows: Sequence[PhaseRow]) -> Table | None:
-    """Return the phases of a schedule."""
+def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> Table:
+    """Return a schedule in the columns of a paper's table, a row for each phase.
+
+    A phase whose resized copies are missing reads the full-size images.
+    """
     columns = (
-        *("epochs", "image size", "batch", "global batch", "learning rate", "per 256", "shape", "steps", "read from"),
-        *("crop", "validation"),
+        *("epochs", "size", "batch", "global batch", "learning rate", "lr per 256", "steps", "pre-resized to"),
+        *("min scale", "val crop"),
     )
     cells = [
         (
-            f"{row.start} to {row.end}",
-            f"{row.size}{' in rectangles' if row.rect_train else ''}",
+            f"{row.start}-{row.end}",
+            f"{row.size}{' rect' if row.rect_train else ''}",
             row.batch,
             row.global_batch,
-            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr, row.peak) + ("" if row.shape == "linear" else f", {row.shape}"),
             format_lr_range(row.lr_per_256),
-            row.shape,
             row.steps,
-            f"copy of {row.copy}" if row.copy else "full size",
-            f"{row.min_scale} or more",
-            ("rectangles" if row.rect_val else "square") + ("" if row.validate == "each" else f", {row.validate}"),
+            "no" if row.copy in missing_copies else row.copy or "no",
+            row.min_scale,
+            ("rectangle" if row.rect_val else "square") + ("" if row.validate == "each" else f", {row.validate}"),
         )
         for row in rows
     ]
     return make_table(columns, cells)
 
 
-def epochs_table(facts: JobFacts) -> Table | None:
-    """Return the epochs; None before the first has ended."""
+def epochs_table(facts: JobFacts) -> Table:
+    """Return the epochs that have ended."""
     columns = [title for title, *_ in EPOCH_COLUMNS]
     formats = [(field, f"{{:{form}}}") for _, _, field, form in EPOCH_COLUMNS]
     rows = [[format_known(getattr(epoch, field), form) for field, form in formats] for epoch in facts.epochs]
     return make_table(columns, rows)
 
 
-def worst_classes_table(confusion: Confusion | None) -> Table | None:
-    """Return the classes of the lowest accuracy in the last validation; None when it was not counted by class."""
+def worst_classes_table(confusion: Confusion | None) -> Table:
+    """Return the classes of the lowest accuracy in the last validation, as far as it was counted by class."""
     entries = confusion.worst_classes(SHOWN_CLASSES) if confusion else []
     rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in entries]
     return make_table(("class", "images", "top-1, %"), rows, "Classes of the lowest accuracy")
 
 
-def errors_table(confusion: Confusion | None) -> Table | None:
-    """Return the most frequent errors of the last validation; None when there was none, or it was not counted."""
+def errors_table(confusion: Confusion | None) -> Table:
+    """Return the most frequent errors of the last validation, as far as they were counted."""
     pairs = confusion.most_confused(SHOWN_CLASSES) if confusion else []
     rows = [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs]
     return make_table(("class", "taken for", "images", "% of the class"), rows, "Most confused classes")

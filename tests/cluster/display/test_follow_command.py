@@ -66,9 +66,9 @@ def test_flood_of_output_is_cut(run: Any, write_log: Fixture, monkeypatch: pytes
 def test_steps_of_a_command_are_beside_the_bar(run: Any) -> None:
     run.write_status("training", attempt=2, phase="running", step=7, launch="second")
     job_status = run.job.status()
-    assert progress._progress_text(job_status, since=0.0, first_step=7) == "step 7"
+    assert progress.progress_text(job_status, since=0.0, first_step=7) == "step 7"
     run.write_status("training", attempt=2, phase="running", step=7, steps=70, epoch=1, launch="second")
-    text = progress._progress_text(run.job.status(), since=0.0, first_step=6)
+    text = progress.progress_text(run.job.status(), since=0.0, first_step=6)
     assert text.startswith("step 7/70  epoch 1  ") and text.endswith(" left")
 
 

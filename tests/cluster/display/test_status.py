@@ -55,34 +55,6 @@ def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -
     assert "\x1b" not in out
 
 
-def test_print_table_off_a_terminal_cuts_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    tables.print_table(("name", "value"), [("n" * 60, "v" * 60)])
-    out = capsys.readouterr().out
-    assert "n" * 60 in out and "v" * 60 in out and "…" not in out
-
-
-def test_print_table_without_rows_prints_the_header(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table(("job", "state"), [])
-    assert "job" in capsys.readouterr().out
-
-
-def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
-    ran = finished.cli("plan", finished.write_recipe(3), "--procs", "2")
-    assert ran.code == 0 and ran.err == ""
-    for text_part in (
-        "global batch",
-        "lr per 256",
-        "steps",
-        "note: learning rates are stated for 1 GPU",
-        "12 steps over 60 images",
-    ):
-        assert text_part in ran.out
-    assert "0-3" in ran.out and "pre-resized to" in ran.out and "square" in ran.out
-
-
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
     job_status = JobStatus(
         job="job-3",

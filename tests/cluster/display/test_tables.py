@@ -149,9 +149,9 @@ def test_table_fits_the_terminal_and_cuts_no_number(table: str, width: int, monk
     cells_by_column: dict[str, list[str]] = {}
     measure = tables.TableColumn.measure
 
-    def note_cells(name: str, cells: list[str]) -> tables.TableColumn:
+    def note_cells(name: str, cells: list[str], can_wrap: bool) -> tables.TableColumn:
         cells_by_column[name] = cells
-        return measure(name, cells)
+        return measure(name, cells, can_wrap)
 
     monkeypatch.setattr(tables.TableColumn, "measure", note_cells)
     PRINTERS[table]()
