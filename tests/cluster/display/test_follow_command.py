@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.record import _load_run_data
 from cluster.display import progress, status
 from cluster.errors import BadInput
 from cluster.jobs import checkpoints
-from cluster.state.timeline import AttemptRow
 from train.recipe import Command
 
 Fixture = Any
@@ -80,16 +78,6 @@ def test_status_tells_the_command_and_no_step_that_is_not_known(run: Any, capsys
     assert "attempt       at machines     reason" in lines
 
 
-def test_steps_of_a_recipe_stay_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        AttemptRow(attempt=number, at=1e9, machines=("0",), first_step=0, last_step=last_step, reason="")
-        for number, last_step in ((1, 5), (2, None))
-    ]
-    status.show_timeline(rows)
-    assert "from step" in capsys.readouterr().out
-
-
 def test_commands_for_networks_say_that_a_command_has_none(run: Any) -> None:
-    for ask in (checkpoints.trained_weights, _load_run_data):
-        with pytest.raises(BadInput, match=r"job-1 runs a command of your own.* is in .*/shared/checkpoints$"):
-            ask(run.job)
+    with pytest.raises(BadInput, match=r"job-1 runs a command of your own.* is in .*/shared/checkpoints$"):
+        checkpoints.trained_weights(run.job)

@@ -18,15 +18,7 @@ Fixture = Any
 
 @pytest.mark.parametrize(
     "seconds, expected",
-    [
-        (0, "0:00"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (61, "1:01"),
-        (3599, "59:59"),
-        (3599.9, "1:00:00"),
-        (86400, "24:00:00"),
-    ],
+    [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599, "59:59"), (3599.9, "1:00:00"), (86400, "24:00:00")],
 )
 def test_format_duration(seconds: float, expected: str) -> None:
     assert text.format_duration(seconds) == expected
@@ -57,20 +49,9 @@ def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
     job_status = JobStatus(
-        job="job-3",
-        recipe="tiny",
-        backend="local",
-        machines=1,
-        procs=1,
-        created=0.0,
-        state=JobState.RUNNING,
-        run="/runs/job-3",
-        seconds=12_600.0,
-        images_per_second=401_234.5,
-        top1=76.1234,
-        lr=0.000123456,
-        goodput=0.77586,
-    )
+        job="job-3", recipe="tiny", backend="local", machines=1, procs=1, created=0.0, state=JobState.RUNNING,
+        run="/runs/job-3", seconds=12_600.0, images_per_second=401_234.5, top1=76.1234, lr=0.000123456, goodput=0.77586,
+    )  # fmt: skip
     status.show_status(job_status, {}, [])
     values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
     assert (values["time at work"], values["images/s"]) == ("3:30:00", "401234")

@@ -30,14 +30,12 @@ from cluster.report.steps import step_points
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.data.index.open import load_index
-from train.forecast import ForecastRecord
 from train.metrics import text as metrics_text
 from train.metrics.records import StepRow
 from train.metrics.thumbnails import write_class_thumbnails
 from train.recipe import IMAGENET, Optim
 
 Fixture = Any
-CURVE_SCALARS = ("loss/train", "times/images_per_second", "sizes/lr", "sizes/image", "sizes/batch_total")
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
 
 
@@ -246,17 +244,11 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     assert page.encode("utf-8")
 
 
-def test_render_report_without_matplotlib_says_what_to_install(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ClusterError, match=r"the report needs matplotlib.*pip install matplotlib"):
-        reports.render_report([run.job])
-
-
 def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
     run = hand_made()
     page = reports.render_report([run.job])
     assert chart_titles(page) == [] and "Training has not started yet." in page and "There are none: no trainer" in page
-    assert "0 to 2" in page  # the planned schedule
+    assert ">0-2<" in page  # the planned schedule
 
 
 def test_render_report_before_validation_has_no_accuracy_chart(hand_made: Fixture) -> None:
@@ -356,15 +348,6 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     assert provenance["commit of the program"] == f"{'a' * 40}, with files that are not committed"
     assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
-
-
-def test_headline_values_minutes_have_three_digits(run: Any) -> None:
-    facts = report_facts.collect_facts(run.job)
-    for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
-        status = replace(facts.status, seconds=60 * actual)
-        forecast_record = ForecastRecord(minutes=forecast, terms={})
-        values = tables.headline_values(replace(facts, status=status, forecast=forecast_record))
-        assert (values["minutes"], values["minutes forecast"]) == expected
 
 
 def test_attempts_table_shows_whole_reason_and_no_empty_columns(run: Any) -> None:
