@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from cluster.report.tables import format_known
 from cluster.state.heartbeats import MachineLoad, find_slowest_rank
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus, MachineRow
@@ -104,30 +105,26 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
     utilizations = _numbers(gpu.use for gpu in load.gpus)
     memory_gb = _numbers(gpu.memory_gb for gpu in load.gpus)
     temperatures = _numbers(gpu.temperature for gpu in load.gpus)
-    ram = [_format_number(number, ".0f") for number in (load.memory_gb, load.memory_total_gb)]
+    ram = [format_known(number, "{:.0f}") for number in (load.memory_gb, load.memory_total_gb)]
     return {
         "attempt": format_cell(status and status.attempt),
         "step": format_of_total(numbers.step, numbers.steps),
-        "img/s": _format_number(numbers.images_per_second, ".0f"),
-        "loss": _format_number(numbers.loss, ".3f"),
-        "GPU %": _format_number(fmean(utilizations) if utilizations else None, ".0f"),
-        "min %": _format_number(min(utilizations, default=None), ".0f"),
-        "GPU GB": _format_number(max(memory_gb, default=None), ".1f"),  # the fullest GPU runs out of memory first
-        "°C": _format_number(max(temperatures, default=None), ".0f"),
-        "CPU %": _format_number(load.cpu, ".0f"),
+        "img/s": format_known(numbers.images_per_second, "{:.0f}"),
+        "loss": format_known(numbers.loss, "{:.3f}"),
+        "GPU %": format_known(fmean(utilizations) if utilizations else None, "{:.0f}"),
+        "min %": format_known(min(utilizations, default=None), "{:.0f}"),
+        "GPU GB": format_known(max(memory_gb, default=None), "{:.1f}"),  # the fullest GPU runs out of memory first
+        "°C": format_known(max(temperatures, default=None), "{:.0f}"),
+        "CPU %": format_known(load.cpu, "{:.0f}"),
         "RAM GB": "/".join(filter(None, ram)),
-        "in Gbit/s": _format_number(load.net_in_gbit, ".2f"),
-        "out Gbit/s": _format_number(load.net_out_gbit, ".2f"),
+        "in Gbit/s": format_known(load.net_in_gbit, "{:.2f}"),
+        "out Gbit/s": format_known(load.net_out_gbit, "{:.2f}"),
     }
 
 
 def _numbers(values: Iterable[float | None]) -> list[float]:
     """Return the values that are known."""
     return [value for value in values if value is not None]
-
-
-def _format_number(value: float | None, format_spec: str) -> str:
-    return "" if value is None else format(value, format_spec)
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
