@@ -405,9 +405,10 @@ def tensorboard(jobs: tuple[str, ...], port: int, all_jobs: bool) -> None:
     if all_jobs and jobs:
         raise BadInput("--all shows every job; leave out the names, or leave out --all")
     if all_jobs:
-        sys.exit(display_tensorboard.serve_all(port))
+        title = f"all jobs of {store.find().path.parent}"
+        sys.exit(display_tensorboard.serve(store.all_jobs, port, title))
     found_jobs = [store.find(name) for name in dict.fromkeys(jobs)] or [store.find()]
-    sys.exit(display_tensorboard.serve(found_jobs, port))
+    sys.exit(display_tensorboard.serve(lambda: found_jobs, port, ", ".join(job.name for job in found_jobs)))
 
 
 COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

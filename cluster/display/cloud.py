@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalSummary, RentedJob
 from cluster.jobs.billing import CostReport
+from cluster.report.tables import cost_table
 
 from .tables import print_table, print_wrapped
 
@@ -90,22 +91,8 @@ def show_cost(report: CostReport) -> None:
     if not report.is_billed:
         return print(f"{report.job} runs on {report.backend}: nothing is rented, so it costs nothing")
     cost = report.cost
-    columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
-    rows = [
-        (
-            machine.name,
-            machine.id,
-            machine.type,
-            machine.market,
-            machine.zone,
-            f"{machine.seconds / 3600:.3f}",
-            format_dollars(machine.price, 4),
-            format_dollars(machine.total_dollars if machine.dollars is not None else None, 4),
-            machine.why if machine.ended else "still running",
-        )
-        for machine in cost.machines
-    ]
-    print_table(columns, rows, optional=("id", "market", "price/h", "zone"))
+    table = cost_table(cost)
+    print_table(table.columns, table.rows, optional=("id", "market", "price/h", "zone"))
     print_wrapped(
         f"{format_dollars(cost.dollars, 4)} in all: machines {format_dollars(cost.machine_dollars, 4)}, "
         f"disks {format_dollars(cost.disk_dollars, 4)}, addresses {format_dollars(cost.address_dollars, 4)}"

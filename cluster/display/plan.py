@@ -11,8 +11,9 @@ from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
 from cluster.planning.plan import Plan
 from cluster.planning.resume import ResumePlan
+from cluster.report.tables import schedule_table
 from cluster.state.spec import JobSpec
-from train.metrics.text import describe_training, format_lr_range
+from train.metrics.text import describe_training
 from train.recipe.schedule import PhaseRow
 
 from . import cloud
@@ -20,8 +21,6 @@ from .tables import print_table, print_wrapped
 
 LEVEL_CHARACTERS = 8  # of "error" and "warning" before a line
 UNKNOWN_WITHOUT_CLOUD = "what is on offer, spot prices, the image, quotas, and which shared resources are missing"
-# How a phase validates, appended to its validation shape: after each epoch, the last one, near the target, or never.
-VALIDATION_SUFFIXES = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 
 
 def show_plan(plan: Plan, unasked_reason: str = "") -> None:
@@ -127,30 +126,9 @@ def show_rental_requests(plan: Plan) -> None:
 
 
 def show_schedule(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> None:
-    """Print a schedule in the columns of a paper's table, a row for each phase.
-
-    A phase whose resized copies are missing reads the full-size images.
-    """
-    columns = (
-        *("epochs", "size", "batch", "global batch", "learning rate", "lr per 256", "steps", "pre-resized to"),
-        *("min scale", "val crop"),
-    )
-    cells = [
-        (
-            f"{row.start}-{row.end}",
-            f"{row.size}{' rect' if row.rect_train else ''}",
-            row.batch,
-            row.global_batch,
-            format_lr_range(row.lr, row.peak),
-            format_lr_range(row.lr_per_256),
-            row.steps,
-            "no" if row.copy in missing_copies else row.copy or "no",
-            row.min_scale,
-            ("rectangle" if row.rect_val else "square") + VALIDATION_SUFFIXES[row.validate],
-        )
-        for row in rows
-    ]
-    print_table(columns, cells, optional=("lr per 256", "min scale", "pre-resized to", "val crop"))
+    """Print a schedule. A phase whose resized copies are missing reads the full-size images."""
+    table = schedule_table(rows, missing_copies)
+    print_table(table.columns, table.rows, optional=("lr per 256", "min scale", "pre-resized to", "val crop"))
 
 
 def show_host_reports(reports: Sequence[HostReport]) -> None:

@@ -13,14 +13,14 @@ from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus
 from train.metrics.text import epoch_header, epoch_line, format_duration
-from train.recipe.history import EpochResult, best_epoch
+from train.recipe.history import best_epoch
 from train.recipe.target import describe_outcome
 from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
 from train.tools.filesystem import open_regular
 from train.tools.process_log import log_end
 
 from .next_commands import print_commands_after
-from .status import describe_image_usage, show_machines, show_timeline
+from .status import describe_image_usage, progress_parts, show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console, print_state
 
 REFRESH_SECONDS = 0.3
@@ -83,7 +83,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
             if training_start is None or activity not in TRAINING_STATES:
                 training_start = time.monotonic()
                 first_step = step
-            right = _progress_text(status, training_start, first_step)
+            right = progress_text(status, training_start, first_step)
             if out.is_terminal:
                 right += "".join(f"  {_describe_other(other)}" for other in others)
             bar.update(task, description=f"{job.name} {activity}", completed=step, total=status.steps, right=right)
@@ -143,7 +143,7 @@ def _describe_other(job: Job) -> str:
     return f"{job.name} {status.state}"
 
 
-def _progress_text(status: JobStatus, since: float, first_step: int) -> str:
+def progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
     The time left assumes the mean step time since `first_step`, at monotonic time `since`. A command need not tell
@@ -152,20 +152,12 @@ def _progress_text(status: JobStatus, since: float, first_step: int) -> str:
     is_told = (status.steps and status.images_per_second) or status.command
     if not is_told or status.step is None:
         return status.progress.rpartition(": ")[2]
-    parts = [f"step {_count(status.step, status.steps)}"]
-    if status.epoch is not None:
-        parts.append(f"epoch {_count(status.epoch, status.epochs)}")
-    if status.images_per_second:
-        parts.append(f"{status.images_per_second:.0f} img/s")
+    parts = progress_parts(status)
     steps_done = status.step - first_step
     if steps_done > 0 and status.steps:
         seconds_left = (time.monotonic() - since) * max(0, status.steps - status.step) / steps_done
         parts.append(f"{format_duration(seconds_left)} left")
     return "  ".join(parts)
-
-
-def _count(number: int, total: int | None) -> str:
-    return f"{number}/{total}" if total else f"{number}"
 
 
 def show_outcome(job: Job) -> None:
@@ -186,7 +178,8 @@ def show_outcome(job: Job) -> None:
             ("${:.2f}", result.dollars),
         )
         known = "  ".join(template.format(number) for template, number in numbers if number is not None)
-        print(f"{known}{_unpriced_note(billing.machines_without_price(job))}")
+        unpriced = billing.machines_without_price(job)
+        print(known + (f" without {', '.join(unpriced)}, whose price is unknown" if unpriced else ""))
     if result.target:
         print(describe_outcome(result.target))
     if len(result.timeline) > 1:
@@ -233,17 +226,13 @@ def _print_network(job: Job, result: JobResult) -> None:
         if job.backend.is_remote:
             print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.name}")
         return
-    epochs = {MODEL_FILE: next(reversed(result.epochs), None), BEST_MODEL_FILE: best_epoch(result.epochs)}
-    for title, name in (("network", MODEL_FILE), ("best", BEST_MODEL_FILE)):
+    last_epoch = next(reversed(result.epochs), None)
+    for title, name, epoch in (
+        ("network", MODEL_FILE, last_epoch),
+        ("best", BEST_MODEL_FILE, best_epoch(result.epochs)),
+    ):
         if (folder / name).exists():
-            print(f"  {title:11} {folder / name}{_epoch_note(epochs[name])}")
+            accuracy = f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
+            print(f"  {title:11} {folder / name}{accuracy}")
     print(f"  classes     {folder / CLASSES_FILE}")
     print(f"  use it      imgnet-cluster predict {job.name} PHOTO.jpg    imgnet-cluster export {job.name}")
-
-
-def _epoch_note(epoch: EpochResult | None) -> str:
-    return f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
-
-
-def _unpriced_note(machines: Sequence[str]) -> str:
-    return f" without {', '.join(machines)}, whose price is unknown" if machines else ""

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from cluster.report.tables import attempts_table
 from cluster.state.states import SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
-from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
+from cluster.state.timeline import AttemptRow
 from train.metrics.text import START_TITLES, format_duration, time_table_lines
 from train.tools.records import encode
 
 from .tables import DAMAGED, print_state, print_table
+from .terminal import cut_text
 
 MAX_REASON_CHARACTERS = 140
 MAX_ATTEMPTS = 20  # in the table of a status; a long run has thousands
@@ -123,29 +126,27 @@ def show_timeline(attempts: Sequence[AttemptRow]) -> None:
     if len(shown) < len(attempts):
         print(f"the last {len(shown)} of {len(attempts):,} attempts; all: imgnet-cluster status JOB -o json")
     time_format = "%H:%M:%S" if shown[-1].at - shown[0].at < DAY_SECONDS else "%m-%d %H:%M"
-    rows = [
-        (
-            attempt.attempt if attempt.machines else "end",
-            time.strftime(time_format, time.localtime(attempt.at)),
-            describe_members(attempt.machines),
-            first_step,
-            "" if attempt.pause is None else f"{attempt.pause:.1f} s",
-            attempt.steps_lost,
-            _truncate(attempt.reason),
-        )
-        for attempt, first_step in zip(shown, known_first_steps(shown), strict=True)
-    ]
-    columns = ("attempt", "at", "machines", "from step", "pause", "steps lost", "reason")
-    # Of a command, nothing is known of its steps.
-    kept = range(len(columns)) if rows[0][3] is not None else (0, 1, 2, 6)
-    kept_rows = [[row[index] for index in kept] for row in rows]
-    print_table([columns[index] for index in kept], kept_rows, optional=("from step", "at"))
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) < MAX_REASON_CHARACTERS else f"{text[: MAX_REASON_CHARACTERS - 4]} ..."
+    shortened = [replace(attempt, reason=cut_text(attempt.reason, MAX_REASON_CHARACTERS)) for attempt in shown]
+    table = attempts_table(shortened, lambda moment: time.strftime(time_format, time.localtime(moment)))
+    print_table(table.columns, table.rows, optional=("from step", "at"))
 
 
 def describe_image_usage(errors: Sequence[str]) -> str:
     """Return a line on whether each image was used once in each epoch. `errors` come from the log of used images."""
     return "; ".join(errors) or "every image was used exactly once in every epoch"
+
+
+def progress_parts(status: JobStatus) -> list[str]:
+    """Return how far a job is: step, epoch and images per second, as far as they are known."""
+    speed = status.images_per_second
+    step, epoch = format_of_total(status.step, status.steps), format_of_total(status.epoch, status.epochs)
+    return [
+        *([f"step {step}"] if step else []),
+        *([f"epoch {epoch}"] if epoch else []),
+        *([f"{speed:.0f} img/s"] if speed else []),
+    ]
+
+
+def format_of_total(count: int | None, total: int | None) -> str:
+    """Return a count with its total, such as "120/4500", or the one of both that is known."""
+    return "/".join(str(number) for number in (count, total) if number is not None)

@@ -1,24 +1,18 @@
 """Prints the jobs of a sweep side by side: their plans before the launch, and their results at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cluster.jobs.job import Job
 from cluster.jobs.job_reader import job_settings
 from cluster.planning.plan import Plan
+from cluster.report.tables import differing_settings
 from cluster.state.states import work_title
-from train.metrics.hparams import HParamValue
 from train.metrics.text import format_duration
 
 from .cloud import format_dollars
 from .tables import print_table, print_wrapped
 
 BEST_MARK = "*"
-
-
-def differing_settings(settings: Sequence[Mapping[str, HParamValue]]) -> list[str]:
-    """Return the names of the settings that differ between the runs, without the recipe's or command's name."""
-    names = dict.fromkeys(name for row in settings for name in row if name not in ("recipe", "command"))
-    return [name for name in names if len({row.get(name) for row in settings}) > 1]
 
 
 def show_other_plans(plans: Sequence[Plan]) -> None:
@@ -63,14 +57,10 @@ def show_sweep(jobs: Sequence[Job]) -> None:
             "" if status.top1 is None else f"{status.top1:.2f}",
             BEST_MARK if status.top1 is not None and status.top1 == best else "",
             format_duration(status.seconds),
-            *([_format_cost(job)] if has_cost else []),
+            *([format_dollars(job.result.dollars) if job.result else ""] if has_cost else []),
         )
         for job, values, status in zip(jobs, settings, statuses, strict=True)
     ]
     print_table(columns, rows, optional=(work,))
     print(f"  compare     imgnet-cluster report {' '.join(job.name for job in jobs)}")
     print(f"  curves      imgnet-cluster tensorboard {' '.join(job.name for job in jobs)}")
-
-
-def _format_cost(job: Job) -> str:
-    return format_dollars(job.result.dollars) if job.result else ""

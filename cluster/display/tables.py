@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
 from cluster.state.states import JobState, MachineState
@@ -14,6 +14,7 @@ from .terminal import clean, styled_stream
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
 
 DAMAGED = "damaged"  # shown as the state of a job whose files cannot be read
 STATE_EXIT_CODES = {JobState.DONE: EXIT_OK, JobState.FAILED: EXIT_JOB_FAILED, JobState.STOPPED: EXIT_JOB_STOPPED}
@@ -64,36 +65,53 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], option
     If the table is wider than the terminal, long texts are wrapped within their column, and columns of `optional` are
     left out in that order. On a terminal, the cells of the column "state" have the color of their state.
     """
+    out = console()
+    width = out.width if out.width < PLAIN_WIDTH_CHARACTERS else None
+    table, left_out = build_table(columns, rows, optional, width)
+    # A terminal that is narrower than the table wraps the lines, while rich would cut the cells.
+    out.width = max(out.width, table_width(column.width or 0 for column in table.columns))
+    with out.capture() as capture:
+        out.print(table)
+    out.file.write("\n".join(line.rstrip(" ") for line in capture.get().split("\n")))
+    if left_out:
+        out.print(f"not shown in {out.width} columns: {', '.join(left_out)}", style="dim", soft_wrap=False)
+
+
+def build_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    optional: Sequence[str],
+    width: int | None,
+    can_wrap: bool = True,
+) -> "tuple[Table, list[str]]":
+    """Return a table of at most `width` characters, if possible, and the columns of `optional` that are left out.
+
+    A cell that is a `Text` of rich keeps its style.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    cell_rows = [[format_cell(value) for value in row] for row in rows]
-    table_columns = [
-        TableColumn.measure(name, [cells[index] for cells in cell_rows]) for index, name in enumerate(columns)
+    rows = [list(row) for row in rows]
+    all_columns = [
+        TableColumn.measure(name, [format_cell(row[index]) for row in rows], can_wrap)
+        for index, name in enumerate(columns)
     ]
-    out = console()
-    is_narrow = out.width < PLAIN_WIDTH_CHARACTERS
-    shown = choose_columns(table_columns, optional, out.width) if is_narrow else range(len(columns))
+    shown = range(len(columns)) if width is None else choose_columns(all_columns, optional, width)
+    shown_columns = [all_columns[index] for index in shown]
+    widths = [column.width for column in shown_columns] if width is None else fit_widths(shown_columns, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0))
-    shown_columns = [table_columns[index] for index in shown]
-    widths = fit_widths(shown_columns, out.width) if is_narrow else [column.width for column in shown_columns]
-    for column, width in zip(shown_columns, widths, strict=True):
-        table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold", width=width)
-    for cells in cell_rows:
-        table.add_row(
-            *(
-                Text(cells[index], STATE_COLORS.get(cells[index], "")) if columns[index] == "state" else cells[index]
-                for index in shown
-            )
-        )
-    # A terminal that is narrower than the table wraps the lines, while rich would cut the cells.
-    out.width = max(out.width, table_width(widths))
-    with out.capture() as capture:
-        out.print(table)
-    out.file.write("\n".join(line.rstrip(" ") for line in capture.get().split("\n")))
-    if left_out := [name for index, name in enumerate(columns) if index not in shown]:
-        out.print(f"not shown in {out.width} columns: {', '.join(left_out)}", style="dim", soft_wrap=False)
+    for column, column_width in zip(shown_columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
+        table.add_column(Text(column.name), justify=justify, overflow="fold", width=column_width)
+
+    def styled(value: object, column: str) -> Text:
+        text = format_cell(value)
+        return value if isinstance(value, Text) else Text(text, STATE_COLORS.get(text, "") if column == "state" else "")
+
+    for row in rows:
+        table.add_row(*(styled(row[index], columns[index]) for index in shown))
+    return table, [name for index, name in enumerate(columns) if index not in shown]
 
 
 @dataclass(frozen=True)
@@ -124,16 +142,16 @@ class TableColumn:
         return cls(name, is_numeric, width, min_width)
 
 
-def table_width(widths: Iterable[int], gap: int = 1) -> int:
-    """Return the width of a table with columns of these widths, and `gap` spaces between two columns."""
-    return sum(width + gap for width in widths) - gap
+def table_width(widths: Iterable[int]) -> int:
+    """Return the width of a table with columns of these widths, and a space between two columns."""
+    return sum(width + 1 for width in widths) - 1
 
 
-def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int, gap: int = 1) -> list[int]:
+def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int) -> list[int]:
     """Return the indexes of the columns to show: all that fit, without the first of `optional` that do not."""
     shown = list(range(len(columns)))
     for name in optional:
-        if table_width((columns[index].min_width for index in shown), gap) <= width:
+        if table_width(columns[index].min_width for index in shown) <= width:
             break
         shown = [index for index in shown if columns[index].name != name]
     return shown

@@ -23,50 +23,19 @@ SETTINGS_SUFFIX = ".settings"  # of the event file with the arguments of a comma
 REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 
 
-def tensorboard_command(log_folder: Path, port: int) -> list[str]:
-    """Return TensorBoard's command line."""
-    arguments = ["--logdir", str(log_folder), "--host", BIND_ADDRESS, "--port", str(port), "--reload_interval", "5"]
-    return [sys.executable, "-P", "-m", "tensorboard.main", *arguments]
+def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
+    """Serve the curves of the jobs that `find_jobs` returns until Ctrl-C, and copy their new events while they run.
 
-
-def check_port_is_free(port: int) -> None:
-    """Raise `ClusterError` when another process listens on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((BIND_ADDRESS, port))
-        except OSError as error:
-            raise ClusterError(
-                f"port {port} is taken; choose another: --port {port + 1}, or --port 0 for a free one"
-            ) from error
-
-
-def serve(jobs: Sequence[Job], port: int) -> int:
-    """Serve the curves of some jobs side by side until Ctrl-C, and copy their new events while they run.
-
-    Returns an exit code.
-    """
-    return _serve(lambda: jobs, port, ", ".join(job.name for job in jobs))
-
-
-def serve_all(port: int) -> int:
-    """Serve the curves of all jobs of the runs folder side by side, also of jobs that start later.
-
-    Returns an exit code. Raises `NoSuchJob` when there is no job yet.
-    """
-    return _serve(store.all_jobs, port, f"all jobs of {store.find().path.parent}")
-
-
-def _serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
-    """Serve the curves of the jobs that `find_jobs` returns.
-
-    TensorBoard names a run after its folder, so each job gets a link of its name in a temporary folder.
+    TensorBoard names a run after its folder, so each job gets a link of its name in a temporary folder. Returns an exit
+    code.
     """
     with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
 
         def refresh() -> None:
             jobs = find_jobs()
-            _refresh_jobs(jobs)
+            for job in jobs:
+                with contextlib.suppress(ClusterError):
+                    job.refresh()
             link_event_folders(Path(folder), jobs)
 
         link_event_folders(Path(folder), find_jobs())
@@ -112,17 +81,24 @@ def write_settings(job: Job) -> None:
         writer.close()
 
 
-def _refresh_jobs(job_list: Sequence[Job]) -> None:
-    for job in job_list:
-        with contextlib.suppress(ClusterError):
-            job.refresh()
+def _check_port_is_free(port: int) -> None:
+    """Raise `ClusterError` when another process listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((BIND_ADDRESS, port))
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} is taken; choose another: --port {port + 1}, or --port 0 for a free one"
+            ) from error
 
 
 def _run_server(log_folder: Path, port: int, log_path: Path, description: str, refresh: Callable[[], None]) -> int:
     """Run TensorBoard on `port` (0: a free one) until it ends or the user interrupts it. Returns an exit code."""
     port = port or process.free_port()
-    check_port_is_free(port)
-    server = process.start_process(tensorboard_command(log_folder, port), log_path)
+    _check_port_is_free(port)
+    arguments = ["--logdir", str(log_folder), "--host", BIND_ADDRESS, "--port", str(port), "--reload_interval", "5"]
+    server = process.start_process([sys.executable, "-P", "-m", "tensorboard.main", *arguments], log_path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _wait_until_up(server.pid, port, log_path)

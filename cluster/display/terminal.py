@@ -1,8 +1,8 @@
 """What may reach the terminal: text without control characters, and without the loss of a closed or narrow stream.
 
 Names, reasons and log lines come from machines and from files. A terminal obeys the control characters in them: they
-could change its title, its clipboard or what is shown. The command line prints through `CleanStream`, and rich through
-the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
+could change its title, its clipboard or what is shown. The command line prints through `TerminalStream`, and rich
+through the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
 """
 
 import codecs
@@ -32,26 +32,26 @@ def clean(text: str) -> str:
     return CONTROL_PATTERN.sub("", text)
 
 
-def cut_text(text: str) -> str:
-    """Return a message that is short enough to be read: it may quote a value of any length."""
-    if len(text) <= MAX_MESSAGE_CHARACTERS:
-        return text
-    return f"{text[: MAX_MESSAGE_CHARACTERS // 2]} ... {text[-MAX_MESSAGE_CHARACTERS // 2 :]}"
+def cut_text(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """Return both ends of a message, short enough to be read: it may quote a value of any length."""
+    half = max_characters // 2
+    return text if len(text) <= max_characters else f"{text[:half]} ... {text[-half:]}"
 
 
 class TerminalStream:
-    """Wraps stdout or stderr: writes text unchanged, and passes every other attribute on.
+    """Wraps stdout or stderr: removes control characters from the text, if it `is_cleaned`, and passes the rest on.
 
     When the reader has gone (`imgnet-cluster launch ... | head -1`), the rest is discarded, and the command goes on.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, is_cleaned: bool = True) -> None:
         self.stream = stream
+        self.is_cleaned = is_cleaned
 
     def write(self, text: str) -> int:
         """Write a text. Raises `OSError`, but not when the reader has gone."""
         with discard_when_reader_is_gone(self.stream):
-            self.stream.write(text)
+            self.stream.write(clean(text) if self.is_cleaned else text)
         return len(text)
 
     def flush(self) -> None:
@@ -61,14 +61,6 @@ class TerminalStream:
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever attribute of the stream it is
         return getattr(self.stream, name)
-
-
-class CleanStream(TerminalStream):
-    """Wraps stdout or stderr: removes control characters from the text that is written."""
-
-    def write(self, text: str) -> int:
-        """Write a text without its control characters. Raises `OSError`, but not when the reader has gone."""
-        return super().write(clean(text))
 
 
 @contextlib.contextmanager
@@ -91,16 +83,17 @@ def discard(stream: TextIO) -> None:
 def styled_stream(to_stderr: bool = False) -> TextIO:
     """Return stdout or stderr without cleaning, for rich: its console cleans the text, then adds escape sequences."""
     stream = sys.stderr if to_stderr else sys.stdout
-    return cast(TextIO, TerminalStream(stream.stream if isinstance(stream, TerminalStream) else stream))
+    stream = stream.stream if isinstance(stream, TerminalStream) else stream
+    return cast(TextIO, TerminalStream(stream, is_cleaned=False))
 
 
 @contextlib.contextmanager
 def clean_output() -> Iterator[None]:
     """Remove control characters from all output of the `with` block."""
-    if isinstance(sys.stdout, CleanStream):
+    if isinstance(sys.stdout, TerminalStream):
         yield
         return
-    stdout, stderr = (cast(TextIO, CleanStream(stream)) for stream in (sys.stdout, sys.stderr))
+    stdout, stderr = (cast(TextIO, TerminalStream(stream)) for stream in (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         yield
 

@@ -53,7 +53,6 @@ MATPLOTLIB_SETTINGS: dict[str, object] = {
     "grid.linewidth": 0.8,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
-    "hatch.linewidth": 0.7,
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }

@@ -1,19 +1,14 @@
 """HTML report about one job, or about several jobs side by side: one file that needs nothing but a browser.
 
-    facts           collects what is known of a job, as plain data
-    activity        what each machine did when, and the job's work clock
-    sample_images   a few validation images with the crop that the validation sees
-    summary         the headline numbers, and the comparison of several jobs
-    tables          the other tables
-    page            the page as a whole, as plain data; report.html.jinja, macros.html.jinja and style.css show it
-
-The charts are in `cluster/plots`.
+facts             collects what is known of a job, as plain data: activity, steps, sample_images
+tables            the tables as text
+charts            the charts as SVG: machine_timeline, svg
+page              renders report.html.jinja, macros.html.jinja and style.css
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from train.tools.filesystem import write_atomic
 
@@ -23,18 +18,11 @@ REPORT_FILENAME = "report.html"  # in a run folder
 def render_report(jobs: Sequence[Job]) -> str:
     """Return the HTML page about these jobs.
 
-    Raises `ClusterError` when a run folder is damaged, or when jinja2 or matplotlib is missing.
+    Raises `ClusterError` when a run folder is damaged.
     """
-    try:  # before anything is read
-        import matplotlib  # noqa: F401  (the charts import it when they are drawn)
+    from .facts import collect_facts  # imported here: matplotlib and jinja2 are large
+    from .page import render_page
 
-        from .facts import collect_facts
-        from .page import render_page
-    except ImportError as error:
-        name = (error.name or "").partition(".")[0]
-        raise ClusterError(
-            f"the report needs {name}, which cannot be imported ({error}); type: pip install {name}"
-        ) from error
     return render_page([collect_facts(job) for job in jobs])
 
 

@@ -2,13 +2,27 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import accumulate, pairwise
 
-from cluster.plots.job_facts import Activity, ActivitySpan, SpansByMachine
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, state_changes
+
+
+class Activity(StrEnum):
+    """What a machine did, as the chart of machines shows it."""
+
+    GETTING_READY = "getting ready"
+    TRAINING = "training"
+    VALIDATING = "validating"
+    WAITING = "waiting"
+    LOST = "lost"
+
+
+ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
+SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 
 ABSENT_STATES = (MachineState.GONE, MachineState.LEFT)
 ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
@@ -23,11 +37,19 @@ ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
 }  # all others: waiting
 
 
-def machine_activity(run: Run) -> SpansByMachine:
+def machine_activity(run: Run, timeline: Sequence[AttemptRow]) -> SpansByMachine:
     """Return the activity of each machine. Seconds are of the wall clock.
 
-    A machine is LOST from when it was gone until it came back."""
-    return {name: list(_machine_spans(run.folder, name)) for name in run.spec.machine_names}
+    A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
+    """
+    spans_by_machine = {name: list(_machine_spans(run.folder, name)) for name in run.spec.machine_names}
+    memberships = [row.machines for row in timeline if row.machines]
+    job_end = max((end for spans in spans_by_machine.values() for *_, end in spans), default=0.0)
+    for name, spans in spans_by_machine.items():
+        was_member = any(name in names for names in memberships)
+        if spans and was_member and name not in memberships[-1] and spans[-1][2] < job_end:
+            spans.append((Activity.LOST, spans[-1][2], job_end))
+    return spans_by_machine
 
 
 def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
@@ -48,7 +70,7 @@ def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
 class WorkClock:
     """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
-    def __init__(self, spans_by_machine: SpansByMachine, start_time: float | None = None) -> None:
+    def __init__(self, spans_by_machine: SpansByMachine, start_time: float = 0.0) -> None:
         """Count the time in which at least one machine has an activity other than LOST.
 
         Without any activity, the clock runs from `start_time` until now.
@@ -62,11 +84,8 @@ class WorkClock:
                 intervals[-1][1] = max(intervals[-1][1], end)
             else:
                 intervals.append([begin, end])
-        if not intervals:
-            start = start_time or 0.0
-            intervals = [[start, max(start, time.time())]]
-        self.busy_intervals = intervals
-        self.seconds_before_interval = [0.0, *accumulate(end - begin for begin, end in intervals)]
+        self.busy_intervals = intervals or [[start_time, max(start_time, time.time())]]
+        self.seconds_before_interval = [0.0, *accumulate(end - begin for begin, end in self.busy_intervals)]
 
     def seconds_at(self, timestamp: float) -> float:
         """Return the seconds at work until a moment of the wall clock."""
@@ -92,23 +111,9 @@ def machine_losses(timeline: Sequence[AttemptRow], spans_by_machine: SpansByMach
     }
     losses = []
     for attempt, next_attempt in pairwise(timeline):
-        if not next_attempt.machines:  # the row of the job's end
-            continue
-        for name in attempt.machines:
-            if name not in next_attempt.machines:
-                ends = ends_by_machine.get(name, [])
-                count = bisect_right(ends, next_attempt.at + 1)  # of the times at which it was seen before
-                losses.append((name, ends[count - 1] if count else next_attempt.at))
+        lost_names = [name for name in attempt.machines if name not in next_attempt.machines]
+        for name in lost_names if next_attempt.machines else ():  # the row of the job's end has none
+            ends = ends_by_machine.get(name, [])
+            count = bisect_right(ends, next_attempt.at + 1)  # of the times at which it was seen before
+            losses.append((name, ends[count - 1] if count else next_attempt.at))
     return losses
-
-
-def extend_losses_to_job_end(spans_by_machine: SpansByMachine, timeline: Sequence[AttemptRow]) -> SpansByMachine:
-    """Return the activity in which machines that are not in the last attempt are LOST until the job's end."""
-    last_members: tuple[str, ...] = next((row.machines for row in reversed(timeline) if row.machines), ())
-    all_members = {name for row in timeline for name in row.machines}
-    job_end = max((span[2] for spans in spans_by_machine.values() for span in spans), default=0.0)
-    extended = dict(spans_by_machine)
-    for name, spans in spans_by_machine.items():
-        if spans and name in all_members and name not in last_members and spans[-1][2] < job_end:
-            extended[name] = [*spans, (Activity.LOST, spans[-1][2], job_end)]
-    return extended

@@ -1,27 +1,66 @@
 """Collects what a report shows of a job, from the run folder. No machine is asked."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cluster.backends.base import BilledBackend
 from cluster.jobs.job import Job
-from cluster.plots.job_facts import CostFacts, EpochPoint, JobFacts, TimelineRow
 from cluster.state.job_result import JobResult
-from cluster.state.spec import JobSpec
-from cluster.state.status import effective_rows
+from cluster.state.status import JobStatus
+from cluster.state.timeline import AttemptRow
+from infra.costs import JobCost
+from train.forecast import Forecast, TermComparison
 from train.metrics import text
 from train.metrics.confusion import Confusion
 from train.metrics.records import EpochRow
-from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow, scaled_image_count
 from train.tools.agent_protocol import CONFUSION_FILE
 from train.tools.records import read_record
 
-from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
-from .sample_images import confused_classes, sample_images
-from .step_curve import StepColumns, read_curve_rows
+from .activity import SpansByMachine, WorkClock, machine_activity, machine_losses
+from .sample_images import ConfusedClasses, SampleImage, confused_classes, sample_images
+from .steps import StepPoint, step_points
 
 COST_CURVE_POINTS = 80  # points of the curve of dollars
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """All that a report shows of a job, in any state.
+
+    Moments of epochs, steps, attempts (`timeline`), `activity` and `losses` (machine, moment) are in seconds at work.
+    `schedule`, `forecast` and `forecast_comparison` are those of the result or, before it, of the plan. `settings` are
+    those worth comparing with other jobs, None where a value would mislead. `dollars_over_time` has points (seconds
+    since the first launch of a machine, dollars until then). `confusion` is that of the last validation, None before
+    the job is done. `provenance` is what is needed to reproduce the numbers.
+    """
+
+    status: JobStatus
+    result: JobResult | None
+    model: str
+    place: str  # of the machines, such as "this computer"
+    data: str
+    settings: Mapping[str, str | int | float | None]
+    epochs: Sequence[EpochRow]
+    steps: Sequence[StepPoint]
+    schedule: Sequence[PhaseRow]
+    timeline: Sequence[AttemptRow]
+    activity: SpansByMachine
+    losses: Sequence[tuple[str, float]]
+    forecast: Forecast | None
+    forecast_comparison: Sequence[TermComparison]
+    cost: JobCost
+    dollars_over_time: Sequence[tuple[float, float]]
+    sample_images: Sequence[SampleImage]
+    confusion: Confusion | None
+    confused_classes: Sequence[ConfusedClasses]
+    provenance: Mapping[str, str]
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self.status.job
 
 
 def collect_facts(job: Job) -> JobFacts:
@@ -34,130 +73,85 @@ def collect_facts(job: Job) -> JobFacts:
 
 
 def _collect_facts(job: Job) -> JobFacts:
-    spec = job.spec
-    command = spec.own_command
-    result = job.result
-    status = job.status()
+    spec, command, result = job.spec, job.spec.own_command, job.result
     timeline = job.timeline()
-    activity = extend_losses_to_job_end(machine_activity(job.run), timeline)
-    steps = StepColumns(effective_rows(job.run_folder, read_curve_rows))
-    clock = WorkClock(activity, steps.times[0] if steps.times else spec.created)
-    schedule = (result and result.schedule) or _planned_schedule(job)
+    activity = machine_activity(job.run, timeline)
+    clock = WorkClock(activity, spec.created)
+    planned_schedule = spec.schedule.table() if spec.schedule else []
+    schedule = (result and result.schedule) or planned_schedule
     confusion = read_record(job.run_folder.network_folder / CONFUSION_FILE, Confusion)
+    cost, dollars_over_time = _cost_over_time(job)
     return JobFacts(
-        job=job.name,
-        status=status,
+        status=job.status(),
         result=result,
         model=command.text if command else spec.recipe.model.name,
-        settings=comparable_settings(job),
+        place=job.backend.description,
         data="" if command else spec.recipe.data.name,
-        backend=job.backend.description,
-        machines=spec.machines,
-        processes=spec.machines * spec.procs,
-        epochs=epochs_over_time(job.epochs(), result.epochs if result else (), clock),
-        steps=steps.points(clock),
+        settings=comparable_settings(job),
+        epochs=[replace(row, time=clock.seconds_at(row.time)) for row in job.epochs()],
+        steps=step_points(job.steps(), clock),
         schedule=schedule,
-        timeline=[TimelineRow(**vars(row), seconds=clock.seconds_at(row.at)) for row in timeline],
+        timeline=[replace(row, at=clock.seconds_at(row.at)) for row in timeline],
         activity={
             name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in spans]
             for name, spans in activity.items()
         },
         losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
-        hosts={name: machine.host for name, machine in job.machine_details().items()},
-        forecast=result.forecast if result and result.forecast else job.spec.forecast,
+        forecast=result.forecast if result and result.forecast else spec.forecast,
         forecast_comparison=(result and result.against) or (),
-        cost=cost_over_time(job, result),
-        sample_images=sample_images(job.path, schedule[-1] if schedule else None),
+        cost=cost,
+        dollars_over_time=dollars_over_time,
+        sample_images=sample_images(job.path, schedule),
         confusion=confusion,
         confused_classes=confused_classes(job.path, confusion),
-        provenance=provenance(job, result, clock),
+        provenance={name: value for name, value in _provenance(job, clock).items() if value},
     )
 
 
-def epochs_over_time(
-    metrics_rows: Sequence[EpochRow], result_epochs: Sequence[EpochResult], clock: WorkClock
-) -> list[EpochPoint]:
-    """Return the finished epochs. They come from the metrics, or from the result of an old run that has no metrics."""
-    if metrics_rows:
-        return [EpochPoint(seconds=clock.seconds_at(row.time), images=row.images, result=row) for row in metrics_rows]
-    points = []
-    seconds = 0.0
-    images = 0
-    for row in result_epochs:
-        seconds += row.seconds
-        images += row.train_images
-        points.append(EpochPoint(seconds=seconds, images=images, result=row))
-    return points
-
-
-def _planned_schedule(job: Job) -> list[PhaseRow]:
-    """Return the rows of the planned schedule, for a job without a result; none for a command."""
-    schedule = job.spec.schedule
-    return schedule.table() if schedule else []
-
-
-def cost_over_time(job: Job, result: JobResult | None) -> CostFacts:
-    """Return what the job has cost."""
+def _cost_over_time(job: Job) -> tuple[JobCost, list[tuple[float, float]]]:
+    """Return what the job has cost, and points (seconds since the first launch of a machine, dollars until then)."""
     backend = job.backend
     if not isinstance(backend, BilledBackend):
-        return CostFacts(total=result.dollars if result else 0.0)
+        return JobCost(), []
     cost = backend.job_cost()
-    over_time = []
-    if cost.machines:
-        begin = min(machine.launched for machine in cost.machines)
-        end = max(machine.ended or time.time() for machine in cost.machines)
-        for index in range(COST_CURVE_POINTS + 1):
-            moment = begin + (end - begin) * index / COST_CURVE_POINTS
-            over_time.append((moment - begin, backend.job_cost(moment).dollars))
-    return CostFacts(total=cost.dollars, machines=cost.machines, over_time=over_time, unknown=cost.unknown)
+    if not cost.machines:
+        return cost, []
+    begin = min(machine.launched for machine in cost.machines)
+    end = max(machine.ended or time.time() for machine in cost.machines)
+    moments = [(end - begin) * index / COST_CURVE_POINTS for index in range(COST_CURVE_POINTS + 1)]
+    return cost, [(moment, backend.job_cost(begin + moment).dollars) for moment in moments]
 
 
-def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tuple[str, str]]:
-    """Return what is needed to reproduce the numbers: code, versions, seed, data, times. Unknown rows are left out."""
-    spec = job.spec
-    machines = _format_count(spec.machines, "machine")
-    processes = _format_count(spec.procs, "process", "es")
+def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
+    """Return what is needed to reproduce the numbers: code, versions, seed, data, times; "" for what is not known."""
+    spec, result = job.spec, job.result
+    processes = f"{_count(spec.machines, 'machine')} x {_count(spec.procs, 'process', 'processes')}"
+    commit = {"commit of the program": _describe_commit(spec.git_commit)}
     if command := spec.own_command:
-        rows = [
-            ("command", command.text),
-            ("project", spec.user_project.folder if spec.user_project else ""),
-            ("commit of the program", _describe_commit(spec.git_commit)),
-            ("data", spec.train.data),
-            ("processes", f"{machines} x {processes}"),
-        ]
+        project = spec.user_project.folder if spec.user_project else ""
+        rows = {"command": command.text, "project": project, **commit, "data": spec.train.data, "processes": processes}
     else:
-        rows = [*_recipe_provenance(job, result), ("processes", f"{machines} x {processes}, {_schedule_size(spec)}")]
-    rows += [
-        ("job", spec.uid or spec.name),
-        ("launched", format_utc(spec.created)),
-        ("started work", format_utc(clock.start_time)),
-    ]
+        scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
+        versions = (result and result.versions) or {}
+        rows = {
+            "recipe": f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}",
+            **commit,
+            "seed": str(spec.recipe.seed if result is None or result.seed is None else result.seed),
+            "data": f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}",
+            "images": _describe_images(job) + scale_note,
+            "training": text.describe_training(spec.recipe),
+            "device": ", ".join(filter(None, (result.device, result.precision))) if result else "",
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "processes": f"{processes}, schedule for {_count(spec.schedule_gpus, 'GPU')}",
+        }
+    rows |= {
+        "job": spec.uid or spec.name,
+        "launched": _format_utc(spec.created),
+        "started work": _format_utc(clock.start_time),
+    }
     if result and result.ids_wrong is not None:
-        rows.append(("images used", "; ".join(result.ids_wrong) or "every image exactly once in every epoch"))
-    return [(name, value) for name, value in rows if value]
-
-
-def _schedule_size(spec: JobSpec) -> str:
-    return f"schedule for {_format_count(spec.schedule_gpus, 'GPU')}"
-
-
-def _recipe_provenance(job: Job, result: JobResult | None) -> list[tuple[str, str]]:
-    """Return the rows that only a recipe has: its file, seed, images, versions."""
-    spec = job.spec
-    scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
-    versions = (result and result.versions) or {}
-    seed = spec.recipe.seed if result is None or result.seed is None else result.seed
-    device = (result.device, result.precision) if result else ()
-    return [
-        ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
-        ("commit of the program", _describe_commit(spec.git_commit)),
-        ("seed", str(seed)),
-        ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}"),
-        ("images", _describe_images(job) + scale_note),
-        ("training", text.describe_training(spec.recipe)),
-        ("device", ", ".join(filter(None, device))),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-    ]
+        rows["images used"] = "; ".join(result.ids_wrong) or "every image exactly once in every epoch"
+    return rows
 
 
 def comparable_settings(job: Job) -> dict[str, str | int | float | None]:
@@ -199,10 +193,9 @@ def _describe_commit(commit: str | None) -> str:
     return name if name == commit else f"{name}, with files that are not committed"
 
 
-def _format_count(number: int, noun: str, plural_suffix: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural_suffix}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
-def format_utc(timestamp: float) -> str:
-    """Return a moment of the wall clock in UTC, as text for people."""
+def _format_utc(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))

@@ -1,15 +1,20 @@
-"""The tables of the report as plain text: the template makes HTML of them."""
+"""The tables of the report as plain text: the template makes HTML of them. `status` and `cost` print some of them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from cluster.plots.job_facts import JobFacts
-from cluster.state.timeline import describe_members, known_first_steps
-from train.metrics.text import PART_TITLES, format_duration, format_lr_range
+from cluster.state.states import work_title
+from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
+from infra.costs import JobCost
+from train.metrics.confusion import Confusion
+from train.metrics.text import EPOCH_COLUMNS, PART_TITLES, format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
 
-NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
+from .facts import JobFacts
+
+NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %| s)?")
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
 SHOWN_CLASSES = 12  # in the tables of classes
 Cell = str | int | float | None
@@ -17,29 +22,31 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of text. In a column of numbers, the cells are right-aligned."""
+    """Column names and rows of text."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_numeric: Sequence[bool]  # of each column
     caption: str = ""
 
+    @cached_property
+    def is_numeric(self) -> Sequence[bool]:
+        """Whether a column has numbers only, for each column."""
+        return [
+            all(not row[index] or NUMBER_PATTERN.fullmatch(row[index]) for row in self.rows)
+            for index in range(len(self.columns))
+        ]
+
     def cell_class(self, column: int, text: str) -> str:
-        """Return the CSS class of a cell: short texts stay on one line, long texts may break."""
+        """Return the CSS class of a cell: numbers are right-aligned, short texts stay on one line, long ones break."""
         if self.is_numeric[column]:
             return "number"
         return "short" if len(text) < MAX_SHORT_CELL else "long"
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> Table:
-    """Return a table of these cells."""
+    """Return a table of these cells. One without rows is left out of the page."""
     texts = [[display_text(cell) for cell in row] for row in rows]
-    is_numeric = [all(_is_number(row[index]) for row in texts) for index in range(len(columns))]
-    return Table(columns, texts, is_numeric, caption)
-
-
-def _is_number(text: str) -> bool:
-    return not text or NUMBER_PATTERN.fullmatch(text) is not None
+    return Table(columns, texts, caption)
 
 
 def display_text(value: object) -> str:
@@ -50,145 +57,183 @@ def display_text(value: object) -> str:
     return "".join(character for character in text if character.isprintable() or character in "\n\t ")
 
 
-def attempts_table(facts: JobFacts) -> Table | None:
-    """Return the attempts without the columns that are empty; None before the first attempt."""
-    rows = [
+def format_known(value: float | None, template: str) -> str:
+    """Return a number as text by a template such as "{:.2f} %", "" for None."""
+    return "" if value is None else template.format(value)
+
+
+# --- of the top of the page -----------------------------------------------------------------------------------------
+
+
+def headline_values(facts: JobFacts) -> dict[str, str]:
+    """Return the headline numbers of a job by name; "" for what is not known yet."""
+    status, result, forecast, cost = facts.status, facts.result, facts.forecast, facts.cost
+    validated = [epoch for epoch in facts.epochs if epoch.top1 is not None]
+    accuracies = validated[-1] if validated else result
+    speed = (result and result.images_per_second) or status.images_per_second
+    goodput = 100 * result.goodput if result and result.goodput is not None else None
+    done = "" if status.step == status.steps else f"{status.step or 0:,} / "
+    return {
+        "top-1": format_known(accuracies.top1 if accuracies else None, "{:.2f} %"),
+        "top-5": format_known(accuracies.top5 if accuracies else None, "{:.2f} %"),
+        "minutes": _format_minutes(status.seconds / 60),
+        "cost": f"${cost.dollars:,.2f}" + (" or more" if cost.unknown else ""),
+        "machines": str(status.machines),
+        "processes": str(status.machines * status.procs),
+        "images/s": format_known(speed, "{:,.0f}"),
+        "goodput": format_known(goodput, "{:.1f} %"),
+        "steps": f"{done}{status.steps:,}" if status.steps else "",
+        "epochs run": str(len(facts.epochs)),
+        "attempts": str(status.attempt),
+        "machines lost": str(len(facts.losses)),
+        "minutes to target": _format_minutes(result.target.minutes if result and result.target else None),
+        "minutes forecast": _format_minutes(forecast.minutes if forecast else None),
+    }
+
+
+def _format_minutes(value: float | None) -> str:
+    """Return minutes with at least three significant digits, so that numbers that are compared are equally exact."""
+    return format_known(value, "{:.2f}" if value is not None and value < 9.995 else "{:.1f}")
+
+
+def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
+    """Return a table that has one column for each job: first the settings in which they differ."""
+    headlines = [headline_values(facts) for facts in all_facts]
+    settings = [facts.settings for facts in all_facts]
+    differing = {name: [row.get(name) for row in settings] for name in differing_settings(settings)}
+    rows: dict[str, list[Cell]] = {
+        work_title(facts.status.work for facts in all_facts): [facts.status.recipe for facts in all_facts],
+        "model": [facts.model for facts in all_facts],
+        **{name: values for name, values in differing.items() if None not in values},  # None would mislead
+        "state": [facts.status.state for facts in all_facts],
+        "reason": [facts.status.reason for facts in all_facts],
+        **{name: [headline[name] or "-" for headline in headlines] for name in headlines[0]},
+    }
+    shown_rows = [(name, *values) for name, values in rows.items() if set(values) not in ({""}, {"-"})]
+    return make_table(("", *(facts.job for facts in all_facts)), shown_rows)
+
+
+def differing_settings(settings: Sequence[Mapping[str, Cell]]) -> list[str]:
+    """Return the names of the settings that differ between jobs, without the name of the recipe or of the command."""
+    names = dict.fromkeys(name for row in settings for name in row if name not in ("recipe", "command"))
+    return [name for name in names if len({row.get(name) for row in settings}) > 1]
+
+
+# --- of the sections ------------------------------------------------------------------------------------------------
+
+
+def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], str] = format_duration) -> Table:
+    """Return a row for each attempt, with the time and the steps that it cost. Empty columns are left out."""
+    columns = ("attempt", "at", "machines", "from step", "pause", "steps lost", "reason")
+    cells = [
         (
             row.attempt if row.machines else "end",
-            format_duration(row.seconds),
-            row.reason,
+            format_moment(row.at),
             describe_members(row.machines),
             first_step,
-            _format_number(row.pause, 1),
+            format_known(row.pause, "{:.1f} s"),
             row.steps_lost,
+            row.reason,
         )
-        for row, first_step in zip(facts.timeline, known_first_steps(facts.timeline), strict=True)
+        for row, first_step in zip(rows, known_first_steps(rows), strict=True)
     ]
-    columns = ("attempt", "at", "reason", "machines", "from step", "pause, s", "steps lost")
-    filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in rows)]
-    filled_rows = [[row[index] for index in filled] for row in rows]
-    return make_table([columns[index] for index in filled], filled_rows, "Attempts") if rows else None
+    filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in cells)]
+    return make_table(
+        [columns[index] for index in filled], [[row[index] for index in filled] for row in cells], "Attempts"
+    )
 
 
-def time_breakdown_table(facts: JobFacts) -> Table | None:
-    """Return the time between the first step and the last by part; of an old run, its rougher division."""
-    title = "Where the time went"
-    where = facts.status.where
+def time_breakdown_table(facts: JobFacts) -> Table:
+    """Return the time between the first step and the last by part; without steps, the seconds of each state."""
+    title, where = "Where the time went", facts.status.where
     if not where:
         seconds_by_state = facts.result.seconds if facts.result else {}
-        old_rows = [(name, f"{value:.1f}") for name, value in seconds_by_state.items()]
-        return make_table(("part", "seconds"), old_rows, title) if old_rows else None
-    pauses = where.pauses
-    wall = where.wall + pauses
-    parts = [(PART_TITLES[part], row.seconds) for part, row in where.parts.items()]
-    if pauses:
-        parts.append(("losses, redone steps", pauses))
-    parts.append(("first step to last", wall))
-    rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
+        return make_table(
+            ("part", "seconds"), [(name, f"{value:.1f}") for name, value in seconds_by_state.items()], title
+        )
+    wall = where.wall + where.pauses
+    parts = {PART_TITLES[part]: row.seconds for part, row in where.parts.items()}
+    if where.pauses:
+        parts["losses, redone steps"] = where.pauses
+    parts["first step to last"] = wall
+    rows = [
+        (name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts.items()
+    ]
     return make_table(("part", "seconds", "share"), rows, title)
 
 
-def cost_table(facts: JobFacts) -> Table | None:
-    """Return the dollars of each rented machine; None without rented machines."""
-    cost = facts.cost
+def start_note(facts: JobFacts) -> str:
+    """Return a sentence on the time before the first step, "" when it is not known."""
+    start = facts.status.where.start if facts.status.where else {}
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items())
+    return f"before the first step {sum(start.values()):.1f}: {parts}" if start else ""
+
+
+def cost_table(cost: JobCost) -> Table:
+    """Return the dollars of each rented machine."""
+    columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
     rows = [
         (
             machine.name,
+            machine.id,
             machine.type,
             machine.market,
             machine.zone,
-            f"{machine.seconds / 60:.1f}",
-            "unknown" if machine.dollars is None else f"{machine.total_dollars:.4f}",
+            f"{machine.seconds / 3600:.3f}",
+            format_known(machine.price, "${:,.4f}") or "unknown price",
+            "unknown price" if machine.dollars is None else f"${machine.total_dollars:,.4f}",
             machine.why if machine.ended else "still running",
         )
         for machine in cost.machines
     ]
-    columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
     unknown_note = f"; without {', '.join(cost.unknown)}, whose price is unknown" if cost.unknown else ""
-    caption = f"Dollars by machine: {cost.total:.4f} in total{unknown_note}"
-    return make_table(columns, rows, caption) if rows else None
+    return make_table(columns, rows, f"Dollars by machine: {cost.dollars:.4f} in total{unknown_note}")
 
 
-def phases_table(facts: JobFacts) -> Table:
-    """Return the phases of the schedule."""
+def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> Table:
+    """Return a schedule in the columns of a paper's table, a row for each phase.
+
+    A phase whose resized copies are missing reads the full-size images.
+    """
     columns = (
-        *(
-            "epochs",
-            "image size",
-            "batch",
-            "global batch",
-            "learning rate",
-            "per 256",
-            "shape",
-            "steps",
-            "read from",
-            "crop",
-        ),
-        "validation",
+        *("epochs", "size", "batch", "global batch", "learning rate", "lr per 256", "steps", "pre-resized to"),
+        *("min scale", "val crop"),
     )
-    rows = [
+    cells = [
         (
-            f"{row.start} to {row.end}",
-            f"{row.size}{' in rectangles' if row.rect_train else ''}",
+            f"{row.start}-{row.end}",
+            f"{row.size}{' rect' if row.rect_train else ''}",
             row.batch,
             row.global_batch,
-            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr, row.peak) + ("" if row.shape == "linear" else f", {row.shape}"),
             format_lr_range(row.lr_per_256),
-            row.shape,
             row.steps,
-            f"copy of {row.copy}" if row.copy else "full size",
-            f"{row.min_scale} or more",
-            ("rectangles" if row.rect_val else "square") + _validation_note(row),
+            "no" if row.copy in missing_copies else row.copy or "no",
+            row.min_scale,
+            ("rectangle" if row.rect_val else "square") + ("" if row.validate == "each" else f", {row.validate}"),
         )
-        for row in facts.schedule
+        for row in rows
     ]
+    return make_table(columns, cells)
+
+
+def epochs_table(facts: JobFacts) -> Table:
+    """Return the epochs that have ended."""
+    columns = [title for title, *_ in EPOCH_COLUMNS]
+    formats = [(field, f"{{:{form}}}") for _, _, field, form in EPOCH_COLUMNS]
+    rows = [[format_known(getattr(epoch, field), form) for field, form in formats] for epoch in facts.epochs]
     return make_table(columns, rows)
 
 
-def _validation_note(schedule_row: PhaseRow) -> str:
-    """Return when a phase validates, where that is not after each epoch."""
-    return "" if schedule_row.validate == "each" else f", {schedule_row.validate}"
-
-
-def epochs_table(facts: JobFacts) -> Table | None:
-    """Return the epochs; None before the first has ended."""
-    columns = (
-        *("epoch", "image size", "global batch", "last rate", "loss", "val loss", "top-1, %", "top-5, %", "seconds"),
-        "images/s",
-    )
-    rows = [
-        (
-            epoch.epoch,
-            epoch.size,
-            epoch.global_batch,
-            epoch.lr,
-            _format_number(epoch.train_loss, 3),
-            _format_number(epoch.val_loss, 3),
-            _format_number(epoch.top1, 2),
-            _format_number(epoch.top5, 2),
-            _format_number(epoch.seconds, 1),
-            _format_number(epoch.images_per_second, 0),
-        )
-        for epoch in (point.result for point in facts.epochs)
-    ]
-    return make_table(columns, rows) if rows else None
-
-
-def _format_number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def worst_classes_table(facts: JobFacts) -> Table | None:
-    """Return the classes of the lowest accuracy in the last validation; None when it was not counted by class."""
-    if not facts.confusion:
-        return None
-    rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in facts.confusion.worst_classes(SHOWN_CLASSES)]
+def worst_classes_table(confusion: Confusion | None) -> Table:
+    """Return the classes of the lowest accuracy in the last validation, as far as it was counted by class."""
+    entries = confusion.worst_classes(SHOWN_CLASSES) if confusion else []
+    rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in entries]
     return make_table(("class", "images", "top-1, %"), rows, "Classes of the lowest accuracy")
 
 
-def errors_table(facts: JobFacts) -> Table | None:
-    """Return the most frequent errors of the last validation; None when there was none, or it was not counted."""
-    pairs = facts.confusion.most_confused(SHOWN_CLASSES) if facts.confusion else []
+def errors_table(confusion: Confusion | None) -> Table:
+    """Return the most frequent errors of the last validation, as far as they were counted."""
+    pairs = confusion.most_confused(SHOWN_CLASSES) if confusion else []
     rows = [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs]
-    columns = ("class", "taken for", "images", "% of the class")
-    return make_table(columns, rows, "Most confused classes") if rows else None
+    return make_table(("class", "taken for", "images", "% of the class"), rows, "Most confused classes")

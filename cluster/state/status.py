@@ -3,11 +3,10 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from cluster.connectors import untrusted
 from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
@@ -27,16 +26,6 @@ from .run_folder import Run, RunFolder, install_log_path, stop_reason
 from .states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep, WorkKind
 from .supervisor_records import MachineSetup, SetupRecord
 
-
-class CountedRow(Protocol):
-    """What every row has that is read of a file of metrics."""
-
-    @property
-    def images(self) -> int:
-        """The images seen since the start of the run."""
-
-
-CountedT = TypeVar("CountedT", bound=CountedRow)
 # A job counts as being in the last of its machines' states in this order.
 STATES_BY_PROGRESS = (
     MachineState.SETUP,
@@ -372,16 +361,11 @@ def _parse_epoch(line: bytes) -> EpochRow | None:
 
 def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
     """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
-    return effective_rows(run_folder, lambda path: read_metrics_file(path, StepRow))
-
-
-def effective_rows(run_folder: RunFolder, read_steps: Callable[[Path], Iterable[CountedT]]) -> Iterator[CountedT]:
-    """Yield the rows that `read_steps` returns for all files, but for those that a later attempt replaced."""
     paths = metrics_files(run_folder.path)
     step_ends = [first_and_last_step(path) for path in paths]
     ends = _effective_ends(found.first.images if found else None for found in step_ends)
     for path, end in zip(paths, ends, strict=True):
-        for row in read_steps(path):
+        for row in read_metrics_file(path, StepRow):
             if row.images < end:
                 yield row
 

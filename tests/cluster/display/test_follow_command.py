@@ -10,7 +10,6 @@ from cluster.display import progress, status
 from cluster.errors import BadInput
 from cluster.jobs import checkpoints
 from cluster.records.run_data import collect_run_data
-from cluster.state.timeline import AttemptRow
 from train.recipe import Command
 
 Fixture = Any
@@ -66,9 +65,9 @@ def test_flood_of_output_is_cut(run: Any, write_log: Fixture, monkeypatch: pytes
 def test_steps_of_a_command_are_beside_the_bar(run: Any) -> None:
     run.write_status("training", attempt=2, phase="running", step=7, launch="second")
     job_status = run.job.status()
-    assert progress._progress_text(job_status, since=0.0, first_step=7) == "step 7"
+    assert progress.progress_text(job_status, since=0.0, first_step=7) == "step 7"
     run.write_status("training", attempt=2, phase="running", step=7, steps=70, epoch=1, launch="second")
-    text = progress._progress_text(run.job.status(), since=0.0, first_step=6)
+    text = progress.progress_text(run.job.status(), since=0.0, first_step=6)
     assert text.startswith("step 7/70  epoch 1  ") and text.endswith(" left")
 
 
@@ -78,15 +77,6 @@ def test_status_tells_the_command_and_no_step_that_is_not_known(run: Any, capsys
     lines = capsys.readouterr().out.splitlines()
     assert "name               train" in lines and "command            python train.py --lr 0.1" in lines
     assert "attempt       at machines     reason" in lines
-
-
-def test_steps_of_a_recipe_stay_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        AttemptRow(attempt=number, at=1e9, machines=("0",), first_step=0, last_step=last_step, reason="")
-        for number, last_step in ((1, 5), (2, None))
-    ]
-    status.show_timeline(rows)
-    assert "from step" in capsys.readouterr().out
 
 
 def test_commands_for_networks_say_that_a_command_has_none(run: Any) -> None:

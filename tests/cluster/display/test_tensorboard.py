@@ -4,8 +4,7 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +13,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 from cluster.display import tensorboard
-from cluster.errors import NoSuchJob
 from train.recipe import Command
 
 Fixture = Any
@@ -28,27 +26,30 @@ def place_with_job(sandbox: Fixture, finished: Fixture) -> Any:
 
 
 @pytest.fixture
-def start(place_with_job: Fixture) -> Any:
-    """Serve all jobs of the place with `serve_all`, and return the URL."""
+def serve(place_with_job: Fixture) -> Any:
+    """Start TensorBoard with options; return its URL and what requests JSON of it. It ends on Ctrl-C, at the end."""
     servers = []
 
-    def serve() -> str:
-        argv = [sys.executable, "-c", "from cluster.display.tensorboard import serve_all; serve_all(0)"]
-        with (place_with_job.path / "board").open("wb") as output:
-            servers.append(
-                subprocess.Popen(argv, stdout=output, stderr=output, cwd=place_with_job.path, env=place_with_job.env)
-            )
-        text = place_with_job.wait_for((place_with_job.path / "board").read_text)
-        assert text.startswith("http://127.0.0.1:") and f"all jobs of {place_with_job.path / 'runs'}, until" in text, (
-            text
+    def start(*options: str) -> tuple[str, Callable[..., Any]]:
+        servers.append(place_with_job.start("tensorboard", *options, "--port", "0"))
+        url = place_with_job.wait_for(
+            lambda: "until Ctrl-C\n" in place_with_job.output() and place_with_job.output().split()[0]
         )
-        return str(text.split()[0])
 
-    yield serve
-    for server in servers:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(120) == 0
-    assert (place_with_job.path / "board").read_text().endswith("TensorBoard stopped\n")
+        def get_json(path: str, body: Any = None, **query: str) -> Any:
+            data = json.dumps(body).encode() if body else None
+            request = Request(f"{url}data/{path}?{urlencode(query)}", data, {"Content-Type": "application/json"})
+            with urlopen(request, timeout=120) as response:
+                return json.load(response)
+
+        return url, get_json
+
+    yield start
+    (server,) = servers
+    server.send_signal(signal.SIGINT)
+    assert server.wait(120) == 0 and "Traceback" not in place_with_job.output()
+    assert place_with_job.output().endswith("TensorBoard stopped\n")  # the jobs have ended
+    place_with_job.wait_for(lambda: not place_with_job.pids())
 
 
 def listening_addresses(port: int) -> list[str]:
@@ -59,50 +60,29 @@ def listening_addresses(port: int) -> list[str]:
     return [fields[1].split(":")[0] for fields in lines if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
 
 
-def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixture) -> None:
-    server = place_with_job.start("tensorboard", "job-1", "--port", "0")
-    url = place_with_job.wait_for(lambda: place_with_job.output().count("\n") and place_with_job.output().split()[0])
-    assert url.startswith("http://127.0.0.1:") and "until Ctrl-C" in place_with_job.output()
+def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixture, serve: Fixture) -> None:
+    url, get_json = serve("job-1")
+    assert url.startswith("http://127.0.0.1:")
     port = int(url.rstrip("/").rsplit(":", 1)[1])
     assert listening_addresses(port) == ["0100007F"], "it listens beyond this computer"
-
-    def get_json(path: str, **query: str) -> Any:
-        with urlopen(f"{url}{path}?{urlencode(query)}", timeout=120) as response:
-            return json.load(response)
-
-    tags = place_with_job.wait_for(lambda: get_json("data/plugin/scalars/tags"))
+    tags = place_with_job.wait_for(lambda: get_json("plugin/scalars/tags"))
     (run,) = tags
     assert run == "job-1" and sorted(tags[run])[0].startswith("accuracy/")
     assert {"loss/train", "sizes/lr", "times/images_per_second", "loss/val", "accuracy/val_top1"} <= tags[run].keys()
     for tag in tags[run]:
-        served = [(step, value) for _, step, value in get_json("data/plugin/scalars/scalars", run=run, tag=tag)]
+        served = [(step, value) for _, step, value in get_json("plugin/scalars/scalars", run=run, tag=tag)]
         measured = place_with_job.job().scalars(tag)
         assert [step for step, _ in served] == [images for images, _ in measured] and served[-1][0] == 180
         assert [value for _, value in served] == pytest.approx([value for _, value in measured], rel=1e-6)
 
-    server.send_signal(signal.SIGINT)
-    assert server.wait(120) == 0
-    assert (
-        place_with_job.output().endswith("TensorBoard stopped\n")  # the job has ended
-        and "Traceback" not in place_with_job.output()
-    )
-    place_with_job.wait_for(lambda: not place_with_job.pids())
-    assert not listening_addresses(port)
 
-
-def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixture, start: Fixture) -> None:
+def test_tensorboard_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixture, serve: Fixture) -> None:
     runs = place_with_job.path / "runs"
     shutil.copytree(runs / "job-1", runs / "job-3")
     (runs / "job-3/job.json").write_text((runs / "job-1/job.json").read_text().replace("job-1", "job-3"))
     (runs / "job-2").mkdir()  # left by a launch that was killed
-    url = start()
-
-    def get_json(path: str, body: Any = None) -> Any:
-        data = json.dumps(body).encode() if body else None
-        request = Request(f"{url}data/{path}", data, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=120) as response:
-            return json.load(response)
-
+    _, get_json = serve("--all")
+    assert f"all jobs of {runs}, until" in place_with_job.output()
     place_with_job.wait_for(lambda: set(get_json("runs")) == {"job-1", "job-3"})
     experiment = get_json("plugin/hparams/experiment", {"experimentName": "0"})
     names = {info["name"] for info in experiment["hparamInfos"]}
@@ -114,15 +94,12 @@ def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixtu
         "colParams": [], "startIndex": 0, "sliceSize": 10,
     }  # fmt: skip
     groups = get_json("plugin/hparams/session_groups", query)["sessionGroups"]
-    result = place_with_job.job().result
     assert sorted(group["name"] for group in groups) == ["job-1", "job-3"]
     for group in groups:
         assert group["hparams"] == place_with_job.job().hparams and group["hparams"]["world"] == 2
         values = {metric["name"]["tag"]: metric["value"] for metric in group["metricValues"]}
-        assert values["accuracy/val_top1"] == pytest.approx(result.top1)
-        assert values["accuracy/val_top5"] == pytest.approx(result.top5)
+        assert values["accuracy/val_top1"] == pytest.approx(place_with_job.job().result.top1)
         assert group["sessions"][0]["status"] == "STATUS_SUCCESS"
-
     shutil.copytree(runs / "job-1", runs / "job-4")
     place_with_job.wait_for(lambda: "job-4" in get_json("runs"))
 
@@ -170,15 +147,10 @@ def test_tensorboard_shows_several_jobs_and_says_which_go_on(
         return 0
 
     monkeypatch.setattr(tensorboard, "_run_server", run_server)
-    assert tensorboard.serve([place_with_job.job(1), place_with_job.job(2)], 0) == 0
-    assert seen == ["job-1, job-2, until Ctrl-C", "job-1", "job-2"]
+    jobs = [place_with_job.job(1), place_with_job.job(2)]
+    assert tensorboard.serve(lambda: jobs, 0, "both") == 0
+    assert seen == ["both, until Ctrl-C", "job-1", "job-2"]
     assert capsys.readouterr().err == "TensorBoard stopped; still at work: job-2\n"
-
-
-def test_serve_all_without_jobs_is_refused(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match="there is no job in"):
-        tensorboard.serve_all(0)
-    assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
 def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixture) -> None:

@@ -63,13 +63,6 @@ def test_table_on_terminal_has_color_and_clean_cells(monkeypatch: pytest.MonkeyP
     assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()))
 
 
-def test_table_on_narrow_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: Fixture) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    tables.print_table(["job", "text"], [["job-1", "word " * 30]])
-    assert "…" not in capsys.readouterr().out
-
-
 def test_log_shows_an_unfinished_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.BytesIO()
     stream = io.TextIOWrapper(screen, encoding="utf-8")
@@ -83,7 +76,7 @@ def test_log_shows_an_unfinished_line_at_once(tmp_path: Path, monkeypatch: pytes
 def test_output_after_the_reader_has_gone_is_discarded() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    stream = terminal.CleanStream(os.fdopen(writer, "w", buffering=1))
+    stream = terminal.TerminalStream(os.fdopen(writer, "w", buffering=1))
     for _ in range(3):
         assert stream.write("a line\n") == 7
     stream.flush()

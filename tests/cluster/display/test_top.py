@@ -1,6 +1,7 @@
 """The live table of a job's machines, from invented statuses."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -16,15 +17,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from cluster.display import top as display_top
 from cluster.display.top import (
     COLUMN_DROP_ORDER,
     TOP_COLUMNS,
     StatusAgeTracker,
-    fitting_columns,
     job_summary_line,
-    machine_table_rows,
+    machine_cells,
+    render,
     show_top,
 )
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
@@ -32,27 +33,16 @@ from cluster.state.states import AgentPhase, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow
 
 LOAD = MachineLoad(
-    cpu=34.2,
-    memory_gb=120.4,
-    memory_total_gb=1152.0,
-    net_in_gbit=40.21,
-    net_out_gbit=41.0,
+    cpu=34.2, memory_gb=120.4, memory_total_gb=1152.0, net_in_gbit=40.21, net_out_gbit=41.0,
     gpus=(
         GpuLoad(use=98.0, memory_gb=61.2, temperature=64.0, watts=600.0),
         GpuLoad(use=91.0, memory_gb=70.3, temperature=71.0),
     ),
-)
+)  # fmt: skip
 EARLY_JOB = JobStatus(
-    job="job-3",
-    recipe="tiny",
-    backend="ssh",
-    machines=3,
-    procs=2,
-    created=0.0,
-    state=JobState.SETUP,
-    doing="drawing",
+    job="job-3", recipe="tiny", backend="ssh", machines=3, procs=2, created=0.0, state=JobState.SETUP, doing="drawing",
     run="/r",
-)
+)  # fmt: skip
 JOB = replace(
     EARLY_JOB, state=JobState.RUNNING, doing="training", step=120, steps=4500, epoch=2, epochs=16,
     images_per_second=330123.4, top1=63.456, seconds=613.2,
@@ -62,14 +52,9 @@ JOB = replace(
 def machine(**more: Any) -> MachineRow:
     """A machine with a status as its agent writes it; without `more`, one without a status."""
     values: dict[str, Any] = {
-        "state": MachineState.TRAINING,
-        "phase": AgentPhase.RUNNING,
-        "attempt": 2,
-        "step": 120,
-        "steps": 4500,
-        "images_per_second": 21000.4,
-    }
-    values |= {"loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more}
+        "state": MachineState.TRAINING, "phase": AgentPhase.RUNNING, "attempt": 2, "step": 120, "steps": 4500,
+        "images_per_second": 21000.4, "loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more,
+    }  # fmt: skip
     status = MachineStatus(id="0.a", **values)
     return MachineRow(host="", state=status.state, reason=status.reason, status=status, notes=(), seconds={})
 
@@ -78,119 +63,80 @@ NEW_MACHINE = MachineRow(host="", state=SetupStep.NONE, reason="", status=None, 
 UNKNOWN = dict.fromkeys(("attempt", "step", "steps", "images_per_second", "loss", "use", "busy"))
 
 
-def test_machine_row_aggregates_its_gpus() -> None:
-    (row,) = machine_table_rows({"gpu-0": machine()}, 0.0)
-    assert row.cells == {
-        "machine": "gpu-0",
-        "state": "training",
-        "attempt": "2",
-        "step": "120/4500",
-        "img/s": "21000",
-        "loss": "3.210",
-        "GPU %": "94",
-        "min %": "91",
-        "GPU GB": "70.3",
-        "°C": "71",
-        "CPU %": "34",
-        "RAM GB": "120/1152",
-        "in Gbit/s": "40.21",
-        "out Gbit/s": "41.00",
-        "last status": "",
-        "slowest": "",
-    }
+def cells(machines: dict[str, MachineRow], now: float = 0.0, tracker: StatusAgeTracker | None = None) -> list[Any]:
+    """The cells of each machine as text, by column."""
+    rows = machine_cells(machines, now, tracker or StatusAgeTracker())
+    return [{name: str(cell) for name, cell in row.items()} for row in rows]
+
+
+def shown(machines: dict[str, MachineRow], width: int) -> list[str]:
+    """The lines of `top` on a terminal of a width."""
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render(JOB, machines, 0.0, StatusAgeTracker(), width))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_machine_cells_aggregate_its_gpus() -> None:
+    (row,) = cells({"gpu-0": machine()})
+    assert [row[name] for name in TOP_COLUMNS] == [
+        *("gpu-0", "training", "2", "120/4500", "21000", "3.210", "94", "91", "70.3", "71", "34", "120/1152"),
+        *("40.21", "41.00", "", ""),
+    ]
 
 
 @pytest.mark.parametrize(
     "sparse_machine",
     [
         NEW_MACHINE,
-        machine(state="", **UNKNOWN),
         machine(state="", **{**UNKNOWN, "use": MachineLoad()}),
         machine(state="", **{**UNKNOWN, "use": MachineLoad(gpus=(GpuLoad(), GpuLoad())), "busy": (None,)}),
     ],
 )
-def test_machine_row_missing_values_leave_empty_cells(sparse_machine: MachineRow) -> None:
-    (row,) = machine_table_rows({"m7": sparse_machine}, 0.0)
-    assert row.cells["machine"] == "m7" and row.cells.keys() == {*TOP_COLUMNS}
-    assert not any(text for name, text in row.cells.items() if name != "machine")
+def test_machine_cells_are_empty_where_nothing_is_known(sparse_machine: MachineRow) -> None:
+    (row,) = cells({"m7": sparse_machine})
+    assert row.keys() == {*TOP_COLUMNS} and [name for name, text in row.items() if text] == ["machine"]
 
 
 def test_machine_rows_are_in_natural_order() -> None:
-    rows = machine_table_rows({name: NEW_MACHINE for name in ("m10", "m9", "head", "10", "2")}, 0.0)
-    assert [row.cells["machine"] for row in rows] == ["2", "10", "head", "m9", "m10"]
+    rows = cells({name: NEW_MACHINE for name in ("m10", "m9", "head", "10", "2")})
+    assert [row["machine"] for row in rows] == ["2", "10", "head", "m9", "m10"]
 
 
-# --- the slowest --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("busy_of_others", "changes", "expected"),
+    [
+        ((0.7, 0.7), {"busy": (0.70, 0.80)}, "slowest: GPU 1"),
+        ((0.7, 0.7), {"busy": (None, 0.95)}, "slowest: GPU 1"),
+        ((0.7, 0.7), {"busy": (0.95,)}, "slowest"),
+        ((0.85,), {"busy": (0.99,)}, "slowest"),
+        ((0.7, 0.7), {"busy": (0.70, 0.79)}, ""),  # not clearly above the median
+        ((0.8,), {"busy": (0.1,)}, ""),  # idle
+        ((0.7, 0.7), {"busy": (0.95,), "phase": AgentPhase.SPARE}, ""),  # does not train
+        ((0.7, 0.7), {"busy": (0.99,), "attempt": 1}, ""),  # of an older attempt
+    ],
+)
+def test_slowest_is_the_busiest_rank_clearly_above_the_median(
+    busy_of_others: tuple[float, ...], changes: dict[str, Any], expected: str
+) -> None:
+    others = {str(number): machine(busy=busy_of_others) for number in range(3)}
+    *before, last = cells({**others, "gpu8": machine(**changes)})
+    assert last["slowest"] == expected and not any(row["slowest"] for row in before)
 
 
-def slowest(**machines: MachineRow) -> dict[str, str]:
-    """The cells of the column "slowest" that are not empty, by machine."""
-    return {
-        row.cells["machine"]: row.cells["slowest"] for row in machine_table_rows(machines, 0.0) if row.cells["slowest"]
-    }
-
-
-def test_slowest_is_the_busiest_rank_clearly_above_the_median() -> None:
-    others = {str(number): machine() for number in range(3)}
-    assert slowest(
-        **others,
-        gpu8=machine(
-            busy=(
-                0.70,
-                0.80,
-            )
-        ),
-    ) == {"gpu8": "slowest: GPU 1"}
-    assert slowest(a=machine(busy=(0.8,) * 3), gpu8=machine(busy=(0.9,))) == {"gpu8": "slowest"}  # 0.9 - 0.8 < 0.1
-    assert slowest(
-        **others,
-        gpu8=machine(
-            busy=(
-                None,
-                0.95,
-            )
-        ),
-    ) == {"gpu8": "slowest: GPU 1"}
-    assert slowest(**others, gpu8=machine(busy=(0.95,))) == {"gpu8": "slowest"}
-    assert slowest(**others, gpu8=machine(busy=(0.95,), phase=AgentPhase.SPARE)) == {}, "it does not train"
-    assert (
-        slowest(
-            **others,
-            gpu8=machine(
-                busy=(
-                    0.70,
-                    0.79,
-                )
-            ),
-        )
-        == {}
-    )
-
-
-def test_slowest_is_neither_an_idle_nor_a_single_machine() -> None:
-    assert slowest(a=machine(busy=(0.8,)), b=machine(busy=(0.8,)), c=machine(busy=(0.1,))) == {}
-    assert slowest(a=machine(busy=(0.99,))) == {}
-    assert slowest(a=machine(busy=(0.99,)), b=machine(busy=(0.85,))) == {"a": "slowest"}
-
-
-def test_slowest_ignores_older_attempts_and_stale_machines() -> None:
-    others = {str(number): machine() for number in range(2)}
-    assert slowest(**others, gpu8=machine(busy=(0.99,), attempt=1)) == {}
-    tracker = StatusAgeTracker()
-    tracker.update(statuses := {**others, "x": machine(busy=(0.99,))}, 0.0)
-    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 0.0, tracker)] == ["", "", "slowest"]
-    tracker.update(statuses := {name: machine(time=2.0) if name != "x" else row for name, row in statuses.items()}, 9.0)
-    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 9.0, tracker)] == ["", "", ""]
+def test_a_single_machine_is_not_the_slowest() -> None:
+    assert [row["slowest"] for row in cells({"a": machine(busy=(0.99,))})] == [""]
 
 
 # --- the age of a status --------------------------------------------------------------------------------------------
 
 
 def age_cell(tracker: StatusAgeTracker, row: MachineRow, now: float) -> tuple[str, bool]:
-    """Update the tracker with a status of machine 0; its cell "last status", and whether it is stale."""
+    """Update the tracker with a status of machine 0; its cell "last status", and whether it is red."""
     tracker.update({"0": row}, now)
-    (table_row,) = machine_table_rows({"0": row}, now, tracker)
-    return table_row.cells["last status"], table_row.is_stale
+    (row_cells,) = machine_cells({"0": row}, now, tracker)
+    cell = row_cells["last status"]
+    return str(cell), isinstance(cell, Text) and cell.style == "red"
 
 
 def test_status_age_ignores_the_machines_clock() -> None:
@@ -207,14 +153,18 @@ def test_status_age_of_an_unchanged_status_is_a_lower_bound() -> None:
     assert age_cell(tracker, machine(), 100.0) == ("", False)
     assert age_cell(tracker, machine(), 105.0) == ("", False)
     assert age_cell(tracker, machine(), 112.0) == ("> 12 s ago", True)
+    tracker.update({}, 113.0)  # it came back: its age starts anew
+    assert age_cell(tracker, machine(step=122), 114.0) == ("", False)
 
 
-def test_status_age_of_a_machine_that_came_back_starts_anew() -> None:
+def test_stale_machine_is_not_the_slowest() -> None:
     tracker = StatusAgeTracker()
-    tracker.update({"0": machine()}, 0.0)
-    tracker.update({"0": machine(step=121)}, 1.0)
-    tracker.update({}, 2.0)
-    assert age_cell(tracker, machine(step=122), 3.0) == ("", False)
+    statuses = {"0": machine(), "1": machine(), "x": machine(busy=(0.99,))}
+    tracker.update(statuses, 0.0)
+    assert [row["slowest"] for row in cells(statuses, 0.0, tracker)] == ["", "", "slowest"]
+    statuses = {**statuses, "0": machine(time=2.0), "1": machine(time=2.0)}
+    tracker.update(statuses, 9.0)
+    assert [row["slowest"] for row in cells(statuses, 9.0, tracker)] == ["", "", ""]
 
 
 # --- output --------------------------------------------------------------------------------------------------
@@ -225,41 +175,19 @@ def test_job_summary_line_has_the_known_values() -> None:
     assert job_summary_line(EARLY_JOB) == "job-3 setup  drawing  after 0:00"
 
 
-def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
-    rows = machine_table_rows(
-        {
-            "0": machine(),
-            "1": machine(
-                busy=(
-                    0.7,
-                    0.95,
-                )
-            ),
-        },
-        0.0,
-    )
-    assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"} and len(COLUMN_DROP_ORDER) == len(TOP_COLUMNS) - 1
-    full_width = Console(width=300).measure(display_top._build_table(rows, TOP_COLUMNS)).maximum
-    assert (
-        fitting_columns(rows, full_width) == [*TOP_COLUMNS]
-        and len(fitting_columns(rows, full_width - 1)) == len(TOP_COLUMNS) - 1
-    )
-    assert fitting_columns(rows, 1) == ["machine"]
-    for width in range(200, 0, -1):
-        columns = fitting_columns(rows, width)
-        dropped = {*TOP_COLUMNS} - {*columns}
-        assert dropped == {*COLUMN_DROP_ORDER[: len(dropped)]}
-        assert columns == [name for name in TOP_COLUMNS if name in columns]
-        assert Console(width=300).measure(display_top._build_table(rows, columns)).maximum <= max(width, len("machine"))
+@pytest.mark.parametrize("width", range(10, 200, 10))
+def test_columns_fit_the_width_and_are_dropped_by_importance(width: int) -> None:
+    assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"}
+    lines = shown({"0": machine(), "1": machine(busy=(0.7, 0.95))}, width)
+    assert max(map(len, lines)) <= width
+    heading = next(line for line in lines if line.startswith("machine"))
+    columns = [name for name in TOP_COLUMNS if re.search(rf"(^| ){name}( |$)", heading)]
+    assert {*TOP_COLUMNS} - {*columns} == {*COLUMN_DROP_ORDER[: len(TOP_COLUMNS) - len(columns)]}
 
 
-def test_fitting_columns_on_processors_have_no_gpus() -> None:
-    columns = fitting_columns(machine_table_rows({"0": machine(use=MachineLoad(cpu=34.2))}, 0.0), 1000)
-    assert "CPU %" in columns and not {"GPU %", "min %", "GPU GB", "°C"} & {*columns}
-
-
-def test_fitting_columns_without_a_slowest_machine() -> None:
-    assert "slowest" not in fitting_columns(machine_table_rows({"0": machine()}, 0.0), 1000)
+def test_machines_without_gpus_and_without_a_slowest_have_no_such_columns() -> None:
+    heading = shown({"0": machine(use=MachineLoad(cpu=34.2))}, 1000)[2]
+    assert "CPU %" in heading and not re.search("GPU|min %|°C|slowest", heading)
 
 
 def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,15 +212,15 @@ def read():
     count += 1
     return replace(JOB, step=100 + count, state="done" if count == {last} else "running"), {{
         f"machine-{{n}}-of-a-long-name": machine(step=count) for n in range(3)}}
-show_top(read, once={once})
+show_top(read)
 """
 
 
-def run_top(width: int, until: str = "", press: bytes = b"", once: bool = False, last: int = -1) -> tuple[int, str]:
+def run_top(until: str = "", press: bytes = b"", last: int = -1) -> tuple[int, str]:
     """The exit code and output of `show_top` on a terminal. `press` is typed once the output contains `until`."""
-    script = SCRIPT.format(tests=str(Path(__file__).parent), once=once, last=last)
+    script = SCRIPT.format(tests=str(Path(__file__).parent), last=last)
     terminal, child_end = pty.openpty()
-    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
     env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}"],
@@ -317,28 +245,12 @@ def run_top(width: int, until: str = "", press: bytes = b"", once: bool = False,
         os.close(terminal)
 
 
-def plain(text: str) -> list[str]:
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()]
-
-
 def test_show_top_on_a_terminal_refreshes_until_ctrl_c() -> None:
-    code, out = run_top(150, until="step 102/4500", press=b"\x03")
+    code, out = run_top(until="step 102/4500", press=b"\x03")
     assert code == 0 and "Traceback" not in out and "step 101/4500" in out
     assert "0 s ago" in out and out.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_show_top_ends_with_the_job() -> None:
-    code, out = run_top(150, last=2)
+    code, out = run_top(last=2)
     assert code == 0 and "step 102/4500" in out and "step 103/4500" not in out
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_show_top_fits_the_terminal_width(width: int) -> None:
-    code, out = run_top(width, once=True)
-    lines = plain(out)
-    assert code == 0 and max(map(len, lines)) <= width
-    assert [line.split()[0] for line in lines if line.startswith("machine-")] == [
-        f"machine-{number}-of-a-long-name" for number in range(3)
-    ]
-    notes = [line for line in lines if line.startswith(f"not shown in {width} columns: ")]
-    assert "training" in out and len(notes) == 1 and lines.index(notes[0]) == 7, "the last line is the note"

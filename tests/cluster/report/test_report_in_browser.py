@@ -13,8 +13,7 @@ from PIL import Image
 from support.report_reader import done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
-from cluster.report.page import CONTENT_SECURITY_POLICY, FOLDER, environment
-from cluster.report.tables import make_table
+from cluster.report.page import CONTENT_SECURITY_POLICY
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
@@ -112,22 +111,6 @@ def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Fixture, page
         page_width, screen_width, bad_numbers = title.groups()
         assert not bad_numbers, "numbers that break, or stick out of their tiles"
         assert int(page_width) <= int(screen_width) == size[0], (name, size)
-
-
-def test_table_wider_than_its_card_has_a_shadow_at_the_right(browser: Fixture, tmp_path: Path) -> None:
-    macros: Any = environment().get_template("macros.html.jinja").module
-    css = (FOLDER / "style.css").read_text()
-    darkening = {}
-    for name, columns in (("fits", 2), ("too wide", 40)):
-        table = macros.table_view(make_table([" "] * columns, [["wide"] * columns] * 3))
-        body = f'<main><div class="card">{table}</div></main>'
-        screenshot = tmp_path / "screenshot.png"
-        _, console = browser(f"<!doctype html><style>{css}</style>{body}", PHONE, f"--screenshot={screenshot}")
-        assert console == ""
-        with Image.open(screenshot) as image:  # at 30 pixels, below the paddings, lies the empty heading of the table
-            row = image.convert("L").crop((0, 30, 390, 31)).tobytes()
-        darkening[name] = row[100] - min(row[330:368])
-    assert darkening["fits"] == 0 and darkening["too wide"] > 20, darkening
 
 
 def test_browser_fixture_reports_console_and_overflow(browser: Fixture) -> None:

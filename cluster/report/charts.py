@@ -1,0 +1,300 @@
+"""Charts of the report, drawn with matplotlib from the facts of one job or of several jobs side by side.
+
+A chart of which there is nothing to draw yet is None.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from cluster.plots import figures
+from cluster.plots.palette import SERIES_COLORS
+from train.forecast import TermComparison
+from train.metrics.records import EpochRow
+from train.metrics.text import PART_TITLES
+
+from .facts import JobFacts
+from .steps import StepPoint
+from .svg import figure_to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Points = Sequence[tuple[float, float]]
+Unit = tuple[str, float]  # label of an axis, and how many seconds or images one unit of it is
+Moment = StepPoint | EpochRow
+
+LINE_STYLES = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.5))}
+LINE_WIDTH = 1.8
+MAX_POINTS_WITH_MARKERS = 40
+FORECAST_COLOR = SERIES_COLORS[3]
+ACTUAL_COLOR = SERIES_COLORS[0]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """One entry of a legend. `symbol` is a line ("solid", "dashed", "dotted"), a "box" or a "cross"."""
+
+    name: str
+    color: str
+    symbol: str = "solid"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing as SVG, "" for none, with the title, legend and note that the page shows around it."""
+
+    title: str
+    svg: str
+    legend: Sequence[LegendEntry] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart for each job: what was measured, and when. A value that is NaN interrupts the line."""
+
+    name: str
+    values: Callable[[JobFacts], Iterable[tuple[Moment, float | None]]]
+    symbol: str = "solid"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart."""
+
+    legend_entry: LegendEntry
+    points: Points
+    width: float = LINE_WIDTH
+
+
+TOP1 = Series("top-1", lambda facts: ((epoch, epoch.top1) for epoch in facts.epochs))
+TOP5 = Series("top-5", lambda facts: ((epoch, epoch.top5) for epoch in facts.epochs), "dashed")
+TRAINING_LOSS = Series("training", lambda facts: ((step, step.loss) for step in facts.steps))
+VALIDATION_LOSS = Series("validation", lambda facts: ((epoch, epoch.val_loss) for epoch in facts.epochs), "dashed")
+LEARNING_RATE = Series("", lambda facts: ((step, step.lr) for step in facts.steps))
+IMAGE_SIZE = Series("", lambda facts: ((step, step.image_size) for step in facts.steps))
+GLOBAL_BATCH = Series("", lambda facts: ((step, step.global_batch) for step in facts.steps))
+
+
+def _speeds(facts: JobFacts) -> Iterable[tuple[Moment, float]]:
+    """Yield the images per second, interrupted between attempts, where nothing was trained."""
+    for index, step in enumerate(facts.steps):
+        if index and facts.steps[index - 1].attempt != step.attempt:
+            yield step, math.nan
+        yield step, step.images_per_second
+
+
+# --- curves of all jobs ---------------------------------------------------------------------------------------------
+
+
+def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
+    """Return the charts over time and over images, with the curves of all jobs in each. Empty charts are left out."""
+    moments: list[Moment] = []
+    for facts in all_facts:
+        moments += [*facts.steps, *facts.epochs]
+    time = time_unit(max((moment.time for moment in moments), default=0.0))
+    images = image_unit(max((moment.images for moment in moments), default=0))
+
+    def over_time(*series: Series) -> list[Curve]:
+        return _curves(all_facts, series, lambda moment: moment.time / time[1])
+
+    def over_images(*series: Series) -> list[Curve]:
+        return _curves(all_facts, series, lambda moment: moment.images / images[1])
+
+    sizes = {"image size, pixels": over_images(IMAGE_SIZE), "global batch": over_images(GLOBAL_BATCH)}
+    charts = [
+        _curve_chart("Accuracy over time", time[0], {"percent": over_time(TOP1, TOP5)}),
+        _curve_chart("Accuracy over images", images[0], {"percent": over_images(TOP1, TOP5)}),
+        _curve_chart("Loss over images", images[0], {"loss": over_images(TRAINING_LOSS, VALIDATION_LOSS)}),
+        _curve_chart("Learning rate over images", images[0], {"learning rate": over_images(LEARNING_RATE)}, bottom=0),
+        _curve_chart("Image size and global batch over images", images[0], sizes, bottom=0, style="steps-post"),
+        _curve_chart("Images per second over time", time[0], {"images/s": over_time(Series("", _speeds))}, bottom=0),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def time_unit(max_seconds: float) -> Unit:
+    """Return the name of the time unit for an axis up to `max_seconds`, and the number of seconds in it."""
+    if max_seconds < 180:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if max_seconds < 4 * 3600 else ("hours", 3600.0)
+
+
+def image_unit(max_images: float) -> Unit:
+    """Return the label of an axis up to `max_images` seen images, and the number of images in one unit of it."""
+    if max_images < 5000:
+        return "images seen", 1.0
+    return ("images seen, thousands", 1e3) if max_images < 5e6 else ("images seen, millions", 1e6)
+
+
+def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Callable[[Moment], float]) -> list[Curve]:
+    """Return the lines that have a point. The color tells the jobs apart; the lines of a single job, what they show."""
+    has_several_jobs = len(all_facts) > 1
+    curves = []
+    for index, facts in enumerate(all_facts):
+        for number, series in enumerate(all_series):
+            points = [(x(moment), value) for moment, value in series.values(facts) if value is not None]
+            name = f"{facts.job} {series.name}".strip() if has_several_jobs else series.name
+            color = _series_color(index if has_several_jobs else number)
+            # Earlier jobs get wider lines, so that lines which cover each other are all visible.
+            width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
+            if not all(math.isnan(y) for _, y in points):
+                curves.append(Curve(LegendEntry(name, color, series.symbol), points, width))
+    return curves
+
+
+def _series_color(index: int) -> str:
+    return SERIES_COLORS[index % len(SERIES_COLORS)]
+
+
+def _curve_chart(
+    title: str,
+    x_label: str,
+    curves_by_label: dict[str, list[Curve]],
+    bottom: float | None = None,
+    style: str = "default",
+    note: str = "",
+) -> Chart | None:
+    """Return a chart with a panel for each label of a y axis. `bottom` is where these axes begin."""
+    panels = {label: curves for label, curves in curves_by_label.items() if curves}
+    if not panels:
+        return None
+    figure, all_axes = figures.make_axes(rows=len(panels))
+    for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
+        _plot_curves(axes, curves, style)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=bottom)
+    all_axes[-1].set_xlabel(x_label)
+    legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
+    return Chart(title, figure_to_svg(figure, title), legend, note)
+
+
+def _plot_curves(axes: "Axes", curves: Sequence[Curve], style: str) -> None:
+    end = max(x for curve in curves for x, _ in curve.points)
+    for curve in curves:
+        marked_points = short_piece_ends(curve.points, 0.02 * end)
+        if len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default":
+            marked_points = list(range(len(curve.points)))
+        axes.plot(
+            *zip(*curve.points, strict=True),
+            color=curve.legend_entry.color,
+            linestyle=LINE_STYLES[curve.legend_entry.symbol],
+            marker="o" if marked_points else "",
+            markevery=marked_points or None,
+            drawstyle=style,
+            linewidth=curve.width,
+        )
+    axes.margins(x=0.02)
+    axes.set_xlim(left=0)
+
+
+def short_piece_ends(points: Points, min_length: float) -> list[int]:
+    """Return the index of the last point of each uninterrupted piece of a curve that is shorter than `min_length`.
+
+    These points get a marker, because a very short line is invisible.
+    """
+    interruptions = [index for index, (_, y) in enumerate(points) if math.isnan(y)]
+    pieces = [
+        (before + 1, after - 1) for before, after in pairwise([-1, *interruptions, len(points)]) if after - before > 1
+    ]
+    return [last for first, last in pieces if points[last][0] - points[first][0] < min_length]
+
+
+def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
+    """Return the dollars spent over time, with a curve for each job on rented machines."""
+    curves = []
+    unit, seconds_per_unit = time_unit(
+        max(moment for facts in all_facts for moment, _ in (*facts.dollars_over_time, (0, 0)))
+    )
+    for index, facts in enumerate(all_facts):
+        points = [(seconds / seconds_per_unit, dollars) for seconds, dollars in facts.dollars_over_time]
+        if points:
+            curves.append(Curve(LegendEntry(facts.job, _series_color(index)), points))
+    note = f"{unit} since the launch of the first machine; machines, disks and addresses"
+    return _curve_chart("Cost over time", unit, {"dollars": curves}, bottom=0, note=note)
+
+
+# --- charts of one job ----------------------------------------------------------------------------------------------
+
+
+def time_breakdown_chart(facts: JobFacts) -> Chart | None:
+    """Return the seconds of each epoch, stacked by part."""
+    epochs = [epoch for epoch in facts.epochs if epoch.where]
+    colors = dict(zip(PART_TITLES, SERIES_COLORS, strict=True))
+    parts = [part for part in PART_TITLES if any(epoch.where.get(part, 0.0) > 0 for epoch in epochs)]
+    if not parts:
+        return None
+    figure, (axes,) = figures.make_axes()
+    bottoms = [0.0] * len(epochs)
+    for part in parts:
+        tops = [bottom + max(0.0, epoch.where.get(part, 0.0)) for bottom, epoch in zip(bottoms, epochs, strict=True)]
+        boxes = [
+            (epoch.epoch - 0.4, epoch.epoch + 0.4, bottom, top)
+            for epoch, bottom, top in zip(epochs, bottoms, tops, strict=True)
+        ]
+        figures.draw_boxes(axes, boxes, colors[part])
+        bottoms = tops
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="epoch", ylabel="seconds")
+    axes.grid(visible=False, axis="x")
+    axes.locator_params(axis="x", integer=True)
+    title = "Time of each epoch by part"
+    legend = [LegendEntry(PART_TITLES[part], colors[part], "box") for part in parts]
+    return Chart(title, figure_to_svg(figure, title, facts.job), legend)
+
+
+def forecast_chart(facts: JobFacts) -> Chart | None:
+    """Return the forecast and the actual time of each term as bars; while the job runs, only the forecast.
+
+    Of a forecast that has no terms, the chart is a note without a drawing.
+    """
+    compared = [row for row in facts.forecast_comparison if row.term != "all"]
+    terms = {row.term: row.forecast for row in compared}
+    if not compared and facts.forecast:
+        terms = {term: seconds for term, seconds in facts.forecast.terms.items() if seconds}
+    title = "Forecast and actual time" if compared else "Forecast"
+    note = forecast_note(facts)
+    if not terms:
+        return Chart(title, "", note=note) if note else None
+    figure, (axes,) = figures.make_axes(height=0.8 + 0.42 * len(terms))
+    unit, seconds_per_unit = time_unit(max([*terms.values(), *(row.actual for row in compared)]))
+    for index, seconds in enumerate(terms.values()):
+        _draw_bar(axes, index - 0.2, seconds / seconds_per_unit, FORECAST_COLOR)
+    for index, row in enumerate(compared):
+        _draw_bar(axes, index + 0.2, row.actual / seconds_per_unit, ACTUAL_COLOR, format_error(row))
+    axes.set(xlabel=unit, ylim=(len(terms) - 0.5, -0.5))
+    axes.margins(x=0.26)  # room for the numbers beside the bars
+    axes.set_xlim(left=0)
+    axes.set_yticks(range(len(terms)), [*terms])
+    axes.grid(visible=False, axis="y")
+    legend = [LegendEntry("forecast", FORECAST_COLOR, "box"), LegendEntry("actual", ACTUAL_COLOR, "box")]
+    return Chart(title, figure_to_svg(figure, title, facts.job), legend if compared else legend[:1], note)
+
+
+def _draw_bar(axes: "Axes", y: float, length: float, fill_color: str, suffix: str = "") -> None:
+    axes.barh(y, length, height=0.36, color=fill_color)
+    axes.text(length, y, f" {length:.1f}{suffix and ', ' + suffix}", va="center", fontsize=8.5)
+
+
+def format_error(row: TermComparison) -> str:
+    """Return the relative error of a forecast in percent.
+
+    It is empty where nothing is known, and for terms below a second, where a relative error is meaningless.
+    """
+    return "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %"
+
+
+def forecast_note(facts: JobFacts) -> str:
+    """Return a sentence on the total time, and where the constants of the forecast come from."""
+    forecast = facts.forecast
+    source_note = f" (constants: {forecast.source})" if forecast and forecast.source else ""
+    total = next((row for row in facts.forecast_comparison if row.term == "all"), None)
+    if not total:
+        return f"{forecast.minutes:.3g} minutes in total{source_note}" if forecast else ""
+    unit, seconds_per_unit = time_unit(max(total.forecast, total.actual))
+    predicted, actual = total.forecast / seconds_per_unit, total.actual / seconds_per_unit
+    error_note = f" ({error})" if (error := format_error(total)) else ""
+    return f"total: forecast {predicted:.1f} {unit}{source_note}, actual {actual:.1f}{error_note}"
