@@ -96,9 +96,9 @@ def check(
     """Check whether a launch would succeed, on AWS or with --ssh.
 
     On AWS: permissions, quotas, prices and instance types. With --ssh: login and host key, Python and packages, disk
-    space, GPUs and driver, clock, shared folder, other jobs, the network between the machines, and the data folder of
-    --data or of RECIPE; nothing is left on the machines. --ssh may be in the configuration file; an option for AWS
-    then asks AWS. Each problem is printed with what to do. Exit code 1 if there is one that would stop a launch.
+    space, GPUs and driver, clock, shared folder, other jobs, and the data folder of --data or of RECIPE; nothing is
+    left on the machines. --ssh may be in the configuration file; an option for AWS then asks AWS. Each problem is
+    printed with what to do. Exit code 1 if there is one that would stop a launch.
     """
     if notify_targets:
         return _send_test_notifications(notify_targets)

@@ -33,7 +33,7 @@ from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
 from cluster.machines.mirror import Question
 
-NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_main_three_machines_see_each_other(tmp_path: Path) -> None:
         assert before <= facts.time <= time.time() and facts.hostname == socket.gethostname()
         assert facts.cpus == len(os.sched_getaffinity(0)) and 0.1 < facts.memory_gb < 1e5
         assert facts.work.free_gb > 0 and (facts.shared.free_gb or 0) > 0
-        assert "127.0.0.1" in facts.addresses and facts.tmux and facts.tmux[0].isdigit()
+        assert facts.tmux and facts.tmux[0].isdigit()
         assert facts.shared.link and (facts.shared.fsync_ms or -1) >= 0 and (facts.shared.write_ms or -1) >= 0
         findings = checks.find_problems(replace(facts, other_jobs=()), 0, 0.001)  # other tests may run jobs here
         assert not [finding for finding in findings if "/dev/shm" not in finding.what]
@@ -364,33 +364,6 @@ def test_memory_gb_reads_meminfo(tmp_path: Path) -> None:
     assert probe.memory_gb(tmp_path) == 1.0
     meminfo.write_text("")
     assert probe.memory_gb(tmp_path) == 0.0
-
-
-def test_main_runs_the_module_of_beside_and_returns_its_code(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "other.py").write_text("print('other'); raise SystemExit(3)")
-    argv = [
-        sys.executable,
-        "-m",
-        "cluster.machines.probe",
-        "--shared",
-        str(tmp_path / "shared"),
-        "--work",
-        str(tmp_path),
-    ]
-    argv += ["--token", "t", "--machine", "a", "--expect", "a", "--beside", "other"]
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(probe.__file__).parents[2]}"}
-    (tmp_path / "shared" / "probe").mkdir()
-    (tmp_path / "shared" / "probe" / "t-a").write_text("t-a\n")
-    completed = subprocess.run(argv, env=env, capture_output=True, text=True)
-    first_line, last_line = completed.stdout.splitlines()
-    assert completed.returncode == 3 and first_line == "other"
-    assert decode_json(SeenMarkers, last_line.encode()).seen == {"a": True}
-
-
-def test_free_port_is_none_that_outgoing_connections_get() -> None:
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert probe.MIN_PORT <= probe.free_port() < first_outgoing
 
 
 @pytest.mark.parametrize("others", [(), ("--expect", "a,b")])

@@ -38,7 +38,7 @@ from cluster.machines.provision import JOB_FILES
 from infra.aws.launch_request import Place
 from train.tools.records import encode
 
-NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +145,6 @@ def garble_python(job: SetupJob) -> None:
     job.override("cluster.machines.python_env-1", "echo 'Segmentation fault'; exit 139")
 
 
-def break_network(job: SetupJob) -> None:
-    job.override("train.distributed.network_probe-1", "echo 'no route to machine 0'; exit 1")
-
-
 @pytest.mark.parametrize(
     ("break_machine", "reason"),
     [
@@ -159,7 +155,6 @@ def break_network(job: SetupJob) -> None:
         (fill_disk, "1 GB free, 2 GB are needed"),
         (break_python, "no pip"),
         (garble_python, "no Python environment was found or made: Segmentation fault"),
-        (break_network, "no route to machine 0"),
     ],
 )
 def test_set_up_machines_fault_is_named_and_nothing_starts(
@@ -258,7 +253,7 @@ def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> No
         and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     )
     wait_for(lambda: job.calls("cluster.agent") == ["0"])
-    assert not job.calls("train.distributed.network_probe") and fleet.agents_alive() and fleet.dead_machines() == []
+    assert fleet.agents_alive() and fleet.dead_machines() == []
 
 
 def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob], sandbox: Any) -> None:
@@ -270,7 +265,6 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
         "code",
         "environment",
         "checks",
-        "network",
         "agent",
     }
     fleet.set_up_machines()
@@ -320,7 +314,7 @@ def test_set_up_machines_takes_few_round_trips(make_job: Callable[..., SetupJob]
     fleet = job.fleet()
     fleet.set_up_machines()
     first, *others = (host.host for host in job.hosts.machines)
-    # What is there; code; session, environment and checks; the others' files and the network; agent. The first machine
+    # What is there; code; session, environment and checks; the others' files; agent. The first machine
     # also gets the job's files, and removes the markers.
     wait_for(lambda: traffic.scripts[first] == 7)
     assert traffic.scripts == {first: 7, **dict.fromkeys(others, 5)}
@@ -416,7 +410,7 @@ def launched(sandbox: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunc
 @pytest.mark.rehearsal
 @pytest.mark.parametrize(
     "part",
-    ["cluster.machines.python_env", "cluster.machines.probe", "train.distributed.network_probe", "cluster.agent"],
+    ["cluster.machines.python_env", "cluster.machines.probe", "cluster.agent"],
 )
 def test_killed_supervisor_is_replaced_and_setup_finishes(
     sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
@@ -436,13 +430,12 @@ def test_killed_supervisor_is_replaced_and_setup_finishes(
     sandbox.wait_for(lambda: not bed.leaks())
 
 
-@pytest.mark.parametrize("part", ["cluster.machines.python_env", "train.distributed.network_probe"])
 @pytest.mark.parametrize("is_supervisor_killed", [False, True])
 def test_stop_during_setup_ends_it_and_starts_no_agent(
-    sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str, is_supervisor_killed: bool
+    sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], is_supervisor_killed: bool
 ) -> None:
     """What the paused module is about is never over by itself, such as a download of gigabytes."""
-    launched_job = launched(part)
+    launched_job = launched("cluster.machines.python_env")
     if is_supervisor_killed:
         (pid,) = supervisor_pids(launched_job.job.path)
         os.kill(pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from support.waiting import wait_for
 
 from cluster.errors import SetupFailed
 from cluster.machines import setup_progress as module
-from cluster.machines.provision import Provisioner
 from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
@@ -164,17 +162,3 @@ def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> N
         raise AssertionError("not reached")
     progress.start_launch("second", {"1": "gpu2"})
     progress.set_step("1", SetupStep.CODE)
-
-
-def test_slow_network_is_noted_with_its_speed() -> None:
-    notes: list[tuple[str, str]] = []
-    provisioner: Any = SimpleNamespace(
-        setup_progress=SimpleNamespace(update_record=lambda change: None),
-        _add_warning=lambda name, warning: notes.append((name, warning)),
-    )
-    pairs = {"0-1": 9.0, "0-2": 0.25, "1-2": 0.5}
-    Provisioner._judge_network(provisioner, ["a", "b", "c"], json.dumps({"pairs": pairs}))
-    assert notes == [("c", "slow network to all others: at most 0.5 Gbit/s")]
-    notes.clear()
-    Provisioner._judge_network(provisioner, ["a", "b", "c"], json.dumps({"pairs": {**pairs, "1-2": 9.0}}))
-    assert notes == [("a", "slow network to c: at most 0.25 Gbit/s"), ("c", "slow network to a: at most 0.25 Gbit/s")]
