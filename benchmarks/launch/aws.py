@@ -70,9 +70,7 @@ FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is 
     "the supervisor starts, checks stack and image": 0.0,
     "RunInstances until all are running": PENDING_SECONDS,
     "boot, login meanwhile, own host keys": SSHD_SECONDS + max(MARKER_SECONDS, LOGIN_SECONDS * IS_ROOT),
-    "set-up until the first step": STUB_DELAYS.environment
-    + STUB_DELAYS.probe
-    + STUB_DELAYS.start,
+    "set-up until the first step": STUB_DELAYS.environment + STUB_DELAYS.probe + STUB_DELAYS.start,
 }
 CallCounts = Counter[str]
 # Calls by activity; median seconds of one listing of all machines; median seconds of a loop with one call per machine.
