@@ -99,27 +99,17 @@ def data_options() -> list[GroupedOption]:
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
 @count_option("Machines", "--procs", help="Number of processes on this computer.  [default: one per GPU, else 1]")
 @grouped_option(
-    "Data",
-    "--crops",
-    default="center,rect",
-    show_default=True,
-    help="Crops to evaluate, comma-separated: center, rect, five, tta.",
+    "Data", "--crops", default="center,rect", show_default=True, help="Crops, comma-separated: center, rect, five, tta."
 )
 @grouped_option(
     "Data", "--sizes", help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]"
 )
 @grouped_option(
-    "Data",
-    "--data",
-    metavar="DIR",
-    help="Data set whose val/ split is used.  [default: the data set of the job or of the recipe]",
+    "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
 @deferred_options(data_options)
 @count_option(
-    "Data",
-    "--workers",
-    minimum=0,
-    help="Loader processes per evaluation process.  [default: from the number of CPU cores]",
+    "Data", "--workers", minimum=0, help="Loader processes per process.  [default: from the number of CPU cores]"
 )
 @grouped_option(
     "Output",
@@ -237,13 +227,12 @@ def _print_results(result: "Evaluation") -> None:
         f"{result.classes} classes in {result.data}"
     )
     click.echo(f"{result.checkpoint}, {result.device}, {result.precision}, processes: {result.procs}")
-    columns = ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from")
     table = []
     for row in result.rows:
         numbers = (f"{row.top1:.3f}", f"{row.top5:.3f}", f"{row.loss:.4f}", f"{row.seconds:.2f}")
         place = f"copy of {row.copy}" if row.copy else "full size"
         table.append((row.crop, row.size, row.views, *numbers, place))
-    tables.print_table(columns, table)
+    tables.print_table(("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"), table)
     _print_classes(result.rows[0])
     centers = {row.size: row for row in result.rows if row.crop == "center"}
     for row in result.rows:
