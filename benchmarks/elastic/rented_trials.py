@@ -94,9 +94,7 @@ def slow(classes: int) -> nn.Module:
     layers += [nn.Conv2d(16, 32, 3, stride=2, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
     return nn.Sequential(Pause(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes))
 '''
-TRAINING_OPTIONS = (
-    *("--exact", "--keep-batch", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--no-probe", "--log-ids"),
-)
+TRAINING_OPTIONS = ("--exact", "--keep-batch", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--log-ids")
 
 
 class RentedTrialBench:

@@ -51,7 +51,7 @@ class Trial(FaultTrial):
                 exact=True,
             ),
             recovery=RecoveryOptions(
-                standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, probe=False, in_place=bench.in_place
+                standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, in_place=bench.in_place
             ),
             machines=plan.machines,
             procs=plan.procs,

@@ -70,10 +70,7 @@ FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is 
     "the supervisor starts, checks stack and image": 0.0,
     "RunInstances until all are running": PENDING_SECONDS,
     "boot, login meanwhile, own host keys": SSHD_SECONDS + max(MARKER_SECONDS, LOGIN_SECONDS * IS_ROOT),
-    "set-up until the first step": STUB_DELAYS.environment
-    + STUB_DELAYS.probe
-    + STUB_DELAYS.network
-    + STUB_DELAYS.start,
+    "set-up until the first step": STUB_DELAYS.environment + STUB_DELAYS.probe + STUB_DELAYS.start,
 }
 CallCounts = Counter[str]
 # Calls by activity; median seconds of one listing of all machines; median seconds of a loop with one call per machine.
@@ -289,7 +286,7 @@ def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
     yield (
         f"Delays of the machines in seconds: {PENDING_SECONDS:g} pending, {SSHD_SECONDS:g} until sshd, "
         f"{MARKER_SECONDS:g} until the boot is over; {login}, environment {STUB_DELAYS.environment:g}, checks "
-        f"{STUB_DELAYS.probe:g}, network {STUB_DELAYS.network:g}, start {STUB_DELAYS.start:g}. EC2 lists "
+        f"{STUB_DELAYS.probe:g}, start {STUB_DELAYS.start:g}. EC2 lists "
         f"a new machine after {VISIBLE_AFTER_SECONDS:g} s. n = {len(measurements)}, medians."
     )
     yield ""

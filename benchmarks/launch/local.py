@@ -291,7 +291,7 @@ def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
     login = f"login {LOGIN_SECONDS:g}" if os.geteuid() == 0 else "login without delay"
     yield (
         f"Delays of the machines in seconds: {login}, environment {delays.environment:g}, checks "
-        f"{delays.probe:g}, network {delays.network:g} (not for one machine), start {delays.start:g}."
+        f"{delays.probe:g}, start {delays.start:g}."
     )
     yield ""
     yield "| machines | to the first step | our CPU time, per machine | memory | in steady state | log lag, at most |"
@@ -313,11 +313,11 @@ def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
     if len(measurements) > 1:
         extra_cpu = median_of("cpu_seconds", measurements[most]) - median_of("cpu_seconds", measurements[fewest])
         ms_per_machine = 1000 * extra_cpu / (most - fewest)
-        upper_bound = fewest_seconds + (StubDelays().network if fewest == 1 else 0.0) + extra_cpu
+        upper_bound = fewest_seconds + extra_cpu
         yield (
             f"The rest is the machines' own work, on the cores that they share here. If each machine had its own "
             f"cores, {most} would take at most {upper_bound / fewest_seconds:.2f} times as long: the time of one "
-            "machine, the network's delay and our processor time."
+            "machine and our processor time."
         )
         yield (
             f"Each further machine costs {ms_per_machine:.0f} ms of our processor time (bound: 100); the bound of the "

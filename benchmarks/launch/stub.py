@@ -28,26 +28,24 @@ echo "$module $machine" >>"$stub.log"
 [ ! -e "$stub.d/$module-$machine" ] || . "$stub.d/$module-$machine"
 
 probe() {
-  seen= failed=0 beside=
+  seen=
   while [ $# -gt 0 ]; do
     case $1 in
-      --beside) beside=1; shift; break;;
       --shared) shared=$2;; --work) work=$2;; --token) token=$2;; --machine) name=$2;; --expect) expect=$2;;
     esac
     shift 2
   done
   if [ "$expect" ]; then
-    [ ! "$beside" ] || { "$stub" -m "$@" || failed=1; }
     IFS=,
     for other in $expect; do
       [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
     printf '{"seen": {%s}}\n' "$seen"
-    return $failed
+    return
   fi
   sleep {probe}
   mkdir -p "$shared/probe" && : >"$shared/probe/$token-$name"
-  printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_port": 40000, '
+  printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", '
   printf '"work": {"path": "%s", "writable": true, "free_gb": %s}, ' "$work" "$free"
   printf '"shared": {"path": "%s", "link": true, ' "$shared"
   printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "time": %s}\n' "$(date +%s.%N)"
@@ -112,7 +110,6 @@ cluster.machines.python_env)
   while [ $# -gt 0 ] && [ "$1" != --then ]; do shift; done
   [ $# = 0 ] || { shift; exec "$stub" -m "$@"; };;
 cluster.machines.probe) probe "$@";;
-train.distributed.network_probe) sleep {network}; [ "$RANK" != 0 ] || echo '{"world": 1}';;
 cluster.agent) agent "$@";;
 esac
 """
@@ -128,7 +125,6 @@ class StubDelays:
 
     environment: float = 8.0
     probe: float = 2.0
-    network: float = 3.0
     start: float = 3.0
     beat: float = 1.0
     steps: int = 100_000

@@ -112,8 +112,8 @@ def table(launches: dict[int, list[WaitingLaunch]]) -> list[str]:
     fewest, most = min(launches), max(launches)
     lines = [
         f"Delays of the machines in seconds: login {waiting_machines.LOGIN_SECONDS:g}, each command "
-        f"{waiting_machines.ANSWER_SECONDS:g}, environment {delays.environment:g}, checks {delays.probe:g}, network "
-        f"{delays.network:g} (not for one machine), start {delays.start:g}. "
+        f"{waiting_machines.ANSWER_SECONDS:g}, environment {delays.environment:g}, checks {delays.probe:g}, "
+        f"start {delays.start:g}. "
         f"Median (min-max), n = {len(seconds[fewest])}.",
         "",
         "| machines | seconds to the first step | our CPU seconds | logins per machine | commands, most of a machine |",

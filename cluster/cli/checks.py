@@ -16,6 +16,7 @@ from .options import (
     GroupedCommand,
     cloud_option,
     confirm_or_abort,
+    count_option,
     grouped_option,
     open_cloud,
     output_option,
@@ -39,12 +40,8 @@ if TYPE_CHECKING:
     config_name="hosts",
     help="Check your own machines, those of a hosts.toml file, instead of AWS.",
 )
-@grouped_option(
-    "Machines",
-    "--machines",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
+@count_option(
+    "Machines", "--machines", help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]"
 )
 @grouped_option(
     "AWS",
@@ -96,9 +93,9 @@ def check(
     """Check whether a launch would succeed, on AWS or with --ssh.
 
     On AWS: permissions, quotas, prices and instance types. With --ssh: login and host key, Python and packages, disk
-    space, GPUs and driver, clock, shared folder, other jobs, the network between the machines, and the data folder of
-    --data or of RECIPE; nothing is left on the machines. --ssh may be in the configuration file; an option for AWS
-    then asks AWS. Each problem is printed with what to do. Exit code 1 if there is one that would stop a launch.
+    space, GPUs and driver, clock, shared folder, other jobs, and the data folder of --data or of RECIPE; nothing is
+    left on the machines. --ssh may be in the configuration file; an option for AWS then asks AWS. Each problem is
+    printed with what to do. Exit code 1 if there is one that would stop a launch.
     """
     if notify_targets:
         return _send_test_notifications(notify_targets)

@@ -1,8 +1,7 @@
 """The commands that use a trained network: `eval` measures it, `export`, `predict` and `pull` take it out."""
 
-import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -13,6 +12,7 @@ from .inspect import refresh
 from .options import (
     GroupedCommand,
     GroupedOption,
+    count_option,
     dataclass_options,
     deferred_options,
     grouped_option,
@@ -24,19 +24,14 @@ from .options import (
 from .record import OutputFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from cluster.jobs.evaluation import RectGain
     from cluster.jobs.job import Job
-    from train.evaluation.protocol import (
-        AccuracyPercents,
-        EvaluationBegin,
-        EvaluationExamples,
-        EvaluationRow,
-        RatioBucket,
-    )
+    from train.engine.options import TrainOptions
+    from train.evaluation.protocol import AccuracyPercents, Evaluation, EvaluationRow, RatioBucket
     from train.inference.protocol import FileFormat, ParameterNames, Prediction
 
+MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 PLOTTED_IMAGES = 6  # images that --plot shows
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
 SHOWN_CLASSES = 8  # in the tables of the worst classes and of the most frequent errors
@@ -52,6 +47,47 @@ model_option = grouped_option(
 )
 
 
+class TrainedSource(NamedTuple):
+    """A file of weights or a checkpoint, and what is known of its network.
+
+    `model` is the name that the network must have, None for any network of this project and of libraries. `title` names
+    the job or the file. `module_folders` has the user's modules that the network needs, `job_options` what its run was
+    started with: both are known for a job only.
+    """
+
+    path: Path
+    model: str | None
+    title: str
+    module_folders: tuple[str, ...] = ()
+    job_options: "TrainOptions | None" = None
+
+
+def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> TrainedSource:
+    """Find the job or the file that the user named; without a name, the newest job. Raises `ClusterError`."""
+    from cluster.jobs import checkpoints, evaluation, store
+
+    path = Path(job_or_file or "")
+    if job_or_file is None or (store.is_job_name(job_or_file) and not path.is_file()):
+        if model:
+            raise BadInput("--model is for a file; the network of a job is known")
+        job = store.find(job_or_file)
+        with _download_bar(job) as progress:
+            path = checkpoints.trained_weights(job, is_best, progress)
+        name = job.spec.recipe.model.name
+        return TrainedSource(path, name, job.name, evaluation.module_folders(job), job.spec.train)
+    if path.suffix in WEIGHTS_SUFFIXES and not path.exists():
+        raise BadInput(f"{job_or_file}: there is no such file")
+    if not path.is_file():
+        raise BadInput(f"{job_or_file}: is neither a job nor a checkpoint; to list the jobs: imgnet-cluster ls")
+    if is_best:
+        raise BadInput("--best is for a job; name the file of its best network instead")
+    return TrainedSource(path, model, path.stem)
+
+
+def _download_bar(job: "Job") -> ProgressBar:
+    return ProgressBar(f"downloading what {job.name} has trained", lambda done: f"{done / 1e6:.0f} MB")
+
+
 def data_options() -> list[GroupedOption]:
     """Return the options `--copies` and `--val-fraction`, which a launch has too."""
     from train.engine.options import TrainOptions
@@ -61,38 +97,19 @@ def data_options() -> list[GroupedOption]:
 
 @click.command("eval", cls=GroupedCommand)
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
+@count_option("Machines", "--procs", help="Number of processes on this computer.  [default: one per GPU, else 1]")
 @grouped_option(
-    "Machines",
-    "--procs",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of processes on this computer.  [default: one per GPU, else 1]",
+    "Data", "--crops", default="center,rect", show_default=True, help="Crops, comma-separated: center, rect, five, tta."
 )
 @grouped_option(
-    "Data",
-    "--crops",
-    default="center,rect",
-    show_default=True,
-    help="Crops to evaluate, comma-separated: center, rect, five, tta.",
+    "Data", "--sizes", help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]"
 )
 @grouped_option(
-    "Data",
-    "--sizes",
-    help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]",
-)
-@grouped_option(
-    "Data",
-    "--data",
-    metavar="DIR",
-    help="Data set whose val/ split is used.  [default: the data set of the job or of the recipe]",
+    "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
 @deferred_options(data_options)
-@grouped_option(
-    "Data",
-    "--workers",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Loader processes per evaluation process.  [default: from the number of CPU cores]",
+@count_option(
+    "Data", "--workers", minimum=0, help="Loader processes per process.  [default: from the number of CPU cores]"
 )
 @grouped_option(
     "Output",
@@ -106,13 +123,17 @@ def data_options() -> list[GroupedOption]:
 @output_option
 def evaluate(
     job_or_checkpoint: str | None,
+    procs: int | None,
     crops: str,
     sizes: str | None,
+    data: str | None,
+    copies: str | None,
+    val_fraction: float | None,
+    workers: int | None,
     plot: Path | None,
     best: bool,
     model: str | None,
     output: str,
-    **options: str | int | float | None,
 ) -> None:
     """Measure the validation accuracy of a network.
 
@@ -127,197 +148,134 @@ def evaluate(
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
     from cluster.jobs import evaluation
-    from train.evaluation import protocol
+    from train.engine.options import TrainOptions
+    from train.evaluation.protocol import EvalOptions
+    from train.tools.records import encode
 
-    try:
-        protocol.parse_crops(crops)
-        if sizes is not None:
-            protocol.parse_sizes(sizes)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    crop_names, pixel_sizes = parse_crops(crops), parse_sizes(sizes)
     if plot and plot.suffix.lower() != ".png":
         raise BadInput(f"--plot {plot}: the name of the picture must be one that ends in .png")
     if plot and not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
-    evaluation_options = {
-        **_evaluation_options(job_or_checkpoint, best, model, has_own_data=bool(options["data"])),
-        **{name: value for name, value in options.items() if value is not None},
-        "crops": crops,
-        "sizes": sizes,
-        "shown": PLOTTED_IMAGES if plot else 0,
-    }
-    rows: list[EvaluationRow] = []
-    with contextlib.ExitStack() as bars:
-        bar: ProgressBar | None = None
-        for message in evaluation.run_evaluation(evaluation.evaluation_command(evaluation_options)):
-            if message["kind"] == "row":
-                rows.append(message)
-            elif message["kind"] == "begin":
-                run_info = message
-            elif message["kind"] == "progress":
-                if bar is None or bar.title != message["what"]:
-                    bars.close()
-                    bar = bars.enter_context(ProgressBar(message["what"]))
-                bar(message["done"], message["total"])
-            else:
-                examples = message
-    gains = evaluation.rect_gains(rows, run_info["buckets"])
+    source = open_source(job_or_checkpoint, best, model)
+    job_options = source.job_options or TrainOptions()
+    options = EvalOptions(
+        checkpoint=str(source.path),
+        crops=crop_names,
+        sizes=pixel_sizes,
+        data=data or job_options.data,
+        copies=copies or ("" if data else job_options.copies),  # the job's copies belong to the job's own data set
+        val_fraction=val_fraction,
+        scale=job_options.scale,
+        procs=procs,
+        workers=workers,
+        skip_bad=job_options.skip_bad,
+        shown=PLOTTED_IMAGES if plot else 0,
+        model=source.model,
+    )
+    with ProgressBar("images, over all crops and sizes") as bar:
+        result = evaluation.evaluate(options, source.module_folders, bar)
     if output == "json":
-        rows_json = [_without_kind(row) for row in rows]
-        plot_json = str(plot) if plot else None
-        print_json({**_without_kind(run_info), "rows": rows_json, "gains": gains, "plot": plot_json})
+        facts = encode(result)
+        del facts["examples"]
+        print_json({**facts, "plot": str(plot) if plot else None})
     else:
-        _print_results(run_info, rows, gains)
+        _print_results(result)
     if plot:  # after the numbers: they took longer, and must not be lost when the picture cannot be written
-        _draw_crops(plot, run_info, examples, has_several_sizes=len({row["size"] for row in rows}) > 1)
+        from cluster.plots.crops import draw_crops
+
+        try:
+            draw_crops(plot, result)
+        except OSError as error:
+            raise ClusterError(f"--plot {plot}: {error.strerror or error}; the picture was not written") from error
         if output != "json":
             click.echo(f"picture: {plot}")
 
 
-def _without_kind(message: "Mapping[str, object]") -> dict[str, object]:
-    return {name: value for name, value in message.items() if name != "kind"}
+def parse_crops(text: str) -> tuple[str, ...]:
+    """Parse names of crops, separated by commas. Raises `BadInput`."""
+    from train.evaluation.protocol import CROP_VIEWS
+
+    crops = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for crop in crops:
+        if crop not in CROP_VIEWS:
+            raise BadInput(f"--crops: {crop!r} is unknown; choose from {', '.join(CROP_VIEWS)}")
+    return crops
 
 
-def _draw_crops(
-    path: Path, run_info: "EvaluationBegin", examples: "EvaluationExamples", has_several_sizes: bool
-) -> None:
-    from cluster.plots import crops
-
-    title = f"{run_info['recipe']}, {run_info['epoch']} epochs done, step {run_info['step']}"
+def parse_sizes(text: str | None) -> tuple[int, ...]:
+    """Parse sizes in pixels, separated by commas. Raises `BadInput`."""
+    if text is None:
+        return ()
     try:
-        crops.draw_crops(path, title, examples["size"], examples["images"], has_several_sizes)
-    except OSError as error:
-        raise ClusterError(f"--plot {path}: {error.strerror or error}; the picture was not written") from error
+        sizes = tuple(dict.fromkeys(int(number) for number in text.split(",")))
+    except ValueError:
+        sizes = (0,)
+    if min(sizes) < MIN_SIZE_PIXELS or max(sizes) > MAX_SIZE_PIXELS:
+        raise BadInput(
+            f"--sizes: must be whole numbers from {MIN_SIZE_PIXELS} to {MAX_SIZE_PIXELS} with commas, such as 224,256, "
+            f"not {text!r}"
+        )
+    return sizes
 
 
-def _evaluation_options(
-    job_or_checkpoint: str | None, is_best: bool, model: str | None, has_own_data: bool
-) -> dict[str, object]:
-    """Return the options that follow from a job, or from a file of weights. Raises `ClusterError`."""
-    from cluster.jobs import evaluation
-
-    source = _find_source(job_or_checkpoint, is_best, model)
-    if isinstance(source, Path):
-        return {"checkpoint": source, "model": model}
-    with _download_bar(source) as progress:
-        options = evaluation.job_evaluation_options(source, is_best, progress)
-    if has_own_data:  # the job's copies belong to the job's own data set
-        del options["copies"]
-    return options
-
-
-def _find_source(job_or_file: str | None, is_best: bool, model: str | None) -> "Job | Path":
-    """Return the job or the file of weights that the user named; without a name, the newest job. Raises `BadInput`."""
-    from cluster.jobs import store
-
-    path = Path(job_or_file or "")
-    if job_or_file is None or (store.is_job_name(job_or_file) and not path.is_file()):
-        if model:
-            raise BadInput("--model is for a file; the network of a job is known")
-        return store.find(job_or_file)
-    if path.suffix in WEIGHTS_SUFFIXES and not path.exists():
-        raise BadInput(f"{job_or_file}: there is no such file")
-    if not path.is_file():
-        raise BadInput(f"{job_or_file}: is neither a job nor a checkpoint; to list the jobs: imgnet-cluster ls")
-    if is_best:
-        raise BadInput("--best is for a job; name the file of its best network instead")
-    return path
-
-
-def _trained_weights(
-    job_or_file: str | None, is_best: bool, model: str | None
-) -> tuple[Path, str | None, str, tuple[str, ...]]:
-    """Find a network that the user named.
-
-    Returns its file, the name that its model must have (None: any), a title, and the folders of the user's modules.
-
-    Raises `ClusterError`.
-    """
-    from cluster.jobs import checkpoints, evaluation
-
-    source = _find_source(job_or_file, is_best, model)
-    if isinstance(source, Path):
-        return source, model, source.stem, ()
-    with _download_bar(source) as progress:
-        path = checkpoints.trained_weights(source, is_best, progress)
-    return path, source.spec.recipe.model.name, source.name, evaluation.module_folders(source)
-
-
-def _download_bar(job: "Job") -> ProgressBar:
-    return ProgressBar(f"downloading what {job.name} has trained", lambda done: f"{done / 1e6:.0f} MB")
-
-
-def _print_results(run_info: "EvaluationBegin", rows: "Sequence[EvaluationRow]", gains: "Sequence[RectGain]") -> None:
+def _print_results(result: "Evaluation") -> None:
     from cluster.display import tables
 
     click.echo(
-        f"{run_info['recipe']}: {run_info['model']}, {run_info['epoch']} epochs done, step {run_info['step']}; "
-        f"{run_info['images']} images of {run_info['classes']} classes in {run_info['data']}"
+        f"{result.recipe}: {result.model}, {result.epoch} epochs done, step {result.step}; {result.images} images of "
+        f"{result.classes} classes in {result.data}"
     )
-    click.echo(
-        f"{run_info['checkpoint']}, {run_info['device']}, {run_info['precision']}, processes: {run_info['procs']}"
-    )
-    tables.print_table(
-        ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
-        [
-            (
-                row["crop"],
-                row["size"],
-                row["views"],
-                f"{row['top1']:.3f}",
-                f"{row['top5']:.3f}",
-                f"{row['loss']:.4f}",
-                f"{row['seconds']:.2f}",
-                f"copy of {row['copy']}" if row["copy"] else "full size",
-            )
-            for row in rows
-        ],
-    )
-    if rows:
-        _print_classes(rows[0])
-    for gain in gains:
-        click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
-        tables.print_table(
-            ("w/h", "images", "top-1", "top-5"),
-            [
-                *((_format_ratio_range(bucket), bucket["images"], *_format_gain(bucket)) for bucket in gain["buckets"]),
-                ("all", run_info["images"], *_format_gain(gain)),
-            ],
-        )
+    click.echo(f"{result.checkpoint}, {result.device}, {result.precision}, processes: {result.procs}")
+    table = []
+    for row in result.rows:
+        numbers = (f"{row.top1:.3f}", f"{row.top5:.3f}", f"{row.loss:.4f}", f"{row.seconds:.2f}")
+        place = f"copy of {row.copy}" if row.copy else "full size"
+        table.append((row.crop, row.size, row.views, *numbers, place))
+    tables.print_table(("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"), table)
+    _print_classes(result.rows[0])
+    centers = {row.size: row for row in result.rows if row.crop == "center"}
+    for row in result.rows:
+        if row.crop == "rect" and row.size in centers:
+            _print_gain(row, centers[row.size])
 
 
-def _format_ratio_range(bucket: "RatioBucket") -> str:
+def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
+    """Print by how many points the accuracy is higher on rectangles than on squares, by aspect ratio."""
+    from cluster.display import tables
+
+    pairs = zip(rect.buckets, center.buckets, strict=True)
+    table = [(_format_ratios(new), new.images, *_format_gain(new, old)) for new, old in pairs]
+    click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
+    tables.print_table(("w/h", "images", "top-1", "top-5"), [*table, ("all", rect.images, *_format_gain(rect, center))])
+
+
+def _format_ratios(bucket: "RatioBucket") -> str:
     """Return a range of aspect ratios such as 0.75-0.80, or one number when both ends are rounded to the same."""
-    return "-".join(dict.fromkeys((f"{bucket['from']:.2f}", f"{bucket['to']:.2f}")))
+    return "-".join(dict.fromkeys((f"{bucket.lowest:.2f}", f"{bucket.highest:.2f}")))
 
 
-def _format_gain(gain: "AccuracyPercents") -> tuple[str, str]:
+def _format_gain(new: "AccuracyPercents", old: "AccuracyPercents") -> tuple[str, str]:
     """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
-    return f"{round(gain['top1'], 1) + 0.0:+5.1f}", f"{round(gain['top5'], 1) + 0.0:+5.1f}"
+    return f"{round(new.top1 - old.top1, 1) + 0.0:+5.1f}", f"{round(new.top5 - old.top5, 1) + 0.0:+5.1f}"
 
 
 def _print_classes(row: "EvaluationRow") -> None:
     """Print the classes of the lowest accuracy and the most frequent errors, of one crop at one size."""
     from cluster.display import tables
-    from train.metrics.confusion import Confusion
-    from train.tools.records import decode
 
-    if not row["confusion"]:
+    if not row.confusion:
         return
-    confusion = decode(Confusion, row["confusion"])
-    click.echo(f"\nclasses of the lowest accuracy, {row['crop']} at {row['size']}:")
+    click.echo(f"\nclasses of the lowest accuracy, {row.crop} at {row.size}:")
+    worst = row.confusion.worst_classes(SHOWN_CLASSES)
     tables.print_table(
-        ("class", "images", "top-1"),
-        [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in confusion.worst_classes(SHOWN_CLASSES)],
+        ("class", "images", "top-1"), [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in worst]
     )
-    if confusion.pairs:
+    if pairs := row.confusion.most_confused(SHOWN_CLASSES):
         click.echo("\nmost frequent errors (all of them: -o json):")
         tables.print_table(
             ("class", "taken for", "images", "% of the class"),
-            [
-                (pair.true, pair.predicted, pair.images, f"{pair.share:.1f}")
-                for pair in confusion.most_confused(SHOWN_CLASSES)
-            ],
+            [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs],
         )
 
 
@@ -369,20 +327,20 @@ def export(
     chosen_format = FileFormat(file_format)
     if chosen_format is FileFormat.ONNX and names != "plain":
         raise BadInput("--names is for files of weights; leave it out with --format onnx")
-    source, model_name, title, module_folders = _trained_weights(job_or_file, best, model)
-    file = output or Path(f"{title}{'-best' if best else ''}{FORMAT_SUFFIXES[chosen_format]}")
+    source = open_source(job_or_file, best, model)
+    file = output or Path(f"{source.title}{'-best' if best else ''}{FORMAT_SUFFIXES[chosen_format]}")
     if not file.absolute().parent.is_dir():
         raise BadInput(f"-o {file}: there is no folder {file.parent}")
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
     exported = evaluation.export(
         ExportOptions(
-            source=source,
+            source=source.path,
             file=file,
             names=ParameterNames(names),
             format=chosen_format,
-            model=model_name,
-            module_folders=module_folders,
+            model=source.model,
+            module_folders=source.module_folders,
         )
     )
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
@@ -444,15 +402,17 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     job_or_file, images = _split_images(job_or_file_and_images)
     if not images:
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
-    source, model_name, _, module_folders = _trained_weights(job_or_file, best, model)
+    source = open_source(job_or_file, best, model)
     predictions: list[Prediction] = []
-    options = PredictOptions(source=source, images=images, model=model_name, module_folders=module_folders)
+    options = PredictOptions(
+        source=source.path, images=images, model=source.model, module_folders=source.module_folders
+    )
     for prediction in evaluation.predict(options):
         predictions.append(prediction)
         if output != "json":
             _print_prediction(prediction)
     if output == "json":
-        print_json([_without_kind(prediction) for prediction in predictions])
+        print_json([{key: value for key, value in prediction.items() if key != "kind"} for prediction in predictions])
     unreadable = sum(bool(prediction["error"]) for prediction in predictions)
     if unreadable:
         raise ClusterError(f"{unreadable} of {len(predictions)} images could not be read")

@@ -126,6 +126,13 @@ def grouped_option(
     return click.option(*declarations, cls=GroupedOption, help_group=help_group, **attributes)
 
 
+def count_option(
+    help_group: str, *declarations: str, help: str, minimum: int = 1
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a `grouped_option` for a whole number."""
+    return grouped_option(help_group, *declarations, metavar="N", type=click.IntRange(minimum), help=help)
+
+
 class DeferredOptions(click.Option):
     """Stands for options that a `GroupedCommand` makes when it is first used, so that other commands start faster."""
 

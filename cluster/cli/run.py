@@ -20,7 +20,7 @@ from .options import (
 
 # The options of a launch that make sense without a recipe. `--procs` is a number here, or the word "gpu".
 SHARED_OPTIONS = (
-    *("machines", "data", "max_hours", "notify", "spares", "min_machines", "lost_seconds", "max_exchanges", "probe"),
+    *("machines", "data", "max_hours", "notify", "spares", "min_machines", "lost_seconds", "max_exchanges"),
 )
 # What these options mean without a recipe.
 OWN_HELP = {

@@ -8,12 +8,11 @@ writes the bytes; it never follows a symbolic link.
 
 import contextlib
 import errno
-import ipaddress
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -33,7 +32,6 @@ MAX_OUTPUT_BYTES = 1 << 22  # of one command
 MAX_LISTING_BYTES = 1 << 22
 MAX_CHECKPOINT_BYTES = 1 << 36  # the weights and momenta of ten billion parameters have 80 GB
 FREE_DISK_BYTES = 1 << 28  # bytes of machines leave this free, or a twentieth of a smaller disk
-MAX_ADDRESSES = 100  # that one machine reports
 MAX_LINE_CHARACTERS = 1000
 MAX_QUOTED_CHARACTERS = 100
 
@@ -113,27 +111,11 @@ def absolute_path(answer: bytes) -> str:
     return path
 
 
-def port_number(answer: bytes) -> str:
-    """Return the digits of a port that a machine names. Raises `BadAnswer`."""
-    if not (match := re.fullmatch(rb"\s*([0-9]{1,5})\s*", answer)):
-        raise BadAnswer(f"names {_quote(answer)}, which is not a port")
-    return match[1].decode()
-
-
 def file_size(answer: bytes) -> int:
     """Return the size of a file that a machine names. Raises `BadAnswer`."""
     if not re.fullmatch(rb"[0-9]{1,18}", answer):
         raise BadAnswer(f"names {_quote(answer)}, which is not the size of a file")
     return int(answer)
-
-
-def ip_addresses(texts: Sequence[str]) -> set[str]:
-    """Return the texts of a machine that are IPv4 or IPv6 addresses. Only the first `MAX_ADDRESSES` texts count."""
-    addresses = set()
-    for text in texts[:MAX_ADDRESSES]:
-        with contextlib.suppress(ValueError):
-            addresses.add(str(ipaddress.ip_address(text)))
-    return addresses
 
 
 def one_line(text: bytes | str, max_characters: int = MAX_LINE_CHARACTERS) -> str:

@@ -72,10 +72,8 @@ class OtherJob:
 class MachineFacts:
     """The facts that the probe reports about a machine.
 
-    `time` is its clock. `addresses` are the addresses from which it may connect to other machines.
-    `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message. `tmux` is its version.
-    `free_port` is a port on which nothing listens, for the network test. `data` is None where the job's images are
-    generated or fetched.
+    `time` is its clock. `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message.
+    `tmux` is its version. `data` is None where the job's images are generated or fetched.
     """
 
     time: float
@@ -89,8 +87,6 @@ class MachineFacts:
     nvidia: str
     work: WorkFolder
     shared: SharedFolder
-    addresses: tuple[str, ...] = ()
-    free_port: int = 0
     data: DataFolder | None = None
     other_jobs: tuple[OtherJob, ...] = ()
 

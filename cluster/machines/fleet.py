@@ -164,14 +164,9 @@ class Fleet:
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
-        facts_by_machine = self.provisioner.check_machines(
-            {name: machine for name, machine in checked_machines.items() if machine}
-        )
+        self.provisioner.check_machines({name: machine for name, machine in checked_machines.items() if machine})
         self._require_enough_machines()
-        has_gpus = any(self.setup_progress.rows[name].gpus for name in self._usable_machines())
-        with_network = self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus)
-        facts_by_machine = {name: facts_by_machine[name] for name in self._usable_machines()}
-        self.provisioner.check_machines_together(facts_by_machine, with_network)
+        self.provisioner.check_shared_folder(self._usable_machines())
         self._require_enough_machines()
         self._write_job_files()
         self.provisioner.run_on_each(

@@ -83,23 +83,13 @@ class HostCheck(Provisioner):
         try:
             answers = self.run_on_each([*self.hosts], lambda name: self.prepare(name, lambda: code, with_checks=True))
             checked_machines = {name: machine for name, machine in answers.items() if machine}
-            facts_by_machine = self.check_machines(checked_machines)
+            self.check_machines(checked_machines)
             failed = self.setup_progress.failure_reasons
-            if usable := {name: facts for name, facts in facts_by_machine.items() if name not in failed}:
-                self.check_machines_together(usable, self._can_test_network(checked_machines, usable))
+            if usable := [name for name in checked_machines if name not in failed]:
+                self.check_shared_folder(usable)
         finally:
             self._clean_up()
         return [self._report(name, checked_machines.get(name)) for name in self.hosts]
-
-    def _can_test_network(self, checked_machines: Mapping[str, CheckedMachine], usable: Mapping[str, object]) -> bool:
-        """Whether the network test can run: it needs torch on each machine. Where it lacks, warnings say so."""
-        has_gpus = any(checked_machines[name].facts.gpus for name in usable)
-        if not self.spec.recovery.probe or not (len(usable) > 1 or has_gpus):
-            return False
-        lacking = [name for name in usable if checked_machines[name].missing_packages]
-        for name in lacking:
-            self._add_warning(name, "the network between the machines is not tested, for lack of packages")
-        return not lacking
 
     def _report(self, name: str, machine: CheckedMachine | None) -> HostReport:
         row = self.setup_progress.rows[name]
@@ -162,7 +152,8 @@ class HostCheck(Provisioner):
                     )
                 except ClusterError as error:
                     remedy = f"remove it: rm -rf {connector.host.folder}"
-                    self._add_warning(name, f"{connector.host.folder} stays there ({error}); {remedy}")
+                    note = f"{connector.host.folder} stays there ({error}); {remedy}"
+                    self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
 
         with ThreadPoolExecutor(max_workers=max(1, len(self.missing_folders))) as pool:
             for future in [pool.submit(remove, name) for name in self.missing_folders]:

@@ -1,9 +1,9 @@
 """Reports the facts of a machine that matter to a job: `python -m cluster.machines.probe`.
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
-leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others,
-while another module runs beside it (--beside). `cluster.machines.checks` judges the facts. Whatever may hang (a GPU
-driver, a file server) is queried in a separate process with a deadline. 1 GB is 1e9 bytes.
+leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others.
+`cluster.machines.checks` judges the facts. Whatever may hang (a GPU driver, a file server) is queried in a separate
+process with a deadline. 1 GB is 1e9 bytes.
 
 Needs the standard library only: `check --ssh` asks machines on which nothing is installed yet.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import pwd
-import random
 import select
 import shutil
 import signal
@@ -29,7 +28,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
-from train.distributed import network
 from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
@@ -42,8 +40,6 @@ MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
 AGENT_MODULE = "cluster.agent"
 MAX_OTHER_JOBS = 10  # in the answer
-MIN_PORT = 10_000
-PORT_ATTEMPTS = 20
 AnswerT = TypeVar("AnswerT", SeenMarkers, SharedFolder, DataFolder)
 GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
@@ -61,13 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--machine", default=socket.gethostname(), help="this machine's name in the job (default: the host name)"
     )
-    parser.add_argument("--address", default="127.0.0.1", help="address at which the other machines reach this one")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
-    parser.add_argument(
-        "--beside", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run meanwhile"
-    )
     args = parser.parse_args(argv)
-    beside = subprocess.Popen([sys.executable, "-m", *args.beside]) if args.beside else None
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
     answer: MachineFacts | SeenMarkers
     if args.expect:
@@ -76,17 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
             answer = call_with_timeout(SeenMarkers, lambda: SeenMarkers(seen=find_markers(marker.parent, marker_names)))
     else:
-        answer = gather_facts(args.shared, args.work, marker, args.address)
+        answer = gather_facts(args.shared, args.work, marker)
         if args.data:
             data = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
             answer = dataclasses.replace(answer, data=data)
         answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
-    exit_code = beside.wait() if beside else 0
     print(json.dumps(dataclasses.asdict(answer)), flush=True)
-    return exit_code
+    return 0
 
 
-def gather_facts(shared: Path, work: Path, marker: Path, address: str = "127.0.0.1") -> MachineFacts:
+def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     """Return the facts of this machine. Leaves a marker file in the shared folder for the other machines to see."""
     gpus, complaint = query_gpus()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
@@ -109,8 +99,6 @@ def gather_facts(shared: Path, work: Path, marker: Path, address: str = "127.0.0
         gpus=gpus,
         nvidia=complaint,
         shared=shared_facts,
-        addresses=network.source_addresses(network.resolve(address)),
-        free_port=free_port(),
         time=time.time(),
     )
 
@@ -145,18 +133,6 @@ def _user_name(user_id: int) -> str:
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """Return a free port below those that Linux gives to outgoing connections, so that it stays free for a while."""
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(MIN_PORT, max(MIN_PORT + PORT_ATTEMPTS, first_outgoing)), PORT_ATTEMPTS):
-        with socket.socket() as candidate, contextlib.suppress(OSError):
-            candidate.bind(("", port))
-            return port
-    with socket.socket() as candidate:
-        candidate.bind(("", 0))
-        return int(candidate.getsockname()[1])
 
 
 def memory_gb(root: Path = Path("/")) -> float:

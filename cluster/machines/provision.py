@@ -7,7 +7,6 @@ Long-running programs run in the job's tmux session on the machine. Its window "
 """
 
 import contextlib
-import json
 import shlex
 import threading
 import time
@@ -26,8 +25,6 @@ from cluster.script import secret_values
 from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
-from train.distributed.network import slow_pairs
-from train.tools.agent_protocol import PEERS_VARIABLE
 from train.tools.records import DamagedRecord, decode_json
 
 from . import checks, code_archive, python_env, requirements
@@ -36,13 +33,10 @@ from .setup_progress import SetupProgress, timed_step
 
 ENVIRONMENT_TIMEOUT_SECONDS = 1800.0  # torch for GPUs is a download of 3 GB
 PROBE_TIMEOUT_SECONDS = 90.0
-NETWORK_TIMEOUT_SECONDS = 120.0
 FILES_TIMEOUT_SECONDS = 60.0  # for a command that only touches small files
 STOP_POLL_SECONDS = 0.5  # between two looks for a stop request
 MIN_FREE_GB = 2.0
 SETUP_LOG = "setup.log"  # in a machine's work folder
-MANY_MACHINES = 16  # with more machines there are hundreds of pairs, so each pair exchanges one small message only
-SHORT_TEST_ARGUMENTS = ["--bytes", str(1 << 20), "--rounds", "1"]
 # $1: the log; $2: the session; the rest: the command that makes the session, unless it exists.
 OPEN_SESSION_SCRIPT = rf"""
 log=$1 session=$2
@@ -183,7 +177,7 @@ class Provisioner:
     def _probe_argv(self, name: str) -> list[str]:
         """Return module and first arguments of the probe on a machine."""
         row = self.setup_progress.rows[name]
-        where = ["--shared", self.shared_folder(name), "--work", row.folder, "--address", row.address]
+        where = ["--shared", self.shared_folder(name), "--work", row.folder]
         data: list[str] = []
         if not (self.spec.generate_data or self.spec.data_source or self.spec.own_command):
             data = ["--data", self.spec.train.data, "--val-fraction", str(self.spec.recipe.data.val_fraction)]
@@ -219,8 +213,8 @@ class Provisioner:
 
     # --- all machines ---------------------------------------------------------------------------------------------
 
-    def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> dict[str, checks.MachineFacts]:
-        """Check the facts and the clock of each machine, and return the facts.
+    def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> None:
+        """Check the facts and the clock of each machine.
 
         An error becomes the machine's failure reason, a warning one of its notes.
         """
@@ -237,7 +231,6 @@ class Provisioner:
             self._record_findings(name, findings, machine.facts)
             if checks.is_broken(machine.facts, required_gpus):
                 self.setup_progress.update(name, lambda row: replace(row, is_broken=True))
-        return {name: machine.facts for name, machine in checked_machines.items()}
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
@@ -288,50 +281,30 @@ class Provisioner:
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))
 
-    def check_machines_together(self, facts_by_machine: Mapping[str, checks.MachineFacts], with_network: bool) -> None:
-        """Check that all machines mount one shared folder, and with `with_network` measure the network meanwhile.
+    def check_shared_folder(self, names: Sequence[str]) -> None:
+        """Check that all machines mount one shared folder. A machine that does not see the others' files fails.
 
-        One command for each machine. The network is measured between all pairs, and by an all-reduce, with the library
-        that will train. A machine that does not see the others' files, cannot reach them, or whose GPU this torch has
-        no kernels for, gets a failure reason.
+        One command for each machine, none for a single machine.
         """
-        names = list(facts_by_machine)
-        rank0 = names[0]
-        common_variables: dict[str, str] = {}
-        beside = []
-        if with_network:
-            port = untrusted.port_number(str(facts_by_machine[rank0].free_port).encode())
-            address = self.setup_progress.rows[rank0].address
-            common_variables = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": address, "MASTER_PORT": port}
-            addresses = [untrusted.ip_addresses(facts.addresses) for facts in facts_by_machine.values()]
-            if all(addresses):
-                common_variables[PEERS_VARIABLE] = ",".join(sorted(set().union(*addresses)))
-            beside = ["--beside", "train.distributed.network_probe", "--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
-            beside += SHORT_TEST_ARGUMENTS if len(names) > MANY_MACHINES else []
 
-        def check(name: str) -> tuple[checks.SeenMarkers, str]:
+        def check(name: str) -> checks.SeenMarkers:
             python = self.setup_progress.rows[name].python
-            argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names), *beside]
-            rank_variables = {"RANK": str(names.index(name)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            line = self._logged_line(name, argv, {**common_variables, **rank_variables})
-            with timed_step(self.setup_progress, name, SetupStep.NETWORK if with_network else SetupStep.CHECKS):
+            argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names)]
+            line = self._logged_line(name, argv, {})
+            with timed_step(self.setup_progress, name, SetupStep.CHECKS):
                 with self.log_copies[name].following() as complete_log:
-                    result = self.connectors[name].run(["sh", "-c", line], timeout=NETWORK_TIMEOUT_SECONDS)
+                    result = self.connectors[name].run(["sh", "-c", line], timeout=PROBE_TIMEOUT_SECONDS)
                     complete_log(result.out)
                 code, text = _exit_code_and_output(result)
-                *network_lines, last_line = text.splitlines() or ["no output"]
-                network_line = network_lines[-1] if network_lines else ""
+                last_line = (text.splitlines() or ["no output"])[-1]
                 if code:
-                    raise SetupFailed(network_line if last_line.startswith("{") and network_line else last_line)
-                return _decode_answer(checks.SeenMarkers, last_line), network_line
+                    raise SetupFailed(last_line)
+                return _decode_answer(checks.SeenMarkers, last_line)
 
-        if with_network or len(names) > 1:
-            answers = self.run_on_each(names, check)
-            self._judge_markers({name: seen for name, (seen, _) in answers.items()})
-            if with_network and rank0 in answers:
-                self._judge_network(names, answers[rank0][1])
+        if len(names) > 1:
+            self._judge_markers(self.run_on_each(names, check))
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
-        threading.Thread(target=self._remove_markers, args=(rank0,), daemon=True).start()
+        threading.Thread(target=self._remove_markers, args=(names[0],), daemon=True).start()
 
     def _remove_markers(self, name: str) -> None:
         marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
@@ -344,32 +317,6 @@ class Provisioner:
             shared = self.shared_folder(first)
             reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
             self.setup_progress.set_failure_reason(second, reason)
-
-    def _judge_network(self, names: Sequence[str], rank0_line: str) -> None:
-        """Record the measurement that rank 0 printed. A slow pair and a wrong transport become notes."""
-        try:
-            measurement = json.loads(rank0_line)
-            warning = untrusted.one_line(measurement.get("warning") or "")
-            # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
-            pair_gbps = measurement.get("pairs", {})
-            slow_speeds = [
-                ([names[int(rank)] for rank in slow_pair.split("-")], _fastest_gbps(slow_pair, pair_gbps))
-                for slow_pair in slow_pairs(pair_gbps)
-            ]
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            self.setup_progress.set_failure_reason(names[0], _describe_damage("the network test", error))
-            return
-        self.setup_progress.update_record(lambda record: replace(record, network=measurement))
-        if warning:
-            for name in names:
-                self._add_warning(name, warning)
-        for slow_names, gbps in slow_speeds:
-            for name in slow_names:
-                peers = " and ".join(peer for peer in slow_names if peer != name) or "all others"
-                self._add_warning(name, f"slow network to {peers}: at most {gbps:.3g} Gbit/s")
-
-    def _add_warning(self, name: str, warning: str) -> None:
-        self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, warning)))
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
         """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
@@ -419,18 +366,8 @@ def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
     try:
         return decode_json(answer_type, line.encode())
     except DamagedRecord as error:
-        raise SetupFailed(_describe_damage("the checks", error)) from None
-
-
-def _fastest_gbps(slow_pair: str, pair_gbps: Mapping[str, float]) -> float:
-    """Return the speed of a pair of ranks ("0-2"), or of the fastest pair of a rank ("2"), in Gbit/s."""
-    ranks = set(slow_pair.split("-"))
-    return max(float(gbps) for pair, gbps in pair_gbps.items() if ranks <= set(pair.split("-")))
-
-
-def _describe_damage(what: str, error: Exception) -> str:
-    """Return that a machine's answer cannot be used, as the reason of its failure."""
-    return f"its answer to {what} is damaged ({type(error).__name__}: {untrusted.one_line(str(error))})"
+        damage = f"{type(error).__name__}: {untrusted.one_line(str(error))}"
+        raise SetupFailed(f"its answer to the checks is damaged ({damage})") from None
 
 
 def _decode_stderr(stderr: bytes) -> str:

@@ -124,7 +124,7 @@ def config_keys() -> dict[str, ConfigKey]:
 
 
 def config_key(flag: str) -> str:
-    """Return the key of a flag: "probe" for "--probe/--no-probe"."""
+    """Return the key of a flag: "standby" for "--standby/--no-standby"."""
     return flag.partition("/")[0].removeprefix("--")
 
 

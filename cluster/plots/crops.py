@@ -3,13 +3,12 @@
 The part of an image that the network does not see is dimmed.
 """
 
-import base64
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.evaluation.protocol import CropAnswer, ExampleImage
+from train.evaluation.protocol import CropAnswer, Evaluation, ExampleImage
 
 from .figures import font_points, make_pixel_figure, matplotlib_settings, save_png
 from .palette import BACKGROUND_COLOR, TEXT_COLOR
@@ -35,48 +34,48 @@ DIM_FRACTION = 0.65  # how far a dimmed pixel is moved towards white
 CROP_LABELS = {"tta": "tta: also mirrored"}
 
 
-def draw_crops(
-    path: Path, title: str, size: int, images: Sequence[ExampleImage], has_several_sizes: bool = False
-) -> None:
-    """Write the plot to `path`: one row for each image, one column for each crop.
+def draw_crops(path: Path, evaluation: Evaluation) -> None:
+    """Write the plot of an evaluation's example images: one row for each image, one column for each crop.
 
-    `images` is the list "seen" in the output of `python -m train.evaluation`. It was evaluated at `size` pixels; when
-    the evaluation `has_several_sizes`, that is the first of them, and the plot says so. Raises `OSError`.
+    Raises `OSError`.
     """
     with matplotlib_settings():
-        save_png(crops_figure(title, size, images, has_several_sizes), path)
+        save_png(crops_figure(evaluation), path)
 
 
-def crops_figure(title: str, size: int, images: Sequence[ExampleImage], has_several_sizes: bool = False) -> "Figure":
+def crops_figure(evaluation: Evaluation) -> "Figure":
     """Return the plot, as `draw_crops` says. One unit of its axes is a pixel, counted from the top left."""
     import numpy as np
 
-    crop_names = [answer["crop"] for answer in images[0]["answers"]] if images else []
-    cells = [_decode_to_cell_size(image["jpeg"]) for image in images]
+    images = evaluation.examples
+    title = f"{evaluation.recipe}, {evaluation.epoch} epochs done, step {evaluation.step}"
+    crop_names = list(dict.fromkeys(row.crop for row in evaluation.rows))
+    cells = [_decode_to_cell_size(image.jpeg) for image in images]
     row_heights = [cell.height + _answer_height(image) + CELL_GAP for cell, image in zip(cells, images, strict=True)]
     width = max(LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP), 2 * LEFT_MARGIN + _title_width(title))
     height = HEADER_HEIGHT + sum(row_heights)
     figure = make_pixel_figure(width, height)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    size_note = ", the first of --sizes" if has_several_sizes else ""
-    _draw_header(axes, title, f"Drawn at {size} pixels{size_note}.")
+    sizes = list(dict.fromkeys(row.size for row in evaluation.rows))
+    size_note = ", the first of --sizes" if len(sizes) > 1 else ""
+    _draw_header(axes, title, f"Drawn at {sizes[0]} pixels{size_note}.")
     for column, crop_name in enumerate(crop_names):
         position = (_column_center(column), HEADER_HEIGHT - 16)
         axes.text(*position, CROP_LABELS.get(crop_name, crop_name), ha="center", va="center", fontsize=font_points(16))
     top = HEADER_HEIGHT
     for image, cell, row_height in zip(images, cells, row_heights, strict=True):
-        for column, answer in enumerate(image["answers"]):
+        for column, answer in enumerate(image.answers):
             center_x = _column_center(column)
-            picture = np.asarray(dim_outside_boxes(cell, answer["boxes"]))
+            picture = np.asarray(dim_outside_boxes(cell, answer.boxes))
             figure.figimage(picture, center_x - cell.width // 2, height - top - cell.height)  # from the bottom left
-            _draw_answer(axes, center_x, top + cell.height, answer, image["class"])
+            _draw_answer(axes, center_x, top + cell.height, answer, image.true)
         top += row_height
     return figure
 
 
 def _answer_height(image: ExampleImage) -> int:
-    is_all_right = all(answer["right"] for answer in image["answers"])
+    is_all_right = all(answer.predicted == image.true for answer in image.answers)
     return ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT)
 
 
@@ -90,11 +89,11 @@ def _column_center(column: int) -> int:
     return LEFT_MARGIN + column * (CELL_PIXELS + CELL_GAP) + CELL_PIXELS // 2
 
 
-def _decode_to_cell_size(base64_jpeg: str) -> "Image":
+def _decode_to_cell_size(jpeg: bytes) -> "Image":
     """Decode an image and scale its long side to the cell: small images are enlarged, so that all rows look alike."""
     from PIL import Image
 
-    image = Image.open(BytesIO(base64.b64decode(base64_jpeg))).convert("RGB")
+    image = Image.open(BytesIO(jpeg)).convert("RGB")
     factor = CELL_PIXELS / max(image.size)
     return image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))))
 
@@ -112,10 +111,11 @@ def _draw_header(axes: "Axes", title: str, subtitle: str) -> None:
 
 def _draw_answer(axes: "Axes", center_x: int, top: int, answer: CropAnswer, true_class: str) -> None:
     """Draw the predicted class and its probability, and the true class where the prediction is wrong."""
-    prediction = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
-    color = CORRECT_COLOR if answer["right"] else WRONG_COLOR
+    prediction = f"{_truncate_class_name(answer.predicted)} {answer.percent:.0f} %"
+    is_right = answer.predicted == true_class
+    color = CORRECT_COLOR if is_right else WRONG_COLOR
     axes.text(center_x, top + 6, prediction, ha="center", va="top", color=color, fontsize=font_points(15))
-    if not answer["right"]:
+    if not is_right:
         truth = f"is {_truncate_class_name(true_class)}"
         axes.text(center_x, top + ANSWER_HEIGHT, truth, ha="center", va="top", fontsize=font_points(13))
 

@@ -15,7 +15,6 @@ SETUP_STEPS = (
     SetupStep.CODE,
     SetupStep.ENVIRONMENT,
     SetupStep.CHECKS,
-    SetupStep.NETWORK,
     SetupStep.AGENT,
     SetupStep.FETCH,
     SetupStep.STANDBY,

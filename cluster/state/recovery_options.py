@@ -61,10 +61,3 @@ class RecoveryOptions(OptionSet):
         help="How many broken rented machines may be replaced: those whose boot fails, whose driver hangs, which lose "
         "a GPU, or whose trainers fail twice while those of the others do not. At the next one the job saves and ends.",
     )
-    probe: bool = option_field(
-        True,
-        "--probe/--no-probe",
-        group="Recovery",
-        help="Measure the network between the machines before training.",
-        default_text="on",
-    )

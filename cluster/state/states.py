@@ -79,7 +79,6 @@ class SetupStep(StrEnum):
     CODE = "code"
     ENVIRONMENT = "environment"
     CHECKS = "checks"
-    NETWORK = "network"
     AGENT = "agent"
     DATA = "data"
     FETCH = "fetch"

@@ -4,7 +4,6 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import encode, read_record
@@ -55,7 +54,6 @@ class SetupRecord:
     is_adopted: bool = False
     finished: float = 0.0
     time: float = 0.0
-    network: dict[str, Any] | None = None  # Any: the report of train.distributed.network_probe, kept for people
     machines: dict[str, MachineSetup] = field(default_factory=dict)
 
 

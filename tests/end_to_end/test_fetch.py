@@ -27,7 +27,7 @@ recipe = Recipe(
     phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr=0.05, copy=32)],
 )
 """
-LOCAL_OPTIONS = ("--local", "-d", "--workers", "0", "--no-probe", "--no-standby")
+LOCAL_OPTIONS = ("--local", "-d", "--workers", "0", "--no-standby")
 
 
 def pack_images(sandbox: Sandbox) -> Path:

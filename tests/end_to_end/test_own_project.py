@@ -21,7 +21,7 @@ __all__ = ["testbed"]  # a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_WHEEL = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-probe")
+OPTIONS = ("-y", "--procs", "1", "--workers", "0")
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ def test_machines_over_ssh_run_the_script_after_one_lost_its_power(
 ) -> None:
     bed = testbed(3)
     hosts = str(bed.write_hosts_toml(runner.sandbox.path / "hosts.toml"))
-    job = runner.run("--ssh", hosts, "-y", "--procs", "1", "--no-probe", "--lost-seconds", "3")
+    job = runner.run("--ssh", hosts, "-y", "--procs", "1", "--lost-seconds", "3")
     runner.wait_for_start(job, 1, "begins", rank=2, seconds=180)
     bed.machines[1].power_off()
     number = runner.wait_for_members(job, "0", "2")
@@ -206,7 +206,7 @@ def test_machines_over_ssh_run_the_script_after_one_lost_its_power(
 
 def test_interrupted_machine_is_replaced_and_nothing_is_left(renter: Renter) -> None:
     runner = Runner(renter.sandbox)
-    options = ("-y", "--type", TYPE, "--machines", "3", "--procs", "1", "--no-probe", "--env", "TOKEN")
+    options = ("-y", "--type", TYPE, "--machines", "3", "--procs", "1", "--env", "TOKEN")
     renter.sandbox.env["TOKEN"] = "hunter2"
     dry_run = renter.run("run", *options, "--dry-run", "--", "python", "train.py", "x", cwd=runner.project)
     assert "nothing was started" in dry_run and "$" in dry_run

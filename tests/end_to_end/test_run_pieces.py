@@ -143,7 +143,7 @@ def test_secret_reaches_machines_over_ssh_and_stays_in_no_file_there(
 ) -> None:
     bed = testbed(2)
     hosts = str(bed.write_hosts_toml(runner.sandbox.path / "hosts.toml"))
-    job = runner.run("--ssh", hosts, "-y", "--procs", "1", "--no-probe")
+    job = runner.run("--ssh", hosts, "-y", "--procs", "1")
     logs = [runner.wait_for_log(job, 1, "begins", rank) for rank in (0, 1)]
     assert logs[0].split("with ")[1].split()[0] == logs[1].split("with ")[1].split()[0]
     assert not runner.command_lines_with_the_secret()

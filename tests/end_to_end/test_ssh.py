@@ -40,7 +40,7 @@ recipe = Recipe(
 """
 OPTIONS = (
     *("--procs", "1", "--keep-batch", "--exact", "--log-ids"),
-    *("--workers", "0", "--save-seconds", "1", "--no-probe"),
+    *("--workers", "0", "--save-seconds", "1"),
 )
 
 

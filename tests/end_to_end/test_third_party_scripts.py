@@ -193,7 +193,7 @@ def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
 def test_ddp_tutorial_continues_on_rented_machines_when_one_is_interrupted(renter: Renter) -> None:
     project = make_project(renter.path / "project", *TUTORIAL)
     command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="100 1 --batch_size 16")
-    options = ("--type", TYPE, "--machines", "3", "--no-probe", "--workdir", project)
+    options = ("--type", TYPE, "--machines", "3", "--workdir", project)
     renter.run("run", "-d", "-y", *options, "--", "sh", "-c", command)
     job = renter.sandbox.job()
     wait_for_log(job, lambda log: "Epoch 30 | Training snapshot saved" in log)

@@ -20,7 +20,7 @@ from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import RequestGranted
 
 TYPE = "c7i.2xlarge"
-OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-probe", "--no-standby")
+OPTIONS = ("-y", "--procs", "1", "--workers", "0", "--no-standby")
 NEVER_SECONDS = 1e6  # from running to sshd: such a machine never gets ready
 SUPERVISOR_END_SECONDS = 30.0
 ENDED_STATES = ("shutting-down", "terminated")

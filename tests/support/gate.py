@@ -51,7 +51,6 @@ PROCESS_FILES = (
     "train/distributed/test_ddp_bytes.py",
     "train/distributed/test_ddp_runs.py",
     "train/distributed/test_exact_sum.py",
-    "train/distributed/test_network_probe.py",
     "train/distributed/test_peer_filter.py",
     "train/distributed/test_regroup.py",
     "train/engine/test_agent_channel.py",

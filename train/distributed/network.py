@@ -1,13 +1,12 @@
-"""Facts about the network between machines: what carries the collectives, and which links are slow. No torch import."""
+"""Facts about the network between machines: what carries the collectives, and its own addresses. No torch import."""
 
 import contextlib
 import fcntl
 import os
 import re
 import socket
-import statistics
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from train.tools import agent_protocol
@@ -20,22 +19,6 @@ IFA_ADDRESS, IFA_LOCAL = 1, 2
 RT_SCOPE_SITE, RT_SCOPE_LINK = 200, 253  # the scope of the loopback interface is greater
 NETLINK_TIMEOUT_SECONDS = 5.0
 EFA_LIBRARY_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "opt/amazon/efa/lib")
-
-
-def slow_pairs(pair_gbps: Mapping[str, float], threshold: float = 0.5) -> list[str]:
-    """Return the pairs of ranks ("0-2") slower than `threshold` times the usual speed.
-
-    A rank all of whose pairs are slow is returned instead of them ("2"). The usual speed is the median, over the ranks,
-    of each rank's fastest pair. The median over all pairs would hide a fault: one slow machine of three makes two of
-    the three pairs slow.
-    """
-    ranks = sorted({rank for pair in pair_gbps for rank in pair.split("-")}, key=int)
-    pairs_of = {rank: [pair for pair in pair_gbps if rank in pair.split("-")] for rank in ranks}
-    fastest = [max(pair_gbps[pair] for pair in pairs_of[rank]) for rank in ranks]
-    usual = statistics.median(fastest) if fastest else 0.0
-    slow = [pair for pair in pair_gbps if pair_gbps[pair] < threshold * usual]
-    slow_ranks = [rank for rank in ranks if len(ranks) > 2 and set(pairs_of[rank]) <= set(slow)]
-    return slow_ranks + [pair for pair in slow if not set(pair.split("-")) & set(slow_ranks)]
 
 
 def detect_transport(backend: str, log: Path | None = None) -> str:

@@ -1,11 +1,11 @@
 """Evaluates a checkpoint on all validation images, by each crop and size; every image is counted once."""
 
-import base64
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,14 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from train.data.index.open import DataError, Index
 from train.data.loading.dataset import copies_root, data_root, open_val_indexes
-from train.data.loading.loader import Batch, stream_batches
+from train.data.loading.loader import Batch, BatchDecoder, stream_batches
 from train.data.order.center_crop import resized_short_side
 from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
-from train.metrics.accuracy import count_confusion, is_correct, zero_confusion
-from train.metrics.confusion import Confusion
+from train.metrics.confusion import MAX_CLASSES, Confusion
 from train.metrics.thumbnails import shrink_to_jpeg
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError, first_line
@@ -30,47 +29,44 @@ from train.tools.host import threads_per_process
 from train.tools.process import disable_malloc_trim
 from train.tools.records import encode
 
-from .crops import (
-    MULTI_CROP_MIRRORED,
-    SQUARES_PER_IMAGE,
-    MultiCropDecoder,
-    crop_boxes,
-    mean_crop_scores,
-    plan_eval_batches,
-)
+from .crops import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
 from .protocol import (
+    CROP_VIEWS,
     CropAnswer,
     EvalOptions,
-    EvaluationBegin,
-    EvaluationExamples,
+    Evaluation,
     EvaluationRow,
     ExampleImage,
+    RatioBucket,
     emit_json_line,
-    progress_reporter,
     reserve_stdout,
 )
-from .ratio_buckets import AspectRatioBuckets
 from .trained_network import open_trained
 
 EXAMPLE_PIXELS = 300  # longer side of an example image
+PROGRESS_SECONDS = 1.0  # between two messages about the progress
+MAX_BUCKETS = 6  # of about equally many images each, as fast.ai's notebook of 2018 compares crops
+RATIO_DIGITS = 2  # digits of a ratio that are shown; images that agree in them are in the same bucket
+# The columns of the answers for images: how often an image was counted, whether its answer is a top-1 and a top-5 hit,
+# the predicted class, and its probability.
+COUNT, IS_TOP1, IS_TOP5, PREDICTED, PROBABILITY = range(5)
 
 
 @reserve_stdout()
 def evaluate_checkpoint(options: EvalOptions) -> None:
-    """Evaluate a checkpoint and print the JSON lines of the protocol.
+    """Evaluate a checkpoint and print the messages.
 
     Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
     # Every process opens the files by itself, before any collective, so each can report what is wrong with them.
-    trained = open_trained(options.checkpoint, options.model)
+    trained = open_trained(Path(options.checkpoint), options.model)
     recipe, description = trained.recipe, trained.description
     if options.val_fraction is not None:
         recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.val_fraction))
-    root = data_root(recipe.data, options.data)
+    root = data_root(recipe.data, Path(options.data) if options.data else None)
+    copies = copies_root(root, Path(options.copies) if options.copies else None)
     seed = description.seed
-    indexes = open_val_indexes(
-        recipe, root, copies_root(root, options.copies), scale=options.scale, seed=seed, skip_bad=options.skip_bad
-    )
+    indexes = open_val_indexes(recipe, root, copies, scale=options.scale, seed=seed, skip_bad=options.skip_bad)
     val_index = indexes["val", None]
     if len(description.classes) != len(val_index.classes):
         raise TrainingError(
@@ -87,98 +83,72 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
         group, f"the names of the images in {val_index.folder}", val_index.names_checksum
     )
     model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    evaluation = Evaluation(options, recipe, group, model, indexes, seed)
+    evaluator = Evaluator(options, recipe, group, model, indexes, seed)
+    rows = evaluator.run()
     if group.is_first:
-        emit_json_line(
-            EvaluationBegin(
-                kind="begin",
-                checkpoint=str(options.checkpoint),
-                recipe=recipe.name,
-                model=recipe.model.name,
-                epoch=description.epoch,
-                step=description.step,
-                images=len(val_index),
-                classes=len(val_index.classes),
-                data=str(root),
-                device=group.device.type,
-                precision=str(evaluation.preprocessor.compute_dtype).removeprefix("torch."),
-                procs=group.world_size,
-                buckets=evaluation.buckets.summaries,
-            )
+        evaluation = Evaluation(
+            checkpoint=options.checkpoint,
+            recipe=recipe.name,
+            model=recipe.model.name,
+            epoch=description.epoch,
+            step=description.step,
+            images=len(val_index),
+            classes=len(val_index.classes),
+            data=str(root),
+            device=group.device.type,
+            precision=str(evaluator.preprocessor.compute_dtype).removeprefix("torch."),
+            procs=group.world_size,
+            rows=tuple(rows),
+            examples=evaluator.examples(),
         )
-    evaluation.run()
+        emit_json_line({"kind": "evaluation", "evaluation": encode(evaluation)})
     process_group.leave_together(group)
     process_group.exit_process(group)
 
 
-@dataclass(frozen=True)
-class EvalPass:
-    """One crop at one size: this rank's batches, read from the resized copy `copy` (None: the full-size images)."""
+@dataclass
+class Evaluator:
+    """One process's share of an evaluation. `answers` has what `answer_images` returned, by crop and size."""
 
-    crop: str
-    size: int
-    copy: int | None
-    requests: list[BatchRequest]
+    options: EvalOptions
+    recipe: Recipe
+    group: ProcessGroup
+    model: nn.Module
+    indexes: Mapping[IndexKey, Index]
+    seed: int
+    answers: dict[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
+    images_done: int = 0
+    images_total: int = 0
 
-    @property
-    def views_per_image(self) -> int:
-        """Number of views of each image that the network is shown."""
-        if self.crop not in MULTI_CROP_MIRRORED:
-            return 1
-        return SQUARES_PER_IMAGE * (2 if MULTI_CROP_MIRRORED[self.crop] else 1)
-
-
-class Evaluation:
-    """One rank's share of an evaluation."""
-
-    def __init__(
-        self,
-        options: EvalOptions,
-        recipe: Recipe,
-        group: ProcessGroup,
-        model: nn.Module,
-        indexes: Mapping[IndexKey, Index],
-        seed: int,
-    ) -> None:
-        self.options = options
-        self.recipe = recipe
-        self.group = group
-        self.model = model
-        self.indexes = indexes
-        self.val_index = indexes["val", None]
-        self.decoder = MultiCropDecoder(indexes, seed)
-        self.preprocessor = BatchPreprocessor(group.device, normalization=normalization_of(model))
-        self.buckets = AspectRatioBuckets(self.val_index)
-        self.sizes = options.sizes or (recipe.phases[-1].final_size,)
-        self.report_progress = progress_reporter(group.is_first)
+    def __post_init__(self) -> None:
+        self.val_index = self.indexes["val", None]
+        self.buckets = ratio_buckets(self.val_index)
+        self.preprocessor = BatchPreprocessor(self.group.device, normalization=normalization_of(self.model))
+        self.sizes = self.options.sizes or (self.recipe.phases[-1].final_size,)
+        self.last_progress = time.monotonic()
 
     @torch.no_grad()
-    def run(self) -> None:
-        """Run all passes through one loader, and print a row for each, then the example images."""
-        phase = self.recipe.phases[-1]
+    def run(self) -> list[EvaluationRow]:
+        """Evaluate by all crops at all sizes, through one loader, and return a row for each."""
+        phase, group = self.recipe.phases[-1], self.group
         pixel_budget = phase.batch * phase.final_size**2
-        passes = []
-        for crop in self.options.crops:
-            for size in self.sizes:
-                copy = self.copy_for(size)
-                requests = plan_eval_batches(
-                    crop, size, self.val_index, copy, pixel_budget, self.group.rank, self.group.world_size
-                )
-                passes.append(EvalPass(crop, size, copy, requests))
-
+        passes = {
+            (crop, size): plan_eval_batches(
+                crop, size, self.val_index, self.copy_for(size), pixel_budget, group.rank, group.world_size
+            )
+            for crop, size in product(self.options.crops, self.sizes)
+        }
+        all_requests = [request for requests in passes.values() for request in requests]
+        self.images_total = sum(len(request.ids) for request in all_requests)
         largest_batch_bytes = 3 * max(pixel_budget, SQUARES_PER_IMAGE * max(self.sizes) ** 2)
-        all_requests = chain.from_iterable(eval_pass.requests for eval_pass in passes)
-        workers = process_group.loader_process_count(self.group, self.options.workers)
-        batches = stream_batches(self.decoder, all_requests, workers, self.group.device, largest_batch_bytes)
+        decoder = BatchDecoder(self.indexes, self.seed)
+        workers = process_group.loader_process_count(group, self.options.workers)
+        batches = stream_batches(decoder, iter(all_requests), workers, group.device, largest_batch_bytes)
         # The start of the loader and of the device belongs to no pass. A rank may have no batch at all.
-        first_batch = next(batches, None)
-        if first_batch:
+        if first_batch := next(batches, None):
             self.predict("center", self.sizes[0], first_batch.images[:1], first_batch.labels[:1])
             batches = chain([first_batch], batches)
-        for eval_pass in passes:
-            self.run_pass(eval_pass, batches)
-        if self.group.is_first and self.options.shown:
-            self.print_examples()
+        return [self.evaluate(crop, size, islice(batches, len(requests))) for (crop, size), requests in passes.items()]
 
     def copy_for(self, size: int) -> int | None:
         """Return the resized copy that images of a size are read from, None for the full-size images.
@@ -216,101 +186,115 @@ class Evaluation:
                 f"{crop} at {size} pixels: {self.recipe.model.name} fails: {first_line(error)}"
             ) from error
 
-    def run_pass(self, eval_pass: EvalPass, batches: Iterator[Batch]) -> None:
-        """Evaluate one crop at one size and print its row.
+    def evaluate(self, crop: str, size: int, batches: Iterator[Batch]) -> EvaluationRow:
+        """Evaluate one crop at one size.
 
         Raises `TrainingError` when the loss is not finite, `RuntimeError` unless every image was counted once.
         """
         start = time.perf_counter()
-        done = 0
-        own_images = sum(len(request.ids) for request in eval_pass.requests)
-        loss_sum = torch.zeros(1, dtype=torch.float64, device=self.group.device)
-        # By bucket: images, top-1 correct, top-5 correct.
-        counts = torch.zeros(len(self.buckets.summaries), 3, dtype=torch.int64, device=self.group.device)
-        confusion = zero_confusion(len(self.val_index.classes), self.group.device)
-        for request in eval_pass.requests:
-            batch = next(batches)
-            scores, labels = self.predict(eval_pass.crop, eval_pass.size, batch.images, batch.labels)
-            loss_sum += cross_entropy(scores, labels, reduction="sum")
-            top1, top5 = is_correct(scores, labels)
-            columns = torch.stack([torch.ones_like(labels), top1.long(), top5.long()], 1)
-            buckets = torch.from_numpy(self.buckets.bucket_of_image[request.ids]).to(self.group.device)
-            counts.index_add_(0, buckets, columns)
-            if confusion is not None:
-                count_confusion(confusion, scores, labels)
-            done += len(request.ids)
-            self.report_progress(f"{eval_pass.crop} at {eval_pass.size}", done, own_images)
-        total_loss = sum_over_processes(self.group, loss_sum).item()
-        rows = sum_over_processes(self.group, counts).tolist()
-        if confusion is not None:
-            sum_over_processes(self.group, confusion)
-        if not math.isfinite(total_loss):
+        loss, answers = self.answer_images(crop, size, batches)
+        if not math.isfinite(loss):
             raise TrainingError(
-                f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {total_loss:g}: the checkpoint's weights "
-                "are not finite, or too large"
+                f"{crop} at {size} pixels: the loss is {loss:g}: the checkpoint's weights are not finite, or too large"
             )
         seconds = time.perf_counter() - start
-        if [row[0] for row in rows] != [bucket["images"] for bucket in self.buckets.summaries]:
-            raise RuntimeError(f"{eval_pass.crop} at {eval_pass.size} did not count every image once")
-        if self.group.is_first:
-            images = len(self.val_index)
-            emit_json_line(
-                EvaluationRow(
-                    kind="row",
-                    crop=eval_pass.crop,
-                    size=eval_pass.size,
-                    views=eval_pass.views_per_image,
-                    copy=eval_pass.copy,
-                    top1=100 * sum(row[1] for row in rows) / images,
-                    top5=100 * sum(row[2] for row in rows) / images,
-                    loss=total_loss / images,
-                    images=images,
-                    seconds=seconds,
-                    buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in rows],
-                    confusion=None if confusion is None else self.by_class(confusion),
+        if not (answers[:, COUNT] == 1).all():
+            raise RuntimeError(f"{crop} at {size} did not count every image once")
+        self.answers[crop, size] = answers
+        top1, top5 = percents(answers)
+        return EvaluationRow(
+            crop=crop,
+            size=size,
+            views=CROP_VIEWS[crop],
+            copy=self.copy_for(size),
+            images=len(answers),
+            top1=top1,
+            top5=top5,
+            loss=loss,
+            seconds=seconds,
+            buckets=tuple(self.describe_bucket(ids, answers[ids]) for ids in self.buckets),
+            confusion=self.confusion(answers) if self.group.is_first else None,
+        )
+
+    def answer_images(self, crop: str, size: int, batches: Iterator[Batch]) -> tuple[float, NDArray[np.float64]]:
+        """Return the mean loss, and the network's answers for all images, also those of the other processes.
+
+        The answers have a row for each image, with the columns `COUNT` to `PROBABILITY`.
+        """
+        device, image_count = self.group.device, len(self.val_index)
+        loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+        answers = torch.zeros(image_count, PROBABILITY + 1, dtype=torch.float64, device=device)
+        for batch in batches:
+            scores, labels = self.predict(crop, size, batch.images, batch.labels)
+            loss_sum += cross_entropy(scores, labels, reduction="sum")
+            best = scores.topk(min(5, scores.shape[1]), dim=1).indices
+            is_hit = best == labels[:, None]
+            probability = scores.softmax(1).gather(1, best[:, :1])[:, 0]
+            columns = (torch.ones_like(labels), is_hit[:, 0], is_hit.any(1), best[:, 0], probability)
+            ids = torch.from_numpy(batch.request.ids).to(device)
+            answers.index_add_(0, ids, torch.stack([column.double() for column in columns], 1))
+            self.report_progress(len(ids))
+        loss = sum_over_processes(self.group, loss_sum).item() / image_count
+        return loss, sum_over_processes(self.group, answers).cpu().numpy()  # an image is 0 in the other processes
+
+    def report_progress(self, new_images: int) -> None:
+        """Print from time to time how many of its images, over all passes, the first process has evaluated."""
+        self.images_done += new_images
+        if self.group.is_first and time.monotonic() - self.last_progress > PROGRESS_SECONDS:
+            self.last_progress = time.monotonic()
+            emit_json_line({"kind": "progress", "done": self.images_done, "total": self.images_total})
+
+    def confusion(self, answers: NDArray[np.float64]) -> Confusion | None:
+        """Return which classes the network took for which, None for too many classes."""
+        classes = self.val_index.classes
+        if len(classes) > MAX_CLASSES:
+            return None
+        counts = np.zeros((len(classes), len(classes)), np.int64)
+        np.add.at(counts, (self.val_index.labels, answers[:, PREDICTED].astype(np.int64)), 1)
+        return Confusion.from_counts(classes, counts)
+
+    def describe_bucket(self, ids: NDArray[np.int64], answers: NDArray[np.float64]) -> RatioBucket:
+        """Return the accuracy in a bucket of images, whose IDs are sorted by their ratio."""
+        lowest, highest = (float(self.val_index.widths[id] / self.val_index.heights[id]) for id in (ids[0], ids[-1]))
+        top1, top5 = percents(answers)
+        return RatioBucket(lowest=lowest, highest=highest, images=len(ids), top1=top1, top5=top5)
+
+    def examples(self) -> tuple[ExampleImage, ...]:
+        """Return example images, evenly spaced from the tallest to the widest, with the answers at the first size."""
+        index, size = self.val_index, self.sizes[0]
+        images, count = len(index), min(self.options.shown, len(index))
+        positions = [(2 * number + 1) * images // (2 * count) for number in range(count)]
+        examples = []
+        for image_id in np.concatenate(self.buckets)[positions].tolist():
+            jpeg, _ = shrink_to_jpeg(self.indexes["val", self.copy_for(size)].read(image_id), EXAMPLE_PIXELS)
+            answers = []
+            for crop in self.options.crops:
+                answer = self.answers[crop, size][image_id]
+                boxes = crop_boxes(crop, size, int(index.widths[image_id]), int(index.heights[image_id]))
+                predicted = index.classes[int(answer[PREDICTED])]
+                answers.append(
+                    CropAnswer(crop=crop, boxes=boxes, predicted=predicted, percent=100 * float(answer[PROBABILITY]))
                 )
-            )
+            true = index.classes[index.labels[image_id]]
+            examples.append(ExampleImage(true=true, answers=tuple(answers), jpeg=jpeg))
+        return tuple(examples)
 
-    def by_class(self, counts: torch.Tensor) -> dict[str, object]:
-        """Return a `Confusion` as JSON data, from the counts of images by true and predicted class."""
-        plain: dict[str, object] = encode(Confusion.from_counts(self.val_index.classes, counts.cpu().numpy()))
-        return plain
 
-    def print_examples(self) -> None:
-        """Print example images, evenly spaced from the tallest to the widest, with each crop's prediction."""
-        size = self.sizes[0]
-        ids_by_ratio = self.buckets.ids_by_ratio
-        count = min(self.options.shown, len(ids_by_ratio))
-        positions = [(2 * number + 1) * len(ids_by_ratio) // (2 * count) for number in range(count)]
-        examples = [self.describe_example(int(ids_by_ratio[position]), size) for position in positions]
-        emit_json_line(EvaluationExamples(kind="seen", size=size, images=examples))
+def percents(answers: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the top-1 and the top-5 accuracy of some images."""
+    top1, top5 = (100 * float(answers[:, column].sum()) / len(answers) for column in (IS_TOP1, IS_TOP5))
+    return top1, top5
 
-    def describe_example(self, image_number: int, size: int) -> ExampleImage:
-        """Return an image as a small JPEG in base64, with each crop's boxes (see `crop_boxes`) and prediction."""
-        copy = self.copy_for(size)
-        single_index = self.val_index.take(np.array([image_number]))
-        label = int(single_index.labels[0])
-        width, height = int(single_index.widths[0]), int(single_index.heights[0])
-        jpeg, _ = shrink_to_jpeg(self.indexes["val", copy].read(image_number), EXAMPLE_PIXELS)
-        answers: list[CropAnswer] = []
-        for crop in self.options.crops:
-            (request,) = plan_eval_batches(crop, size, single_index, copy, 1, 0, 1)
-            batch = self.decoder.decode_batch(replace(request, ids=np.array([image_number])))
-            scores, _ = self.predict(crop, size, batch.images, batch.labels)
-            probabilities = scores.softmax(1)[0]
-            best = int(probabilities.argmax())
-            answers.append(
-                {
-                    "crop": crop,
-                    "boxes": crop_boxes(crop, size, width, height),
-                    "class": self.val_index.classes[best],
-                    "percent": 100 * float(probabilities[best]),
-                    "right": best == label,
-                }
-            )
-        return {
-            "name": self.val_index.name(image_number),
-            "class": self.val_index.classes[label],
-            "answers": answers,
-            "jpeg": base64.b64encode(jpeg).decode(),
-        }
+
+def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
+    """Return the IDs of the images from the tallest to the widest, cut into at most `MAX_BUCKETS` buckets.
+
+    A cut is only possible where the rounded ratio changes; the cuts are those nearest to buckets of equal size.
+    """
+    ratios = np.asarray(index.widths) / np.asarray(index.heights)
+    ids_by_ratio = np.argsort(ratios, kind="stable")
+    changes = np.flatnonzero(np.diff(np.round(ratios[ids_by_ratio], RATIO_DIGITS))) + 1
+    possible = np.array([0, *changes.tolist(), len(ratios)])
+    equal_sizes = [len(ratios) * number / MAX_BUCKETS for number in range(1, MAX_BUCKETS)]
+    cuts = {int(possible[np.abs(possible - size).argmin()]) for size in equal_sizes}
+    return np.split(ids_by_ratio, sorted(cuts - {0, len(ratios)}))

@@ -159,7 +159,7 @@ def option_field(
     """Return a field of an `OptionSet`. Without `flags` the flag is the field's name, such as --max-steps.
 
     `MISSING` as the default makes a required option. A flag of a field that is True by default turns it off, unless it
-    is a pair such as "--probe/--no-probe". `default_text` says in the help what the default means; the default of a
+    is a pair such as "--standby/--no-standby". `default_text` says in the help what the default means; the default of a
     number is shown without it. A resume cannot change an option that `is_fixed`: it decides on what is trained.
     """
     declaration = {

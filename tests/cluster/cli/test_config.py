@@ -48,11 +48,11 @@ def test_command_line_comes_before_environment_before_file(
 ) -> None:
     write_config(
         'region = ["eu-west-1", "eu-north-1"]\ntype = "p4d.24xlarge"\nmax-hours = 4\non-demand = true\n'
-        "no-group = true\nprobe = false\nspot = false\n"
+        "no-group = true\nstandby = false\nspot = false\n"
     )
     configured = {
         "regions": ("eu-west-1", "eu-north-1"), "types": ("p4d.24xlarge",), "max_hours": 4.0, "market": "on-demand",
-        "use_placement_group": False, "probe": False,
+        "use_placement_group": False, "standby": False,
     }  # fmt: skip
     assert launch_keywords() == ("aws", configured)
     monkeypatch.setenv("IMGNET_MAX_HOURS", "5")
@@ -60,8 +60,8 @@ def test_command_line_comes_before_environment_before_file(
     monkeypatch.setenv("IMGNET_SPOT", "1")
     by_environment = {"max_hours": 5.0, "types": ("p5.48xlarge", "g6.xlarge"), "market": "spot"}
     assert launch_keywords() == ("aws", configured | by_environment)
-    typed = {"max_hours": 6.0, "market": "spot-then-on-demand", "probe": True}
-    typed_argv = ("--max-hours", "6", "--spot-then-on-demand", "--probe")
+    typed = {"max_hours": 6.0, "market": "spot-then-on-demand", "standby": True}
+    typed_argv = ("--max-hours", "6", "--spot-then-on-demand", "--standby")
     assert launch_keywords(*typed_argv) == ("aws", configured | by_environment | typed)
 
 

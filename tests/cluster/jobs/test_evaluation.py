@@ -1,6 +1,5 @@
 """`imgnet-cluster eval`: which checkpoint of a job is taken, what the command prints, and its picture."""
 
-import base64
 import contextlib
 import io
 import json
@@ -23,6 +22,7 @@ from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
 from cluster.machines import trained_files
 from cluster.plots import crops
+from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
 
 Fixture = Any
 
@@ -159,44 +159,24 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_run_evaluation_yields_messages_and_raises_errors(sandbox: Fixture) -> None:
+def test_run_module_yields_messages_and_raises_errors(sandbox: Fixture) -> None:
     row = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
-    messages = evaluation.run_evaluation(python(f"{row}; import time; time.sleep(60)"))
+    messages = evaluation.run_module(python(f"{row}; import time; time.sleep(60)"))
     assert next(messages) == {"kind": "row", "n": 1}
     cast("Generator[object]", messages).close()  # kills the process; the fixture checks that
     error = 'print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'
     with pytest.raises(ClusterError, match=r"^too small$"):
-        list(evaluation.run_evaluation(python(error)))
+        list(evaluation.run_module(python(error)))
     with pytest.raises(ClusterError, match="ended with code 7"):
-        list(evaluation.run_evaluation(python("raise SystemExit(7)")))
+        list(evaluation.run_module(python("raise SystemExit(7)")))
 
 
-def make_row(crop: str, size: int, *bucket_top1: float) -> Any:
-    """A row of the evaluation with these accuracies of its buckets."""
-    buckets = [{"top1": top1, "top5": top1 + 1} for top1 in bucket_top1]
-    mean = sum(bucket_top1) / 2
-    return {"crop": crop, "size": size, "top1": mean, "top5": mean + 1, "buckets": buckets}
-
-
-def test_rect_gains_compare_with_center_of_the_same_size() -> None:
-    buckets: Any = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
-    rows = [
-        make_row("center", 224, 40, 60),
-        make_row("rect", 288, 1, 2),
-        make_row("rect", 224, 44, 59),
-        make_row("five", 224, 9, 9),
-    ]
-    assert evaluation.rect_gains(rows, buckets) == [
-        {
-            "size": 224,
-            "top1": 1.5,
-            "top5": 1.5,
-            "buckets": [
-                {"ratio": 0.7, "images": 10, "top1": 4, "top5": 4},
-                {"ratio": 1.3, "images": 10, "top1": -1, "top5": -1},
-            ],
-        }
-    ]
+def evaluation_of(*rows: EvaluationRow, recipe: str = "x", examples: tuple[ExampleImage, ...] = ()) -> Evaluation:
+    """An evaluation with these rows."""
+    return Evaluation(
+        checkpoint="x", recipe=recipe, model="x", epoch=3, step=691, images=12, classes=2, data="x", device="cpu",
+        precision="float32", procs=1, rows=rows, examples=examples,
+    )  # fmt: skip
 
 
 # --- the command --------------------------------------------------------------------------------------------------
@@ -218,10 +198,7 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
     assert (rows[0]["top1"], rows[0]["top5"]) == (result.top1, result.top5)
     assert (report["epoch"], report["images"], report["procs"]) == (3, 20, 1)
     assert report["step"] == finished.job().result.steps > 3
-    expected_buckets = [(bucket["from"], bucket["to"], bucket["images"]) for bucket in report["buckets"]]
-    for gain in report["gains"]:
-        assert [(bucket["from"], bucket["to"], bucket["images"]) for bucket in gain["buckets"]] == expected_buckets
-    assert [gain["size"] for gain in report["gains"]] == [32, 48]
+    assert all(sum(bucket["images"] for bucket in row["buckets"]) == 20 for row in rows)
     assert report["checkpoint"].endswith("job-1/network/model.safetensors") and report["plot"] == "crops.png"
     assert not finished.job_pids()
 
@@ -279,27 +256,28 @@ def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: 
     assert cells[-1][:2] == ["all", "20"]
 
 
-def test_print_results_gains_have_ratio_ranges_and_one_decimal(capsys: Any) -> None:
-    names = ("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs")
-    run_info: Any = {**dict.fromkeys(names, "x"), "epoch": 3, "step": 691, "images": 12}
-    buckets = [
-        {"ratio": 0.77, "from": 0.7512, "to": 0.8, "images": 10, "top1": 12.345, "top5": -0.04},
-        {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
-    ]
-    gain: Any = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": buckets}
-    evaluate._print_results(run_info, [], [gain])
+def test_gains_of_rect_have_ratio_ranges_and_one_decimal(capsys: Any) -> None:
+    def row(crop: str, size: int, *percents: float) -> EvaluationRow:
+        """A row with these top-1 and top-5 accuracies: of a tall bucket, of a wide one, and of all images."""
+        tall1, tall5, wide1, wide5, top1, top5 = percents
+        buckets = (
+            RatioBucket(lowest=0.7512, highest=0.8, images=10, top1=tall1, top5=tall5),
+            RatioBucket(lowest=4 / 3, highest=4 / 3, images=2, top1=wide1, top5=wide5),
+        )
+        return EvaluationRow(
+            crop=crop, size=size, views=1, copy=None, images=12, top1=top1, top5=top5, loss=1.0, seconds=1.0,
+            buckets=buckets, confusion=None,
+        )  # fmt: skip
+
+    rows = (row("rect", 64, 52.345, 59.96, 0, 70.06, 38.74, 60), row("rect", 96, *[1] * 6))
+    evaluate._print_results(evaluation_of(row("center", 64, 40, 60, 100, 70, 40, 60), *rows))
     out = capsys.readouterr().out
-    assert "3 epochs done, step 691;" in out
+    assert "3 epochs done, step 691;" in out and "rect at 96 above" not in out
     assert [line.split() for line in out.splitlines()[-3:]] == [
         ["0.75-0.80", "10", "+12.3", "+0.0"],
         ["1.33", "2", "-100.0", "+0.1"],
         ["all", "12", "-1.3", "+0.0"],
     ]
-
-
-def test_eval_help_states_the_limits_of_rect(sandbox: Fixture) -> None:
-    text = " ".join(sandbox.cli("eval", "--help").out.split())
-    assert "in steps of 32 pixels, but at most 1.5 times its short side" in text and "whole" not in text
 
 
 @pytest.mark.parametrize(
@@ -333,30 +311,45 @@ def test_dim_outside_boxes_keeps_the_inside() -> None:
     assert image.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == image.getpixel((59, 39))
 
 
-def gray_jpeg(width: int, height: int) -> str:
-    """A gray image as base64 text of a JPEG file."""
+def gray_jpeg(width: int, height: int) -> bytes:
+    """A gray image as a JPEG file."""
     stream = io.BytesIO()
     Image.new("RGB", (width, height), "#808080").save(stream, "JPEG")
-    return base64.b64encode(stream.getvalue()).decode()
+    return stream.getvalue()
 
 
-@pytest.mark.parametrize("has_several_sizes", [False, True])
-def test_draw_crops_header_explains_colors_and_fits(has_several_sizes: bool, tmp_path: Path) -> None:
-    figure = crops.crops_figure("a long name of a recipe " * 4, 96, [], has_several_sizes)
-    header = "".join(text.get_text() for text in figure.axes[0].texts)
-    assert "Drawn at 96 pixels" in header and ("the first of --sizes" in header) == has_several_sizes
-    assert "its probability; green: right, red: wrong" in header and "Yellow frame: what the network sees" in header
-    crops.draw_crops(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], has_several_sizes)
+def example(jpeg: bytes, **predicted: str) -> ExampleImage:
+    """An image of a cat, with the predicted class of each crop."""
+    answers = [
+        CropAnswer(crop=crop, boxes=((0, 0, 1, 1),), predicted=name, percent=50.0) for crop, name in predicted.items()
+    ]
+    return ExampleImage(true="cat", answers=tuple(answers), jpeg=jpeg)
+
+
+def rows_of(*names: str, sizes: tuple[int, ...] = (96,)) -> list[EvaluationRow]:
+    return [
+        EvaluationRow(
+            crop=crop, size=size, views=1, copy=None, images=1, top1=0, top5=0, loss=0, seconds=0, buckets=(),
+            confusion=None,
+        )
+        for crop in names
+        for size in sizes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(96,), (96, 128)])
+def test_draw_crops_header_explains_colors_and_fits(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    result = evaluation_of(*rows_of("center", sizes=sizes), recipe="a long name of a recipe " * 4)
+    header = "".join(text.get_text() for text in crops.crops_figure(result).axes[0].texts)
+    assert "Drawn at 96 pixels" in header and ("the first of --sizes" in header) == (len(sizes) > 1)
+    crops.draw_crops(tmp_path / "y.png", result)
     page = Image.open(tmp_path / "y.png").convert("L")
     assert min(page.crop((page.width - 8, 0, page.width, page.height)).tobytes()) == 255
 
 
 def test_draw_crops_row_height_follows_the_image(tmp_path: Path) -> None:
-    answers = [{"crop": "center", "boxes": [[0, 0, 1, 1]], "class": "cat", "percent": 50.0, "right": True}]
-    samples: Any = [
-        {"class": "cat", "jpeg": gray_jpeg(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))
-    ]
-    crops.draw_crops(tmp_path / "x.png", "title", 96, samples)
+    images = [example(gray_jpeg(*size), center="cat") for size in ((60, 20), (400, 100), (30, 60))]
+    crops.draw_crops(tmp_path / "x.png", evaluation_of(*rows_of("center"), examples=tuple(images)))
     page = Image.open(tmp_path / "x.png").convert("L")
     below = 3 * (crops.ANSWER_HEIGHT + crops.CELL_GAP)
     assert (
@@ -367,12 +360,8 @@ def test_draw_crops_row_height_follows_the_image(tmp_path: Path) -> None:
 
 
 def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
-    answers = [
-        {"crop": crop, "boxes": [[0, 0, 1, 1]], "class": name, "percent": 50.0, "right": name == "cat"}
-        for crop, name in (("center", "dog"), ("rect", "cat"))
-    ]
-    sample: Any = {"name": "cat/1.JPEG", "class": "cat", "jpeg": gray_jpeg(40, 40), "answers": answers}
-    crops.draw_crops(tmp_path / "x.png", "title", 96, [sample])
+    image = example(gray_jpeg(40, 40), center="dog", rect="cat")
+    crops.draw_crops(tmp_path / "x.png", evaluation_of(*rows_of("center", "rect"), examples=(image,)))
     page = Image.open(tmp_path / "x.png").convert("RGB")
     top = crops.HEADER_HEIGHT + crops.CELL_PIXELS
     second_column = crops.LEFT_MARGIN + crops.CELL_PIXELS + crops.CELL_GAP // 2

@@ -30,7 +30,7 @@ from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
 
-NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")

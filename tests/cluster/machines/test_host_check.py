@@ -14,7 +14,7 @@ from support.ssh_machines import Testbed
 
 from benchmarks.launch.stub import RECIPE, StubDelays
 
-NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_check_of_good_machines_shows_a_row_for_each(checker: Checker) -> None:
     assert "warning  machines 0, 1, 2: no GPU: trains on the CPU" in ran.out
     assert ran.out.endswith("\nall machines can be used\n")
     log = (checker.sandbox.path / "python.log").read_text()
-    assert "train.distributed.network_probe" in log and "cluster.agent" not in log
+    assert "cluster.machines.probe" in log and "cluster.agent" not in log
 
 
 def test_check_names_each_fault_with_its_machine_and_folds_equal_ones(checker: Checker) -> None:
@@ -104,9 +104,7 @@ def test_check_without_torch_says_what_a_launch_installs(checker: Checker) -> No
     )
     ran = checker.run()
     assert ran.code == 0 and "machine 0 (127.1.0.1): its Python lacks torch>=2.9; a launch installs them" in ran.out
-    assert "machine 0 (127.1.0.1): the network between the machines is not tested" in ran.out
     assert (checker.sandbox.path / "arguments").read_text().startswith("--find ")
-    assert "network_probe" not in (checker.sandbox.path / "python.log").read_text()
 
 
 def test_check_with_the_real_checks_finds_a_wrong_data_folder(checker: Checker) -> None:

@@ -32,7 +32,7 @@ from cluster.machines.provision import JOB_FILES
 from infra.aws.launch_request import Place
 from train.tools.records import encode
 
-NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,6 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
         "code",
         "environment",
         "checks",
-        "network",
         "agent",
     }
     fleet.set_up_machines()

@@ -94,8 +94,8 @@ def given(*argv: str) -> dict[str, Any]:
 
 def test_given_options_are_those_that_were_typed() -> None:
     assert given() == {"recipe": "x.py"}
-    assert given("--on-demand", "--no-group", "--no-probe", "--zone", "a", "--zone", "b", "--target", "top1=50") == {
-        "recipe": "x.py", "market": "on-demand", "use_placement_group": False, "probe": False, "zones": ("a", "b"),
+    assert given("--on-demand", "--no-group", "--no-standby", "--zone", "a", "--zone", "b", "--target", "top1=50") == {
+        "recipe": "x.py", "market": "on-demand", "use_placement_group": False, "standby": False, "zones": ("a", "b"),
         "target": "top1=50",
     }  # fmt: skip
     for market in ("spot", "on-demand", "spot-then-on-demand"):

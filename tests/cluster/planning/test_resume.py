@@ -82,10 +82,10 @@ def test_unchanged_resume_keeps_the_specification(tmp_path: Path) -> None:
 
 def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:
     run = make_run(tmp_path, "slurm", partition="gpu", time_limit="4:00:00")
-    plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, probe=False)
+    plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, in_place=True)
     assert set(plan.changes) == {
         "--partition: gpu -> big", "--max-hours: default -> 3", "--machines: 1 -> 2", "--save-seconds: 30 -> 60",
-        "--probe: yes -> no",
+        "--in-place: no -> yes",
     }  # fmt: skip
     settings = read_options(plan.spec)
     assert (settings.partition, settings.time_limit) == ("big", "4:00:00")

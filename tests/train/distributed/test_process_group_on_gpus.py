@@ -170,3 +170,43 @@ def test_ranks_on_gpus_exit_only_when_none_sends_any_more() -> None:
 def test_rank_whose_peer_is_gone_exits_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "EXIT_TIMEOUT", timedelta(seconds=0.1))
     process_group.meet_over_store(HashStore(), process_group.ProcessGroup(0, 0, 3, 1, torch.device("cuda")))
+
+
+# --- GPUs that this torch cannot use ---------------------------------------------------------------------------------
+
+COMPILED_ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+
+
+@pytest.mark.parametrize(
+    "capability, built, fits",
+    [
+        ((8, 0), COMPILED_ARCHS, True),
+        ((8, 9), COMPILED_ARCHS, True),
+        ((9, 0), COMPILED_ARCHS, True),
+        ((10, 3), COMPILED_ARCHS, True),
+        ((7, 0), COMPILED_ARCHS, False),
+        ((11, 0), COMPILED_ARCHS, False),
+        ((12, 1), [*COMPILED_ARCHS, "compute_120"], True),
+        ((13, 0), [*COMPILED_ARCHS, "compute_120"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100a"], False),
+        ((8, 0), ["sm_86"], False),
+        ((8, 0), [], False),
+    ],
+)
+def test_explain_unsupported_gpu_by_compiled_archs(capability: tuple[int, int], built: list[str], fits: bool) -> None:
+    assert (gpu.explain_unsupported_gpu("Card", capability, built) is None) is fits
+
+
+def test_explain_unsupported_gpu_says_what_to_install() -> None:
+    message = gpu.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), COMPILED_ARCHS) or ""
+    assert message.startswith("Tesla V100-SXM2-16GB is sm_70, and torch ") and "sm_75, sm_80" in message
+    assert "install an older torch that has sm_70, or use other GPUs" in message and "\n" not in message
+    assert "install another torch that has sm_110" in (
+        gpu.explain_unsupported_gpu("Card", (11, 0), COMPILED_ARCHS) or ""
+    )
+
+
+def test_explain_invisible_gpu() -> None:
+    assert "is built without CUDA" in gpu.explain_invisible_gpu(None)
+    assert "(CUDA 13.0) sees no GPU; its driver is too old" in gpu.explain_invisible_gpu("13.0")

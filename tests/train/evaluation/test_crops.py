@@ -1,6 +1,7 @@
 """The crops of an evaluation: which parts of an image the network sees, and one prediction from several views."""
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,15 @@ from train.data.loading.loader import BatchDecoder, stream_batches
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
 from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
-from train.evaluation.crops import (
-    MULTI_CROP_MIRRORED,
-    SQUARES_PER_IMAGE,
-    MultiCropDecoder,
-    MultiCropRequest,
-    crop_boxes,
-    mean_crop_scores,
-    plan_eval_batches,
-)
-from train.evaluation.protocol import CROPS
+from train.evaluation.crops import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
+from train.evaluation.protocol import CROP_VIEWS
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def decoder(tiny_data: Path) -> MultiCropDecoder:
-    return MultiCropDecoder({("val", None): load_index(tiny_data, "val")}, 0)
+def decoder(tiny_data: Path) -> BatchDecoder:
+    return BatchDecoder({("val", None): load_index(tiny_data, "val")}, 0)
 
 
 def squares_by_pil(data: bytes, size: int) -> list[Any]:
@@ -46,9 +39,9 @@ def squares_by_pil(data: bytes, size: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [32, 64, 96])
-def test_decode_five_matches_pil(size: int, decoder: MultiCropDecoder) -> None:
+def test_decode_five_matches_pil(size: int, decoder: BatchDecoder) -> None:
     index, ids = decoder.indexes["val", None], np.array([3, 0, 11])
-    batch = decoder.decode_batch(MultiCropRequest("val", None, ids, (size, size)))
+    batch = decoder.decode_batch(BatchRequest("val", None, ids, (size, size), squares=5))
     assert batch.images.shape == (15, size, size, 3) and batch.labels.tolist() == index.labels[ids].tolist()
     squares_by_image = batch.images.numpy().astype(int).reshape(3, SQUARES_PER_IMAGE, size, size, 3)
     for squares, image_id in zip(squares_by_image, ids.tolist(), strict=True):
@@ -57,9 +50,9 @@ def test_decode_five_matches_pil(size: int, decoder: MultiCropDecoder) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 73, 96])
-def test_decode_five_last_square_is_the_center_crop(size: int, decoder: MultiCropDecoder) -> None:
+def test_decode_five_last_square_is_the_center_crop(size: int, decoder: BatchDecoder) -> None:
     ids = np.arange(20)
-    five = decoder.decode_batch(MultiCropRequest("val", None, ids, (size, size))).images.view(
+    five = decoder.decode_batch(BatchRequest("val", None, ids, (size, size), squares=5)).images.view(
         20, SQUARES_PER_IMAGE, size, size, 3
     )
     center = decoder.decode_batch(BatchRequest("val", None, ids, (size, size))).images
@@ -71,15 +64,17 @@ def test_decode_five_of_an_image_of_any_size(height: int, width: int, tmp_path: 
     (tmp_path / "val" / "class").mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
     (tmp_path / "val" / "class" / "x.JPEG").write_bytes(decode.encode_jpeg(pixels, 90))
-    batch = MultiCropDecoder({("val", None): load_index(tmp_path, "val")}, 0).decode_batch(
-        MultiCropRequest("val", None, np.array([0]), (32, 32))
+    batch = BatchDecoder({("val", None): load_index(tmp_path, "val")}, 0).decode_batch(
+        BatchRequest("val", None, np.array([0]), (32, 32), squares=5)
     )
     assert batch.images.shape == (5, 32, 32, 3)
 
 
-def test_stream_batches_workers_decode_the_same_batches(decoder: MultiCropDecoder) -> None:
+def test_stream_batches_workers_decode_the_same_batches(decoder: BatchDecoder) -> None:
     index = decoder.indexes["val", None]
-    requests = [request for crop in CROPS for request in plan_eval_batches(crop, 32, index, None, 8 * 32 * 32, 0, 1)]
+    requests = [
+        request for crop in CROP_VIEWS for request in plan_eval_batches(crop, 32, index, None, 8 * 32 * 32, 0, 1)
+    ]
     in_process, by_workers = (
         list(stream_batches(decoder, iter(requests), workers, CPU, 3 * 8 * 32 * 32)) for workers in (0, 2)
     )
@@ -88,22 +83,19 @@ def test_stream_batches_workers_decode_the_same_batches(decoder: MultiCropDecode
         assert torch.equal(batch.images, worker_batch.images) and batch.labels.tolist() == worker_batch.labels.tolist()
 
 
-def test_decode_changed_file_is_named(tiny_data: Path, tmp_path: Path) -> None:
-    import shutil
-
+@pytest.mark.parametrize("squares", [1, 5])
+def test_decode_changed_file_is_named(squares: int, tiny_data: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_data, tmp_path / "set")
-    decoder = MultiCropDecoder({("val", None): load_index(tmp_path / "set", "val")}, 0)
+    decoder = BatchDecoder({("val", None): load_index(tmp_path / "set", "val")}, 0)
     path = Path(decoder.indexes["val", None].location(4))
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(DataError, match=f"{path.name}: .*changed since"):
-        decoder.decode_batch(MultiCropRequest("val", None, np.array([4]), (32, 32)))
+        decoder.decode_batch(BatchRequest("val", None, np.array([4]), (32, 32), squares=squares))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("crop", CROPS)
-def test_plan_eval_batches_each_image_in_one_batch_of_one_rank(
-    crop: str, world: int, decoder: MultiCropDecoder
-) -> None:
+@pytest.mark.parametrize("crop", CROP_VIEWS)
+def test_plan_eval_batches_each_image_in_one_batch_of_one_rank(crop: str, world: int, decoder: BatchDecoder) -> None:
     index = decoder.indexes["val", None]
     for pixel_budget in (1, 64 * 64 * 7, 10**9):
         requests = [
@@ -112,9 +104,7 @@ def test_plan_eval_batches_each_image_in_one_batch_of_one_rank(
             for request in plan_eval_batches(crop, 64, index, 48, pixel_budget, rank, world)
         ]
         assert sorted(image_id for request in requests for image_id in request.ids.tolist()) == list(range(20))
-        assert {request.copy for request in requests} == {48} and all(
-            isinstance(request, MultiCropRequest) == (crop in MULTI_CROP_MIRRORED) for request in requests
-        )
+        assert {(request.copy, request.squares) for request in requests} == {(48, 5 if crop in ("five", "tta") else 1)}
         assert all(
             len(request.ids) == 1 or np.prod(request.batch_shape) / 3 <= 1.5 * pixel_budget for request in requests
         )
@@ -135,7 +125,7 @@ class PixelScores(nn.Module):
 
 @pytest.mark.parametrize(("crop", "views"), [("center", 1), ("rect", 1), ("five", 5), ("tta", 10)])
 def test_mean_crop_scores_is_mean_softmax_of_all_views(crop: str, views: int) -> None:
-    pixels = torch.randn(4 * (5 if crop in MULTI_CROP_MIRRORED else 1), 3, 9, 9) * 3
+    pixels = torch.randn(4 * (5 if crop in ("five", "tta") else 1), 3, 9, 9) * 3
     model = PixelScores()
     probabilities = mean_crop_scores(crop, model, pixels).softmax(1)
     assert model.shown == 4 * views
@@ -152,9 +142,9 @@ def test_mean_crop_scores_of_one_view_are_the_models() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (800, 300)])
 def test_crop_boxes_are_inside_the_image_in_the_crops_shape(width: int, height: int) -> None:
-    for crop in CROPS:
+    for crop in CROP_VIEWS:
         boxes = crop_boxes(crop, 224, width, height)
-        assert len(boxes) == (5 if crop in MULTI_CROP_MIRRORED else 1)
+        assert len(boxes) == (5 if crop in ("five", "tta") else 1)
         for top, left, box_height, box_width in boxes:
             assert 0 <= top <= top + box_height <= 1 + 1e-9 and 0 <= left <= left + box_width <= 1 + 1e-9
             shape = rect_crop_shape(width, height, 224) if crop == "rect" else (224, 224)
@@ -175,10 +165,3 @@ def test_crop_boxes_rect_of_extreme_ratios_leaves_a_part_out() -> None:
     assert (top > 0.2 and box_height < 0.5) and box_height * 3000 == pytest.approx(
         320 / 224 * box_width * 1000, rel=0.01
     )
-
-
-def test_multi_crop_decoder_decodes_plain_batches_unchanged(tiny_data: Path, decoder: MultiCropDecoder) -> None:
-    ids = np.arange(8)
-    plain = BatchDecoder(decoder.indexes, 0)
-    request = BatchRequest("val", None, ids, (32, 48))
-    assert torch.equal(plain.decode_batch(request).images, decoder.decode_batch(request).images)

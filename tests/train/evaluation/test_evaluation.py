@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,13 @@ import torch
 from train.data.index.open import DataError, load_index
 from train.data.loading.dataset import open_val_indexes
 from train.distributed.process_group import ProcessGroup
-from train.evaluation import __main__, protocol, ratio_buckets, runner
-from train.evaluation.protocol import CROPS, parse_crops, parse_sizes
+from train.evaluation import protocol, runner
+from train.evaluation.protocol import CROP_VIEWS, EvalOptions, Evaluation, EvaluationRow
 from train.evaluation.trained_network import open_trained
-from train.metrics.confusion import Confusion
 from train.recipe import Model, Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
-from train.tools.records import decode
+from train.tools.records import decode, encode
 
 PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
 
@@ -38,174 +38,138 @@ def newest_checkpoint(out: Path) -> Path:
     return path
 
 
-def without_progress(output: str) -> list[dict[str, Any]]:
-    """Return the events without those that only come when the evaluation takes long."""
-    events = [json.loads(line) for line in output.splitlines()]
-    return [event for event in events if event["kind"] != "progress"]
+def eval_options(checkpoint: Path | str = "x.pt", **options: Any) -> EvalOptions:
+    return EvalOptions(checkpoint=str(checkpoint), workers=0, **options)
+
+
+def result_in(output: str) -> Evaluation:
+    """Return the last message of the process, without what only comes when the evaluation takes long."""
+    return decode(Evaluation, json.loads(output.splitlines()[-1])["evaluation"])
 
 
 @pytest.fixture
 def evaluate(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that evaluates in this process, without importing torch again, and returns the events."""
+    """Returns a function that evaluates in this process, without importing torch again."""
     monkeypatch.setattr(runner, "disable_malloc_trim", lambda: None)
 
-    def evaluate_in_process(*arguments: Any) -> list[dict[str, Any]]:
-        runner.evaluate_checkpoint(
-            __main__.parse_eval_options([str(argument) for argument in (*arguments, "--workers", "0")])
-        )
-        return without_progress(capsys.readouterr().out)
+    def evaluate_in_process(checkpoint: Path, **options: Any) -> Evaluation:
+        runner.evaluate_checkpoint(eval_options(checkpoint, **options))
+        return result_in(capsys.readouterr().out)
 
     return evaluate_in_process
 
 
 @pytest.fixture(scope="module")
-def events(finished_run: Path, tiny_data: Path, runs: Any) -> list[dict[str, Any]]:
-    """Events of an evaluation by all crops at two sizes, in two processes that its launcher starts."""
-    process = runs.start_module(
-        "train.evaluation",
-        newest_checkpoint(finished_run),
-        "--data",
-        tiny_data,
-        "--crops",
-        ",".join(CROPS),
-        "--sizes",
-        "32,64",
-        "--procs",
-        "2",
-        "--workers",
-        "0",
-        "--shown",
-        "3",
-        environment={},
-        out=runs.folder / "evaluation",
+def evaluation(finished_run: Path, tiny_data: Path, runs: Any) -> Evaluation:
+    """An evaluation by all crops at two sizes, in two processes that its launcher starts."""
+    options = eval_options(
+        newest_checkpoint(finished_run), data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3
     )
+    text = json.dumps(encode(options))
+    process = runs.start_module("train.evaluation", text, environment={}, out=runs.folder / "evaluation")
     code, out, err = process.result()
     assert code == 0 and "Traceback" not in err, err[-3000:] + out[-500:]
-    return without_progress(out)
+    return result_in(out)
 
 
-def row_of(events: list[dict[str, Any]], crop: str, size: int = 32) -> dict[str, Any]:
-    (row,) = [event for event in events if event["kind"] == "row" and (event["crop"], event["size"]) == (crop, size)]
+def row_of(evaluation: Evaluation, crop: str, size: int = 32) -> EvaluationRow:
+    (row,) = [row for row in evaluation.rows if (row.crop, row.size) == (crop, size)]
     return row
 
 
-def test_evaluation_matches_the_runs_own_validation(events: list[dict[str, Any]], finished_run: Path) -> None:
+def test_evaluation_matches_the_runs_own_validation(evaluation: Evaluation, finished_run: Path) -> None:
     last_epoch = json.loads((finished_run / "result.json").read_text())["epochs"][-1]
     for crop, ending in (("rect", ""), ("center", "_square")):
-        row = row_of(events, crop)
-        assert (row["top1"], row["top5"]) == (last_epoch[f"top1{ending}"], last_epoch[f"top5{ending}"])
-    assert row_of(events, "rect")["loss"] == pytest.approx(last_epoch["val_loss"], rel=1e-5)
+        row = row_of(evaluation, crop)
+        assert (row.top1, row.top5) == (last_epoch[f"top1{ending}"], last_epoch[f"top5{ending}"])
+    assert row_of(evaluation, "rect").loss == pytest.approx(last_epoch["val_loss"], rel=1e-5)
 
 
-def test_evaluation_row_per_crop_and_size_counts_each_image_once(
-    events: list[dict[str, Any]], finished_run: Path
+def test_rows_of_buckets_and_classes_add_up_to_the_accuracy(
+    evaluation: Evaluation, finished_run: Path, tiny_data: Path
 ) -> None:
-    begin, *rows, seen = events
-    assert (begin["kind"], seen["kind"], begin["procs"], begin["epoch"], begin["images"]) == ("begin", "seen", 2, 2, 20)
-    assert begin["step"] == int(newest_checkpoint(finished_run).stem.removeprefix("step-")) > 0
-    assert [(item["crop"], item["size"]) for item in rows] == [(crop, size) for crop in CROPS for size in (32, 64)]
-    counts = [item["images"] for item in begin["buckets"]]
-    assert sum(counts) == 20 and 1 < len(counts) <= 6
-    bounds = [item[bound] for item in begin["buckets"] for bound in ("from", "ratio", "to")]
-    assert bounds == sorted(bounds)
-    for item in rows:
-        bucket_rows = zip(counts, item["buckets"], strict=True)
-        assert sum(count * bucket["top1"] / 100 for count, bucket in bucket_rows) == pytest.approx(
-            20 * item["top1"] / 100
-        )
-        assert item["seconds"] > 0 and item["views"] == {"five": 5, "tta": 10}.get(item["crop"], 1)
-
-
-def ratio_buckets_of(*ratios: tuple[int, int]) -> ratio_buckets.AspectRatioBuckets:
-    """Return the buckets of images of these widths and heights."""
-    widths, heights = np.array(ratios).T
-    return ratio_buckets.AspectRatioBuckets(type("Sizes", (), {"widths": widths, "heights": heights})())
-
-
-def test_ratio_buckets_distinct_ratios_fill_six_equal_buckets() -> None:
-    buckets = ratio_buckets_of(*((width, 100) for width in range(80, 50, -1)))
-    assert [bucket["images"] for bucket in buckets.summaries] == [5] * 6 and buckets.bucket_of_image.tolist() == sorted(
-        buckets.bucket_of_image, reverse=True
-    )
-    assert (buckets.summaries[0]["from"], buckets.summaries[0]["to"], buckets.summaries[-1]["to"]) == (0.51, 0.55, 0.8)
-    assert buckets.summaries[0]["ratio"] == pytest.approx(0.53)
-
-
-def test_ratio_buckets_equal_ratios_share_a_bucket() -> None:
-    equal_ratios = [(500, 375), (640, 480), (4, 3), (500, 376)]  # 500 / 376 is shown as 1.33 too
-    mixed = [
-        *equal_ratios * 15,
-        *((375, 500 + 9 * item) for item in range(20)),
-        *((900 + 9 * item, 500) for item in range(20)),
+    assert (evaluation.procs, evaluation.epoch, evaluation.images) == (2, 2, 20)
+    assert evaluation.step == int(newest_checkpoint(finished_run).stem.removeprefix("step-")) > 0
+    assert [(row.crop, row.size) for row in evaluation.rows] == [
+        (crop, size) for crop in CROP_VIEWS for size in (32, 64)
     ]
-    buckets = ratio_buckets_of(*mixed)
-    assert len({*buckets.bucket_of_image[:60]}) == 1
-    assert sum(item["images"] for item in buckets.summaries) == 100 and 3 <= len(buckets.summaries) <= 6
-    assert [item["images"] for item in buckets.summaries if item["from"] < 1.34 and item["to"] > 1.32] == [60]
-    assert all(
-        item["to"] < next_bucket["from"]
-        for item, next_bucket in zip(buckets.summaries, buckets.summaries[1:], strict=False)
-    )
-
-
-@pytest.mark.parametrize("images", [1, 2, 50])
-def test_ratio_buckets_one_ratio_is_one_bucket(images: int) -> None:
-    buckets = ratio_buckets_of(*[(300, 400)] * images)
-    assert buckets.summaries == [{"ratio": 0.75, "from": 0.75, "to": 0.75, "images": images}] and set(
-        buckets.bucket_of_image
-    ) == {0}
-
-
-def test_evaluation_by_class_adds_up_to_the_accuracy(events: list[dict[str, Any]], tiny_data: Path) -> None:
     classes = load_index(tiny_data, "val").classes
-    for row in [event for event in events if event["kind"] == "row"]:
-        confusion = decode(Confusion, row["confusion"])
-        assert confusion.classes == classes and sum(confusion.images) == 20
-        assert 100 * sum(confusion.right) / 20 == pytest.approx(row["top1"])
-        assert sum(images for _, _, images in confusion.pairs) == 20 - sum(confusion.right)
+    for row in evaluation.rows:
+        assert row.seconds > 0 and row.views == {"five": 5, "tta": 10}.get(row.crop, 1)
+        assert sum(bucket.images for bucket in row.buckets) == 20 and 1 < len(row.buckets) <= 6
+        bounds = [bound for bucket in row.buckets for bound in (bucket.lowest, bucket.highest)]
+        assert bounds == sorted(bounds)
+        for name in ("top1", "top5"):
+            hits = sum(bucket.images * getattr(bucket, name) for bucket in row.buckets)
+            assert hits / 20 == pytest.approx(getattr(row, name))
+        assert row.confusion and row.confusion.classes == classes and sum(row.confusion.images) == 20
+        assert 100 * sum(row.confusion.right) / 20 == pytest.approx(row.top1)
+        assert sum(images for _, _, images in row.confusion.pairs) == 20 - sum(row.confusion.right)
+
+
+EQUAL_RATIOS = [(500, 375), (640, 480), (4, 3), (500, 376)]  # 500 / 376 is shown as 1.33 too
+TALL = [(375, 500 + 9 * number) for number in range(20)]
+WIDE = [(900 + 9 * number, 500) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([(width, 100) for width in range(80, 50, -1)], [5] * 6),
+        ([*TALL, *EQUAL_RATIOS * 15, *WIDE], [17, 3, 60, 3, 17]),
+        ([(300, 400)], [1]),
+        ([(300, 400)] * 50, [50]),
+    ],
+)
+def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
+    sizes: list[tuple[int, int]], counts: list[int]
+) -> None:
+    widths, heights = np.array(sizes).T
+    index: Any = SimpleNamespace(widths=widths, heights=heights)
+    buckets = runner.ratio_buckets(index)
+    assert [len(ids) for ids in buckets] == counts
+    ratios = (widths / heights)[np.concatenate(buckets)]
+    assert ratios.tolist() == sorted(widths / heights)
 
 
 def test_evaluation_of_the_weights_that_a_run_leaves(
-    finished_run: Path, tiny_data: Path, evaluate: Any, events: list[dict[str, Any]]
+    finished_run: Path, tiny_data: Path, evaluate: Any, evaluation: Evaluation
 ) -> None:
-    arguments = ("--data", tiny_data, "--crops", "rect", "--sizes", "32", "--shown", "0")
-    begin, row = evaluate(finished_run / "network" / "model.safetensors", *arguments)
-    assert (begin["epoch"], begin["step"]) == (events[0]["epoch"], events[0]["step"])
-    assert (row["top1"], row["confusion"]) == (row_of(events, "rect")["top1"], row_of(events, "rect")["confusion"])
+    """The size is that of the last phase."""
+    network = finished_run / "network" / "model.safetensors"
+    result = evaluate(network, data=str(tiny_data), crops=("rect",))
+    assert (result.epoch, result.step, result.examples) == (evaluation.epoch, evaluation.step, ())
+    (row,) = result.rows
+    expected = row_of(evaluation, "rect")
+    assert (row.size, row.top1, row.confusion) == (32, expected.top1, expected.confusion)
 
 
 def test_evaluation_refuses_another_network_than_the_named_one(finished_run: Path, evaluate: Any) -> None:
     with pytest.raises(TrainingError, match="is of the network resnet10_tiny, not resnet18"):
-        evaluate(newest_checkpoint(finished_run), "--model", "resnet18")
+        evaluate(newest_checkpoint(finished_run), model="resnet18")
 
 
 def test_evaluation_same_on_one_and_two_processes(
-    events: list[dict[str, Any]], finished_run: Path, tiny_data: Path, evaluate: Any
+    evaluation: Evaluation, finished_run: Path, tiny_data: Path, evaluate: Any
 ) -> None:
-    arguments = ("--data", tiny_data, "--crops", "tta,rect", "--sizes", "64,32", "--shown", "0")
-    single_events = evaluate(newest_checkpoint(finished_run), *arguments)
-    assert single_events[-1]["kind"] == "row" and len(single_events) == 5 and single_events[0]["procs"] == 1
-    for row in single_events[1:]:
-        expected = row_of(events, row["crop"], row["size"])
-        assert (row["top1"], row["top5"]) == (expected["top1"], expected["top5"])
-        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-        assert row["buckets"] == expected["buckets"]
+    options = {"data": str(tiny_data), "crops": ("tta", "rect"), "sizes": (64, 32)}
+    result = evaluate(newest_checkpoint(finished_run), **options)
+    assert result.procs == 1 and len(result.rows) == 4
+    for row in result.rows:
+        expected = row_of(evaluation, row.crop, row.size)
+        assert (row.top1, row.top5, row.buckets) == (expected.top1, expected.top5, expected.buckets)
+        assert row.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-def test_evaluation_examples_have_a_prediction_per_crop(events: list[dict[str, Any]], tiny_data: Path) -> None:
-    index = load_index(tiny_data, "val")
-    assert events[-1]["size"] == 32 and len(events[-1]["images"]) == 3
-    for image in events[-1]["images"]:
-        assert image["name"] in index.names() and image["name"].startswith(image["class"])
-        assert [answer["crop"] for answer in image["answers"]] == list(CROPS)
-        for answer in image["answers"]:
-            assert answer["right"] == (answer["class"] == image["class"]) and 0 < answer["percent"] <= 100
-            assert len(answer["boxes"]) == (5 if answer["crop"] in ("five", "tta") else 1)
-
-
-def test_evaluation_default_size_is_the_last_phases(finished_run: Path, tiny_data: Path, evaluate: Any) -> None:
-    events = evaluate(newest_checkpoint(finished_run), "--data", tiny_data, "--crops", "center", "--shown", "0")
-    assert [event["size"] for event in events[1:]] == [32]
+def test_evaluation_examples_have_a_prediction_per_crop(evaluation: Evaluation, tiny_data: Path) -> None:
+    classes = load_index(tiny_data, "val").classes
+    assert len(evaluation.examples) == 3
+    for image in evaluation.examples:
+        assert image.true in classes and image.jpeg.startswith(b"\xff\xd8")
+        assert [answer.crop for answer in image.answers] == list(CROP_VIEWS)
+        for answer in image.answers:
+            assert answer.predicted in classes and 0 < answer.percent <= 100
+            assert len(answer.boxes) == (5 if answer.crop in ("five", "tta") else 1)
 
 
 def save_changed(finished_run: Path, tmp_path: Path, **changes: Any) -> Path:
@@ -223,12 +187,11 @@ def test_evaluation_other_number_of_classes_is_one_line(
         for folder in sorted((tiny_data / split).iterdir())[:4]:
             if folder.is_dir():
                 shutil.copytree(folder, tmp_path / "few" / split / folder.name)
-    ranks = runs.start_module_ranks(
-        2, "train.evaluation", newest_checkpoint(finished_run), "--data", tmp_path / "few", out=tmp_path / "rank"
-    )
+    options = eval_options(newest_checkpoint(finished_run), data=str(tmp_path / "few"))
+    ranks = runs.start_module_ranks(2, "train.evaluation", json.dumps(encode(options)), out=tmp_path / "rank")
     (code, out, err), (_, _, other_err) = [rank.result() for rank in ranks]
     assert code == 1 and "Traceback" not in err + other_err, err + other_err
-    error = without_progress(out)[0]
+    error = json.loads(out)
     assert error["kind"] == "error"
     assert "was trained on 10 classes" in error["error"] and "few has 4; name a data set" in error["error"]
 
@@ -241,7 +204,7 @@ def test_evaluation_nan_weights_are_an_error(
         finished_run, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)}
     )
     with pytest.raises(TrainingError, match="center at 32 pixels: the loss is nan"):
-        evaluate(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
+        evaluate(path, data=str(tiny_data), crops=("center",))
 
 
 def bad_checkpoints(finished_run: Path, tmp_path: Path) -> dict[str, Path]:
@@ -275,29 +238,7 @@ def test_open_trained_names_an_unusable_file(finished_run: Path, tmp_path: Path)
 
 def test_evaluation_missing_data_is_one_line(finished_run: Path, tmp_path: Path, evaluate: Any) -> None:
     with pytest.raises(DataError, match="nowhere: there is no such data folder"):
-        evaluate(newest_checkpoint(finished_run), "--data", tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("text", ["", "middle", "center,,rect"])
-def test_parse_crops_unknown_name_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--crops: .* is unknown; choose from center, rect, five, tta"):
-        parse_crops(text)
-
-
-@pytest.mark.parametrize("text", ["", "15", "224,x", "-32", "22.4", "224256", "9999999999999"])
-def test_parse_sizes_bad_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--sizes: must be whole numbers from 16 to 4096"):
-        parse_sizes(text)
-
-
-def test_parse_crops_and_sizes_keep_order_without_duplicates() -> None:
-    assert parse_crops("rect, center,rect") == ("rect", "center") and parse_sizes("288,224,288") == (288, 224)
-
-
-def test_parse_eval_options_wrong_usage_exits_with_2(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        __main__.parse_eval_options(["x.pt", "--sizes", "3"])
-    assert "must be whole numbers" in capsys.readouterr().err
+        evaluate(newest_checkpoint(finished_run), data=str(tmp_path / "nowhere"))
 
 
 class FixedSizeNet(torch.nn.Module):
@@ -308,29 +249,23 @@ class FixedSizeNet(torch.nn.Module):
 
 
 def test_evaluation_size_that_the_network_rejects_is_one_line(tiny: Any, tiny_data: Path) -> None:
-    options = __main__.parse_eval_options(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
+    options = eval_options(crops=("center",), sizes=(64,))
     recipe = tiny(phases=PHASES, model=Model(name="resnet10_tiny"))
     indexes = open_val_indexes(recipe, tiny_data, tiny_data)
     group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
     with pytest.raises(TrainingError, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
-        runner.Evaluation(options, recipe, group, FixedSizeNet(), indexes, 0).run()
+        runner.Evaluator(options, recipe, group, FixedSizeNet(), indexes, 0).run()
     assert "\n" not in str(caught.value)
 
 
 def test_copy_for_uses_the_runs_copy_if_large_enough(tiny: Any, tiny_data: Path) -> None:
-    options = __main__.parse_eval_options(["x.pt"])
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, copy=80)])
     indexes = open_val_indexes(recipe, tiny_data, tiny_data.parent)  # its folder 80 is the data set itself
     assert set(indexes) == {("val", None), ("val", 80)}
     group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-    evaluation = runner.Evaluation(options, recipe, group, FixedSizeNet(), indexes, 0)
-    assert [evaluation.copy_for(size) for size in (32, 64, 71, 72, 128)] == [
-        80,
-        80,
-        80,
-        None,
-        None,
-    ]  # int(1.14 * 71) is 80
+    evaluator = runner.Evaluator(eval_options(), recipe, group, FixedSizeNet(), indexes, 0)
+    copies = [evaluator.copy_for(size) for size in (32, 64, 71, 72, 128)]
+    assert copies == [80, 80, 80, None, None]  # int(1.14 * 71) is 80
     assert set(open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
     assert len(open_val_indexes(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
 
@@ -347,15 +282,13 @@ def test_reserve_stdout_redirects_other_output_to_stderr(capsys: Any) -> None:
     assert captured.out == '{"kind": "row", "top1": 1.0}\nafter\n' and captured.err == "hello"
 
 
-def test_progress_is_a_message_for_each_percent(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_the_images_of_all_passes(
+    finished_run: Path, tiny_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command shows it as a bar."""
-    monkeypatch.setattr(protocol, "PROGRESS_SECONDS", -1.0)
-    for is_first in (False, True):
-        report = protocol.progress_reporter(is_first)
-        for done in (100, 101, 200):
-            report("five at 96", done, 10_000)
-    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(message["what"], message["done"], message["total"]) for message in messages] == [
-        ("five at 96", 100, 10_000),
-        ("five at 96", 200, 10_000),
-    ]
+    monkeypatch.setattr(runner, "disable_malloc_trim", lambda: None)
+    monkeypatch.setattr(runner, "PROGRESS_SECONDS", -1.0)
+    runner.evaluate_checkpoint(eval_options(newest_checkpoint(finished_run), data=str(tiny_data), sizes=(32,)))
+    *messages, _ = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    done = [message["done"] for message in messages]
+    assert done == sorted(done) and done[-1] == 40 and {message["total"] for message in messages} == {40}

@@ -10,10 +10,10 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from train.tools.filesystem import one_line_error
 from train.tools.process import die_with_parent, disable_malloc_trim
 
 from .batch_buffers import BatchBuffers
-from .crop import center_crop, crop_and_resize, image_views
+from .crop import center_crop, crop_and_resize, five_crop, image_views
 
 PREFETCH_BYTES_PER_WORKER = 128e6  # of batches that each worker may have ready; at least MIN_PREFETCH_BATCHES
 MIN_PREFETCH_BATCHES, MAX_PREFETCH_BATCHES = 2, 16  # per worker
@@ -73,8 +73,9 @@ class BatchDecoder:
             crops = zip(map(tuple, boxes.tolist()), mirror_flags.tolist(), strict=True)
         out = torch.empty(request.batch_shape, dtype=torch.uint8) if out is None else out
         sizes = zip(heights.tolist(), widths.tolist(), strict=True)
-        for number, size, crop, image in zip(request.ids.tolist(), sizes, crops, image_views(out), strict=False):
-            _decode_into(image, index, number, size, crop)
+        views = iter(image_views(out))
+        for number, size, crop in zip(request.ids.tolist(), sizes, crops, strict=False):
+            _decode_into(list(islice(views, request.squares)), index, number, size, crop)
         return Batch(out, index.labels[request.ids], request)
 
     def _random_crops(
@@ -88,14 +89,18 @@ class BatchDecoder:
         return random_position_boxes(self.seed, request.epoch, request.ids, widths, heights, aspect)
 
 
-def _decode_into(out: torch.Tensor, index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None) -> None:
-    """Decode an image into `out`: the given crop (box, mirror), or the center crop if `crop` is None."""
+def _decode_into(
+    outs: Sequence[torch.Tensor], index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None
+) -> None:
+    """Decode an image: the given crop (box, mirror); if it is None, the center crop, or the five squares of `outs`."""
     with image_errors_as_data_errors(index, number):
         data = index.read(number)
-        if crop is None:
-            center_crop(data, size, out)
+        if len(outs) > 1:
+            five_crop(data, size, outs)
+        elif crop is None:
+            center_crop(data, size, outs[0])
         else:
-            crop_and_resize(data, size, *crop, out)
+            crop_and_resize(data, size, *crop, outs[0])
 
 
 @contextlib.contextmanager
