@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.plots.figures import font_points, make_pixel_figure, matplotlib_settings, save_png
 from cluster.plots.palette import BACKGROUND_COLOR, SERIES_COLORS
@@ -86,7 +86,7 @@ def draw_dots(axes: "Axes", arms: ArmRows) -> None:
         axes.plot([mean, mean], [index - 0.32, index + 0.32], color=color, linewidth=1.8)
         summary = mean_with_deviation(arm_values)
         beside_axes = axes.get_yaxis_transform()  # x in fractions of the axes
-        text_style = {"color": color, "va": "center", "transform": beside_axes}
+        text_style: dict[str, Any] = {"color": color, "va": "center", "transform": beside_axes}
         axes.text(1.03, index, summary, fontsize=font_points(14), **text_style)
         axes.text(-0.03, index, arms[index][0], fontsize=font_points(15), ha="right", **text_style)
     axes.set_yticks([])

@@ -203,9 +203,9 @@ def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
+        for output in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+                output.flush()
         os._exit(exit_code)
 
 

@@ -23,7 +23,7 @@ def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
 
 def step(number: int, at: float, **more: Any) -> dict[str, Any]:
     """Return a row of training metrics: `number` is the step."""
-    scalars = {
+    scalars: dict[str, Any] = {
         "loss/train": 3.0 - 0.01 * number, "sizes/lr": 0.05, "sizes/image": 32, "sizes/batch_total": 8,
         "times/images_per_second": 100.0,
     }  # fmt: skip

@@ -126,7 +126,7 @@ def make_trainer(
     options = parse_run_options(["rule", "--out", str(folder)])
     trainer = Trainer(options, recipe, group, sampler, class_names(images.classes), AgentChannel())
     if net is not None:
-        trainer.model = trainer.wrapped_model = net  # type: ignore[assignment]
+        trainer.model = trainer.wrapped_model = net
         trainer.optimizer = factory.build_optimizer(net, recipe.optim)
         trainer.freezer = freezing.Freezer(net)
     if plain:

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch._dynamo  # noqa: F401  # loaded before the fork
@@ -82,5 +83,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        answer = {"start": start, "start_module": start_module, "poll": poll}[command](*arguments)
+        commands: dict[str, Callable[..., Any]] = {"start": start, "start_module": start_module, "poll": poll}
+        answer = commands[command](*arguments)
         print(json.dumps(answer), flush=True)

@@ -195,16 +195,23 @@ class _RequestHandler(MotoRequestHandler):
     def run_wsgi(self) -> None:
         """Answer one request, whose whole body the front reads. Without an answer the connection ends."""
 
+        announced_bytes = 0
+
         def start_response(status: str, headers: list[tuple[str, str]]) -> None:
+            nonlocal announced_bytes
             code, _, reason = status.partition(" ")
             self.send_response(int(code), reason)
             for name, value in headers:
+                if name.lower() == "content-length":
+                    announced_bytes = int(value)
                 self.send_header(name, value)
             self.end_headers()
 
         try:
-            for chunk in self.server.app(self.make_environ(), start_response):
-                self.wfile.write(chunk)
+            app: Any = self.server.app
+            sent_bytes = sum(self.wfile.write(chunk) for chunk in app(self.make_environ(), start_response))
+            if sent_bytes < announced_bytes and self.command != "HEAD":  # the client would wait for the rest
+                self.close_connection = True
         except ConnectionError:
             self.close_connection = True
 

@@ -109,7 +109,7 @@ def served() -> Iterator[Cloud]:
     # No thread ticks: it might still be sending an event to a listener when a call returns.
     sim.ticking = True  # type: ignore[attr-defined]
     server, url = serve(sim=sim)
-    yield Cloud(sim, server.front, url)  # type: ignore[attr-defined]
+    yield Cloud(sim, server.front, url)
     server.shutdown()
     server.server_close()
 

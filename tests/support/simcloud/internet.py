@@ -106,7 +106,8 @@ def tick(sim: SimulatedAws, now: float) -> None:
     from support.simcloud.cloud import ACCOUNT
 
     for backend in list(ec2_backends[ACCOUNT].values()):
-        for gateway in backend.nat_gateways.values():
+        gateways: list[Any] = [*backend.nat_gateways.values()]  # with attributes of ours
+        for gateway in gateways:
             if gateway.state in ("available", "deleted") or now < gateway.change_time + sim.nat_seconds:
                 continue
             if gateway.state == "pending":

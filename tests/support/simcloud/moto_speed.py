@@ -22,7 +22,8 @@ plans: dict[tuple[type, str, Any], tuple[list[str], Callable[[Any], Any] | None]
 
 def install() -> None:
     """Patch moto. All actions must have been added to its classes before."""
-    moto.core.responses.method_names_from_class = functools.cache(method_names_from_class)
+    responses: Any = moto.core.responses
+    responses.method_names_from_class = functools.cache(method_names_from_class)
     dispatcher: Any = DomainDispatcherApplication
     dispatcher.get_backend_for_host = functools.cache(dispatcher.get_backend_for_host)
     XFormedAttributePicker.__call__ = pick_attribute  # type: ignore[method-assign]
