@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ until(lambda: rank == 0 or (report.folder / 'failed-0.json').exists())
 report.report_failure(f'failure of {rank}')
 sys.exit(1)
 """
+
+
+FOR_EVER = TRAIN + "until(lambda: False)"
 
 
 class Agents:
@@ -235,6 +239,32 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Fixt
         assert (environment["RANK"], environment["WORLD_SIZE"]) == (str(local_rank), "2")
         assert environment["IMGNET_WORK"] == str(run.run_folder.work_folder("1") / "000002")
         assert environment["IMGNET_TOKEN"] == second["token"] != first["token"]
+
+
+def test_agent_kills_children_of_trainers(agents: Fixture, hand_made: Fixture) -> None:
+    child = "subprocess.Popen(['sleep', '1234'])\n"
+    assert agents.run(hand_made(procs=2), child + "if rank: sys.exit(1)\nuntil(lambda: False)") == 1
+    assert not agents.place.pids("sleep 1234")
+
+
+def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(max_hours=0.5 / 3600)
+    start_time = time.monotonic()
+    assert agents.run(run, SAVE_WHEN_ASKED) == 0
+    assert time.monotonic() - start_time > 0.5
+    state, reason = agents.end(run)
+    assert state == "stopped" and "--max-hours" in reason
+
+
+def test_agent_killed_trainers_die_too(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(procs=2)
+    agent = agents.start(run, FOR_EVER)
+    agents.wait_for_step(run)
+    assert run.job.is_alive and len(agents.trainers()) == 2
+    agent.kill()
+    agent.wait()
+    agents.place.wait_for(lambda: not agents.trainers())
+    assert not run.job.is_alive and run.job.wait(120) == "failed"
 
 
 def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixture) -> None:

@@ -114,6 +114,18 @@ def test_status_writer_logs_killed_predecessor_as_gone(
     assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
+def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: LOAD)
+    (full_disk / "filling").unlink()
+    writer = StatusWriter(full_disk, "1", "now", 0.0)
+    writer.write(replace(STATUS, step=8))
+    with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
+        while file.write(bytes(4096)):
+            pass
+    writer.write(replace(STATUS, step=9))
+    assert read_status(full_disk)["step"] == 9
+
+
 @pytest.mark.parametrize(("boot_id", "since_boot", "expected"), [("first", 60.0, 1010.0), ("second", 2.0, 1000.0)])
 def test_clock_of_the_next_agent_goes_on_although_the_wall_clock_was_set_back(
     tmp_path: Path,

@@ -76,6 +76,13 @@ def test_put_and_write_copy_whole_files(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["a"]
 
 
+def test_write_on_full_disk_keeps_old_file(small_disk: Path) -> None:
+    LOCAL.write(str(small_disk / "a"), b"old")
+    with pytest.raises(OSError, match="No space left"):
+        LOCAL.write(str(small_disk / "a"), os.urandom(1_000_000))
+    assert [(path.name, path.read_bytes()) for path in small_disk.iterdir()] == [("a", b"old")]
+
+
 def test_read_from_returns_limited_bytes_from_offset(tmp_path: Path) -> None:
     path = str(tmp_path / "a")
     assert LOCAL.read_from(path, 0) == b""

@@ -2,7 +2,9 @@
 
 import os
 import random
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +62,21 @@ def test_pull_logs_repeated_calls_copy_each_byte_once(shared: Path, run_folder: 
     assert pulled_bytes == (shared / "logs/a").stat().st_size
 
 
+def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, run_folder: Path) -> None:
+    (shared / "logs/a").mkdir(parents=True)
+    append(shared / "logs/a/rank-0.log", b"1")
+    append(shared / "logs/b", b"1")
+    pull_logs(Connector(), str(shared), run_folder)
+    shutil.rmtree(shared / "logs")
+    (shared / "logs/b").mkdir(parents=True)
+    append(shared / "logs/a", b"12")
+    append(shared / "logs/b/rank-0.log", b"12")
+    append(shared / "logs/c", b"12")
+    pull_logs(Connector(), str(shared), run_folder)
+    assert (run_folder / "logs/c").read_bytes() == b"12"
+    assert (run_folder / "logs/a/rank-0.log").read_bytes() == (run_folder / "logs/b").read_bytes() == b"1"
+
+
 def test_pull_logs_concurrent_processes_copy_each_line_once(
     shared: Path, run_folder: Path, run_in_processes: Callable[..., list[Any]]
 ) -> None:
@@ -78,6 +95,46 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
 
     assert sum(run_in_processes(4, write_or_pull)) == len(b"".join(lines))
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
+
+
+SLOW_PULL = """
+import sys, time
+from pathlib import Path
+from cluster.connectors.log_sync import pull_logs
+from cluster.connectors.local import Connector
+
+class SlowConnector(Connector):
+    def read_from(self, path, offset, limit=0):
+        time.sleep(0.0005)
+        return super().read_from(path, offset, 3000)
+
+pull_logs(SlowConnector(), sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandbox: Fixture) -> None:
+    append(shared / "logs/a", os.urandom(30_000_000))
+    target = run_folder / "logs/a"
+    for part in (1, 2, 3):
+        process = subprocess.Popen([sys.executable, "-c", SLOW_PULL, str(shared), str(run_folder)])
+        sandbox.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
+        process.kill()
+        assert process.wait() == -9
+        assert target.stat().st_size < 30_000_000
+    pull_logs(Connector(), str(shared), run_folder)
+    assert target.read_bytes() == (shared / "logs/a").read_bytes()
+
+
+def test_pull_logs_full_disk_raises_then_continues(shared: Path, small_disk: Path) -> None:
+    content = os.urandom(1_000_000)
+    append(shared / "logs/a", content)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            pull_logs(Connector(), str(shared), small_disk)
+        assert content.startswith((small_disk / "logs/a").read_bytes())
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    pull_logs(Connector(), str(shared), small_disk)
+    assert (small_disk / "logs/a").read_bytes() == content
 
 
 # --- from a machine's own disk to the shared folder ---------------------------------------------------------------

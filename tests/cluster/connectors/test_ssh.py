@@ -176,6 +176,19 @@ def test_run_leaves_no_files_or_processes(machine: SSHConnector, shared_bed: Tes
     wait_for(lambda: not list(folder.iterdir()) and not shared_bed.machines[0].leaked_pids())
 
 
+def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> None:
+    folder = shared_bed.machines[0].home / ".imgnet/commands"
+    for name in ("old", "new"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "code").write_text("0\n")
+    os.utime(folder / "old", (0, 0))
+    with SSHConnector(host(shared_bed)) as connector:
+        connector.run(["true"])
+        wait_for(lambda: not (folder / "old").exists())
+    (folder / "new" / "code").unlink()
+    (folder / "new").rmdir()
+
+
 def test_run_ignores_login_shell_output(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
     (server.home / ".bashrc").write_text("echo welcome to the machine; echo oh dear >&2\n")
@@ -316,6 +329,20 @@ def test_answer_that_drips_gets_little_more_time(
         connector.run(["anything"], timeout=0.1)
 
 
+def test_run_reports_sigkill_after_power_loss(own: tuple[Any, SSHConnector]) -> None:
+    server, connector = own
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(connector.run(["sh", "-c", "touch ran; sleep 4323"], check=False))
+    )
+    thread.start()
+    wait_for(lambda: (server.home / "ran").exists())
+    server.power_off()
+    server.boot()
+    thread.join(120)
+    assert results[0].code == -9
+
+
 def test_run_machine_stays_away_raises_unreachable(own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
     connector.reconnect_seconds = 0.3
@@ -375,6 +402,29 @@ def test_run_frozen_machine_is_detected_by_keepalive(
     assert connector.run(["echo", "back"]).out == b"back\n"
     (pid,) = server.processes("sleep 4326")
     os.kill(pid, signal.SIGKILL)
+
+
+def test_put_and_read_from_survive_cut_connections(own: tuple[Any, SSHConnector], tmp_path: Path) -> None:
+    server, connector = own
+    content = os.urandom(30_000_000)
+    (tmp_path / "a").write_bytes(content)
+    stop = threading.Event()
+
+    def cut() -> None:
+        for _ in range(3):
+            wait_for(lambda: stop.is_set() or len(server.sshd_pids()) > 1)
+            stop.wait(0.1)
+            server.cut()
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    connector.put(tmp_path / "a", "~/b")
+    received = b""
+    while part := connector.read_from("~/b", len(received)):
+        received += part
+    stop.set()
+    thread.join()
+    assert received == content
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Sessions on the private tmux server, with the real tmux: arguments arrive, other sessions are not touched."""
 
+import itertools
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +101,16 @@ def test_start_session_repeats_command_that_ending_server_lost(
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
 
 
+def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(
+        libtmux.Server, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
+    )
+    monkeypatch.setattr(tmux, "session_owner", lambda _: None)
+    with pytest.raises(ClusterError, match="server exited unexpectedly"):
+        tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
+
+
 def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: Fixture) -> None:
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
     (Path(sandbox.env["HOME"]) / ".tmux.conf").write_text(
@@ -106,6 +118,21 @@ def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: 
     )
     assert dump_process("job-1", sandbox.path, ["a"])["argv"] == ["a"]
     assert dump_process("job-1", sandbox.path, ["b"], "second", as_window=True)["argv"] == ["b"]
+    assert tmux.is_owned_by("job-1", sandbox.path)
+
+
+def test_kill_session_frozen_server_raises_one_line(
+    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump_process("job-1", sandbox.path, [])
+    server = int(sandbox.tmux("display-message", "-p", "#{pid}"))
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(ClusterError, match="does not answer"):
+            patch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.3)
+            tmux.kill_session("job-1", sandbox.path)
+    finally:
+        os.kill(server, signal.SIGCONT)
     assert tmux.is_owned_by("job-1", sandbox.path)
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,20 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
     assert third.wait(120) == 0
     assert run.job.state == "stopped" and local_log(run) == "one\ntwo\n"
     assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
+
+
+def test_supervisor_on_full_disk_stays_until_agent_is_gone(
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
+) -> None:
+    run = hand_made(str(small_disk / "job-1"))
+    run.write_status("training")
+    with run.hold_agent_lock():
+        run.write_shared(LOG, bytes(150_000))
+        supervisor = start_supervisor(run)
+        log = sandbox.path / "supervisor.log"
+        sandbox.wait_for(lambda: "No space left" in log.read_text())
+        assert supervisor.poll() is None
+    assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
 
 
 def logged_messages(run: Any) -> str:

@@ -109,6 +109,17 @@ def test_download_network_of_a_lying_machine(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_download_network_follows_no_link_at_home(tmp_path: Path) -> None:
+    machine, home, elsewhere = tmp_path / "machine", tmp_path / "home", tmp_path / "elsewhere"
+    write_network(machine)
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "network").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic link"):
+        trained_files.download_network(CountingConnector(), str(machine), home, lambda *_: None)
+    assert not list(elsewhere.iterdir())
+
+
 # --- the checkpoint folder of a command ---------------------------------------------------------------------------
 
 
@@ -177,6 +188,18 @@ def test_download_version_that_is_replaced_meanwhile_brings_the_newer_one(tmp_pa
     write_version(machine, "000001/save-00000001", a="1" * 250)
     trained_files.download_version(BusyConnector(), str(machine), home, lambda *_: None)
     assert files_below(home / "checkpoints") == {"000001/save-00000002/a": "2" * 250}
+
+
+def test_download_version_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
+    class LyingConnector(Connector):
+        name = "machine 0"
+
+        def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
+            return {"000001/save-00000001/a": 10**15}
+
+    with pytest.raises(ClusterError, match="has a checkpoint file of 1000000 GB"):
+        trained_files.download_version(LyingConnector(), "/shared", tmp_path, lambda *_: None)
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_link_network_takes_files_only(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,32 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "code").iterdir()) == []
     assert code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes, name)
+
+
+def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path: Path) -> None:
+    archive_bytes, name = code_archive.pack_code(checkout)
+    barrier = threading.Barrier(6)
+    answers: list[str] = []
+
+    class SimultaneousConnector(Connector):
+        """Begins to unpack when all the other threads do too."""
+
+        def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
+            if argv[0] == "sh":
+                barrier.wait(120)
+            return super().run(argv, **options)
+
+    def put() -> None:
+        answers.append(code_archive.upload_code(SimultaneousConnector(), str(tmp_path), archive_bytes, name))
+
+    threads = [threading.Thread(target=put) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert answers == [f"{tmp_path}/code/{name}"] * 6
+    assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
+    assert (tmp_path / "code" / name / "train/__init__.py").exists()
 
 
 def test_upload_code_of_this_project_is_importable(tmp_path: Path) -> None:

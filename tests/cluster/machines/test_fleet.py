@@ -26,6 +26,7 @@ from support.waiting import wait_for
 from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
+from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
@@ -142,6 +143,27 @@ def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) 
     assert copy.read_bytes() == source.read_bytes()
 
 
+def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = job.fleet.folders.path / "logs" / "a.log"
+    job.fleet.pull_files()
+    (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
+
+    append = ArrivalFolder.append
+
+    def write_part(folder: ArrivalFolder, path: str, offset: int, data: bytes) -> int:
+        if path != "logs/a.log":  # the agents write, too
+            return append(folder, path, offset, data)
+        copy.write_bytes(data[:3])
+        raise OSError(28, "No space left on device", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrivalFolder, "append", write_part)
+        with pytest.raises(OSError, match="No space"):
+            job.fleet.pull_files()
+    job.fleet.pull_files()
+    assert copy.read_text() == "one\ntwo\n"
+
+
 def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     first, second = job.bed.machines
@@ -203,6 +225,18 @@ def test_dead_machines_excludes_unreachable_machine(job: RunningJob, monkeypatch
     machine.plug()
     wait_for(lambda: fleet.dead_machines() == ["1"])
     assert fleet.agents_alive(), "the other agent still runs"
+
+
+def test_dead_machines_is_empty_if_all_are_unreachable(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
+    for machine in job.bed.machines:
+        machine.unplug()
+    with pytest.raises(Unreachable):
+        job.fleet.pull_files()
+    for _ in range(20):
+        assert job.fleet.agents_alive() and job.fleet.dead_machines() == []
+        time.sleep(0.02)
 
 
 def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
@@ -305,6 +339,19 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
 
 
+def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:
+    fleet = job.fleet
+    logs = fleet.folders.path / "logs"
+    (job.shared / "logs" / "a").write_text("one\n")
+    job.pull_until((logs / "a").exists)
+    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+        for lie in (lie_of_first, lie_of_second):
+            lie.write_bytes(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
+        fleet.pull_files()
+        assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
+    assert any("logs/a/x" in line for line in fleet.bad_answers.values())
+
+
 def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:
     def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -337,6 +384,19 @@ def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch:
             for _ in range(3):
                 fleet.pull_files()
             assert not fleet.pull_last_files(), "the answers are not complete"
+
+
+def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> None:
+    fleet = job.new_fleet("job-2")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (fleet.folders.path / "logs").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link or not a regular file; remove it"):
+        fleet.pull_files()
+    assert not list(victim.iterdir())
+    (fleet.folders.path / "logs").unlink()
+    fleet.pull_files()
+    assert (fleet.folders.path / "logs").is_dir()
 
 
 # --- slow links ------------------------------------------------------------------------------------------------------

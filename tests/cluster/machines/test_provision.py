@@ -133,6 +133,14 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     assert fleet.terminate() == [], "nothing can run on a machine that was never reached"
 
 
+def test_set_up_machines_full_disk_is_named(make_job: Callable[..., SetupJob], full_disk: Path) -> None:
+    job = make_job(0, 1)
+    job.change_host(1, folder=str(full_disk / "folder"))
+    with pytest.raises(SetupFailed, match=r"folder/commands cannot be used"):
+        job.fleet().set_up_machines()
+    assert not job.calls("cluster.agent")
+
+
 def test_set_up_machines_two_faults_are_both_named(make_job: Callable[..., SetupJob]) -> None:
     job = make_job(0, 1)
     for machine, why in ((0, "too old"), (1, "no pip")):

@@ -125,3 +125,13 @@ def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixtur
     assert sandbox.cli("ls").out.strip() == "" or "job-1" not in sandbox.cli("ls").out
     completed = sandbox.cli("plan", recipe)
     assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
+
+
+def test_launch_exact_with_fp16_comm_is_refused(sandbox: Fixture) -> None:
+    recipe = sandbox.write_recipe(1)
+    text = Path(recipe).read_text()
+    Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
+    completed = sandbox.cli("launch", "--local", "-y", "--exact", recipe)
+    assert (
+        completed.code == 2 and "the comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1
+    ), completed

@@ -142,6 +142,21 @@ def test_target_that_hangs_is_killed_and_never_waited_for(
     assert "there was no time left for it" in run.job.status().notifications
 
 
+def test_full_disk_and_damaged_files_end_nothing(make_run: Fixture, webhook: WebhookServer) -> None:
+    run = make_run(webhook.url)
+    (run.run_folder.path / JOURNAL_FILE).write_text('{"torn')
+    notifier = notifier_of(run)
+    content = run.run_folder.result_path.read_bytes()
+    run.run_folder.result_path.write_text("{")
+    with log_lines("cluster.notifications.notifier") as lines:
+        notifier.update(VIEW)
+        notifier.update(VIEW)
+    assert len(lines) == 1 and "result.json" in lines[0]
+    run.run_folder.result_path.write_bytes(content)
+    notifier.finish(VIEW)
+    assert webhook.events == ["failed"]
+
+
 def test_check_sends_a_test_and_says_what_is_wrong(sandbox: Fixture, webhook: WebhookServer) -> None:
     result = sandbox.cli("check", "--notify", webhook.url, "--notify", "cat > sent")
     assert (result.code, result.err) == (0, "") and f"sent to {webhook.label}" in result.out

@@ -92,6 +92,16 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
     assert [step.images for step in facts.steps] == [8, 32, 48, 56, 96], "repeated steps appear once"
 
 
+def test_collect_facts_leaves_out_damaged_lines_of_metrics(run: Any) -> None:
+    before = report_facts.collect_facts(run.job)
+    (path,) = run.run_folder.path.glob("metrics/000003.jsonl")
+    whole, *_ = path.read_bytes().splitlines()
+    damaged = [b"", b"[1]", b"\xff", b'{"kind": "train"}', b'{"kind": "epoch", "epoch": ' + b"[" * 5000, whole[:-9]]
+    path.write_bytes(b"\n".join([*damaged, path.read_bytes() + whole[:-9]]))
+    after = report_facts.collect_facts(run.job)
+    assert [*after.steps] == [*before.steps] and after.epochs == before.epochs
+
+
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
     clock = WorkClock(
         {"0": [(Activity.TRAINING, 100.0, 160.0), (Activity.LOST, 160.0, 900.0), (Activity.TRAINING, 1000.0, 1030.0)]}

@@ -97,6 +97,24 @@ def test_publish_of_a_folder_that_changed_leaves_nothing(folder: Path, shared: P
     assert not list((shared / "checkpoints/000001").iterdir())
 
 
+def test_file_that_is_written_all_the_time_is_never_copied(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "model.pt").write_bytes(b"weights")
+    copy_bytes = snapshot._copy_bytes
+
+    def copy_while_written(source: int, target: int, name: str) -> None:
+        copy_bytes(source, target, name)
+        with (folder / "model.pt").open("ab") as file:
+            file.write(b"x")
+
+    monkeypatch.setattr(snapshot, "_copy_bytes", copy_while_written)
+    for is_restless in (False, True):
+        with pytest.raises(snapshot.FolderChanged):
+            snapshot.publish(folder, shared, 1, snapshot.scan(folder), is_restless)
+    assert not list((shared / "checkpoints/000001").iterdir())
+
+
 def test_publish_on_a_full_disk_leaves_the_version_before(
     folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +221,14 @@ def test_machine_of_an_older_attempt_does_not_reach_the_next(folder: Path, share
     assert second and third and contents(second) == contents(third) == {"model.pt": b"first"}
 
 
+def test_unfinished_copy_is_never_taken(folder: Path, shared: Path) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    first = save(folder, shared)
+    unfinished = first.with_name(f"{snapshot.UNFINISHED_PREFIX}killed")
+    unfinished.mkdir()
+    assert snapshot.versions(shared, 1) == [first] and snapshot.newest_version(shared) == first
+
+
 def test_publish_refuses_a_link_in_place_of_the_folder(folder: Path, shared: Path, tmp_path: Path) -> None:
     (folder / "model.pt").write_bytes(b"first")
     (tmp_path / "elsewhere").mkdir()
@@ -210,3 +236,23 @@ def test_publish_refuses_a_link_in_place_of_the_folder(folder: Path, shared: Pat
     with pytest.raises(OSError, match="symbolic link"):
         save(folder, shared)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("leads_to_folder", [True, False])
+def test_link_of_a_script_in_place_of_its_folder_is_replaced_and_what_it_leads_to_stays(
+    folder: Path, shared: Path, tmp_path: Path, leads_to_folder: bool
+) -> None:
+    (folder / "model.pt").write_bytes(b"first")
+    version = save(folder, shared)
+    elsewhere = tmp_path / "elsewhere"
+    if leads_to_folder:
+        elsewhere.mkdir()
+        (elsewhere / "photos").touch()
+    link = tmp_path / "link"
+    link.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="a link in its place, which is not followed"):
+        snapshot.scan(link)
+    for wanted in (None, version):
+        snapshot.restore(wanted, link)
+    assert contents(link) == {"model.pt": b"first"} and not link.is_symlink()
+    assert [path.name for path in tmp_path.glob("elsewhere/*")] == (["photos"] if leads_to_folder else [])

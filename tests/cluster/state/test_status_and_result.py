@@ -238,6 +238,27 @@ def test_job_status_names_machines_at_risk(hand_made: Fixture, sandbox: Fixture)
     assert run.job.status().risk == ""
 
 
+def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.write_attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
+    run.run_folder.launch_path.write_text("the second")
+    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
+    run.write_status("training", "1", launch="the second")
+    run.job.refresh()
+    assert run.job.state == "failed" and "was killed" in run.job.result.reason
+
+
+def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
+    run = hand_made(machines=3)
+    for name in "012":
+        run.write_status("training", name)
+    with run.hold_agent_lock("2"):
+        run.job.refresh()
+        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
+    run.job.refresh()
+    assert run.job.has_ended
+
+
 AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
 
 

@@ -1,6 +1,7 @@
 """Checkpoint files: round trip, choice of the newest intact file, and errors of the background thread."""
 
 import os
+import pickle
 import threading
 import zipfile
 from pathlib import Path
@@ -110,6 +111,21 @@ def test_load_checkpoint_damaged_names_the_file(damage: Any, tmp_path: Path) -> 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"step-00000001\.pt: is "):
         checkpoint_io.load_checkpoint(path)
+
+
+class MaliciousPickle:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("harm",)
+
+
+def test_load_checkpoint_refuses_a_pickle_with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "step-00000001.pt"
+    checkpoint_io.write_checkpoint(tmp_path, 1, {"x": MaliciousPickle()})
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        checkpoint_io.load_checkpoint(path)
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
+    assert not Path("harm").exists()
 
 
 @pytest.mark.parametrize("payload", [b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0."], ids=repr)

@@ -199,6 +199,16 @@ def test_command_that_ignores_the_signal_is_killed_after_the_grace(
     assert processes.exit_codes() == [-9]
 
 
+def test_stop_ends_a_process_that_went_to_the_background(make: Fixture) -> None:
+    processes = make("setsid sleep 1000 & echo $!")
+    processes.start(ATTEMPT, 1)
+    wait_for_exit(processes)
+    pid = int(log(processes).splitlines()[-1])
+    assert Path(f"/proc/{pid}").exists()
+    processes.stop()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
 def test_guard_kills_marked_processes_when_its_pipe_ends(tmp_path: Path) -> None:
     mark = f"IMGNET_AGENT={tmp_path}"
     name, _, value = mark.partition("=")

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,34 @@ def test_remove_deletes_what_a_killed_ensure_left(account: RecordingAccount) -> 
         with pytest.raises(Killed):
             stack.ensure(account, OWN_CIDR)
         assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
+
+
+def test_ensure_by_two_threads_makes_one_stack(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "SETTLE_SECONDS", 0.4)
+    results: list[Any] = []
+    start = threading.Barrier(2)
+
+    def ensure() -> None:
+        thread_account = RecordingAccount()
+        for name in ("ec2", "efs", "iam"):
+            getattr(thread_account, name)
+        start.wait(120)
+        try:
+            results.append(stack.ensure(thread_account, OWN_CIDR))
+        except BaseException as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=ensure) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 2 and not any(isinstance(result, BaseException) for result in results), results
+    first, second = (replace(result, access_point="") for result in results)
+    assert first == second
+    resource_counts = count_resources(RecordingAccount())
+    assert resource_counts.pop("AccessPoints") in (1, 2)  # AWS honors the client token, moto does not
+    assert resource_counts == {name: count for name, count in COMPLETE_STACK.items() if name != "AccessPoints"}
 
 
 BEFORE = (
