@@ -421,6 +421,12 @@ def test_help_imports_no_large_package() -> None:
     assert_none({call: imported(COMMAND, *call.split())[0] & SLOW_TO_IMPORT for call in calls})
 
 
+def test_terminal_output_imports_no_large_package() -> None:
+    """It shares tables with the report, which needs numpy and matplotlib."""
+    modules, _ = imported("-c", "from cluster.display import cloud, forecast, plan, status, sweep")
+    assert_none({"cluster.display": modules & {*SLOW_TO_IMPORT, "numpy"}})
+
+
 def test_completion_imports_no_large_package(tmp_path: Path) -> None:
     (tmp_path / "job-1").mkdir()
     (tmp_path / "job-1" / "job.json").write_text("{}")

@@ -44,7 +44,7 @@ def test_no_test_has_an_upper_bound_on_elapsed_real_time() -> None:
 
 
 def test_gate_names_files_and_tests_that_exist() -> None:
-    """A mark for a file that has another name now would silently be lost."""
+    """A renamed file would silently lose its mark."""
     folder = Path(__file__).parent
     assert [path for path in PROCESS_FILES if not (folder / path).exists()] == []
     functions = [test.partition("[")[0].split("::") for test in SMOKE_TESTS]

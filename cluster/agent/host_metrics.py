@@ -22,7 +22,7 @@ INFINIBAND_COUNTERS = ("counters/port_rcv_data", "counters/port_xmit_data", 4)
 
 
 class HostSampler:
-    """Measures what this machine did between two calls of `sample`. Close `gpus` at the end."""
+    """Measures the load of this machine between two calls of `sample`. The caller closes `gpus` at the end."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from cluster.planning.candidates import Candidate
+from cluster.report.tables import format_error
 from train.forecast import TERMS, TermComparison, longest_term
 
 from .cloud import format_dollars
@@ -123,7 +124,7 @@ def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: st
             row.term,
             f"{row.forecast:.1f}",
             f"{row.actual:.1f}",
-            "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %",
+            format_error(row),
         )
         for row in rows
     ]

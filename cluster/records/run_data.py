@@ -20,7 +20,7 @@ from train.tools.agent_protocol import metrics_files
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run as a record describes it. What is not known is None.
+    """The data of a run that its records need. Unknown values are None.
 
     `starts` has a row for each attempt in which trainers began, `attempts` a row for each that had machines.
     `epoch_ends` are the seconds from the start of loading the images to the end of each epoch, `peak_lr` the highest
@@ -98,7 +98,7 @@ def collect_run_data(job: Job) -> RunData:
         )
     starts = tuple(row for path in metrics_files(job.path) for row in read_metrics_file(path, StartRow))
     if not starts:
-        raise ClusterError(f"{job.name} cannot be recorded: its metrics do not say when loading began")
+        raise ClusterError(f"{job.name} cannot be recorded: its metrics lack the time at which loading began")
     rates = (row.scalars.get("sizes/lr") for row in iterate_steps(job.run_folder))
     cost = job.backend.job_cost() if isinstance(job.backend, BilledBackend) else None
     spec = job.spec

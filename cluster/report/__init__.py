@@ -1,7 +1,7 @@
 """HTML report about one job, or about several jobs side by side: one file that needs nothing but a browser.
 
 facts             collects what is known of a job, as plain data: activity, steps, sample_images
-tables            the tables as text
+tables            the tables as text: job_tables, for the page only
 charts            the charts as SVG: machine_timeline, svg
 page              renders report.html.jinja, macros.html.jinja and style.css
 """

@@ -12,7 +12,7 @@ from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, state_changes
 
 
 class Activity(StrEnum):
-    """What a machine did, as the chart of machines shows it."""
+    """What a machine does during a span of time, as the chart of machines shows it."""
 
     GETTING_READY = "getting ready"
     TRAINING = "training"

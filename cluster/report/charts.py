@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from cluster.plots import figures
 from cluster.plots.palette import SERIES_COLORS
-from train.forecast import TermComparison
 from train.metrics.records import EpochRow
 from train.metrics.text import PART_TITLES
 
 from .facts import JobFacts
 from .steps import StepPoint
 from .svg import figure_to_svg
+from .tables import format_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,7 +131,7 @@ def image_unit(max_images: float) -> Unit:
 
 
 def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Callable[[Moment], float]) -> list[Curve]:
-    """Return the lines that have a point. The color tells the jobs apart; the lines of a single job, what they show."""
+    """Return the lines with at least one point. Each job has a color; with one job only, each series has one."""
     has_several_jobs = len(all_facts) > 1
     curves = []
     for index, facts in enumerate(all_facts):
@@ -277,14 +277,6 @@ def forecast_chart(facts: JobFacts) -> Chart | None:
 def _draw_bar(axes: "Axes", y: float, length: float, fill_color: str, suffix: str = "") -> None:
     axes.barh(y, length, height=0.36, color=fill_color)
     axes.text(length, y, f" {length:.1f}{suffix and ', ' + suffix}", va="center", fontsize=8.5)
-
-
-def format_error(row: TermComparison) -> str:
-    """Return the relative error of a forecast in percent.
-
-    It is empty where nothing is known, and for terms below a second, where a relative error is meaningless.
-    """
-    return "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %"
 
 
 def forecast_note(facts: JobFacts) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from cluster.plots import figures
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 
-from . import charts, svg, tables
+from . import charts, job_tables, svg, tables
 from .facts import JobFacts
 from .machine_timeline import machines_chart
 
@@ -45,6 +45,7 @@ def environment() -> Environment:
         charts=charts,
         machines_chart=machines_chart,
         tables=tables,
+        job_tables=job_tables,
         css=Markup((FOLDER / "style.css").read_text()),
         content_security_policy=CONTENT_SECURITY_POLICY,
         max_aspect_ratio=f"{MAX_ASPECT_RATIO:g}",

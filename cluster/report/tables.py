@@ -1,22 +1,18 @@
-"""The tables of the report as plain text: the template makes HTML of them. `status` and `cost` print some of them."""
+"""Tables as plain text, which the report shows as HTML and the terminal as it is. Imports no large package."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cluster.state.states import work_title
 from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
 from infra.costs import JobCost
-from train.metrics.confusion import Confusion
-from train.metrics.text import EPOCH_COLUMNS, PART_TITLES, format_duration, format_lr_range
+from train.forecast import TermComparison
+from train.metrics.text import format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
-
-from .facts import JobFacts
 
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %| s)?")
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
-SHOWN_CLASSES = 12  # in the tables of classes
 Cell = str | int | float | None
 
 
@@ -57,69 +53,23 @@ def display_text(value: object) -> str:
     return "".join(character for character in text if character.isprintable() or character in "\n\t ")
 
 
+def format_error(row: TermComparison) -> str:
+    """Return the relative error of a forecast in percent.
+
+    It is empty where nothing is known, and for terms below a second, where a relative error is meaningless.
+    """
+    return "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %"
+
+
 def format_known(value: float | None, template: str) -> str:
     """Return a number as text by a template such as "{:.2f} %", "" for None."""
     return "" if value is None else template.format(value)
-
-
-# --- of the top of the page -----------------------------------------------------------------------------------------
-
-
-def headline_values(facts: JobFacts) -> dict[str, str]:
-    """Return the headline numbers of a job by name; "" for what is not known yet."""
-    status, result, forecast, cost = facts.status, facts.result, facts.forecast, facts.cost
-    validated = [epoch for epoch in facts.epochs if epoch.top1 is not None]
-    accuracies = validated[-1] if validated else result
-    speed = (result and result.images_per_second) or status.images_per_second
-    goodput = 100 * result.goodput if result and result.goodput is not None else None
-    done = "" if status.step == status.steps else f"{status.step or 0:,} / "
-    return {
-        "top-1": format_known(accuracies.top1 if accuracies else None, "{:.2f} %"),
-        "top-5": format_known(accuracies.top5 if accuracies else None, "{:.2f} %"),
-        "minutes": _format_minutes(status.seconds / 60),
-        "cost": f"${cost.dollars:,.2f}" + (" or more" if cost.unknown else ""),
-        "machines": str(status.machines),
-        "processes": str(status.machines * status.procs),
-        "images/s": format_known(speed, "{:,.0f}"),
-        "goodput": format_known(goodput, "{:.1f} %"),
-        "steps": f"{done}{status.steps:,}" if status.steps else "",
-        "epochs run": str(len(facts.epochs)),
-        "attempts": str(status.attempt),
-        "machines lost": str(len(facts.losses)),
-        "minutes to target": _format_minutes(result.target.minutes if result and result.target else None),
-        "minutes forecast": _format_minutes(forecast.minutes if forecast else None),
-    }
-
-
-def _format_minutes(value: float | None) -> str:
-    """Return minutes with at least three significant digits, so that numbers that are compared are equally exact."""
-    return format_known(value, "{:.2f}" if value is not None and value < 9.995 else "{:.1f}")
-
-
-def comparison_table(all_facts: Sequence[JobFacts]) -> Table:
-    """Return a table that has one column for each job: first the settings in which they differ."""
-    headlines = [headline_values(facts) for facts in all_facts]
-    settings = [facts.settings for facts in all_facts]
-    differing = {name: [row.get(name) for row in settings] for name in differing_settings(settings)}
-    rows: dict[str, list[Cell]] = {
-        work_title(facts.status.work for facts in all_facts): [facts.status.recipe for facts in all_facts],
-        "model": [facts.model for facts in all_facts],
-        **{name: values for name, values in differing.items() if None not in values},  # None would mislead
-        "state": [facts.status.state for facts in all_facts],
-        "reason": [facts.status.reason for facts in all_facts],
-        **{name: [headline[name] or "-" for headline in headlines] for name in headlines[0]},
-    }
-    shown_rows = [(name, *values) for name, values in rows.items() if set(values) not in ({""}, {"-"})]
-    return make_table(("", *(facts.job for facts in all_facts)), shown_rows)
 
 
 def differing_settings(settings: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the names of the settings that differ between jobs, without the name of the recipe or of the command."""
     names = dict.fromkeys(name for row in settings for name in row if name not in ("recipe", "command"))
     return [name for name in names if len({row.get(name) for row in settings}) > 1]
-
-
-# --- of the sections ------------------------------------------------------------------------------------------------
 
 
 def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], str] = format_duration) -> Table:
@@ -141,32 +91,6 @@ def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], 
     return make_table(
         [columns[index] for index in filled], [[row[index] for index in filled] for row in cells], "Attempts"
     )
-
-
-def time_breakdown_table(facts: JobFacts) -> Table:
-    """Return the time between the first step and the last by part; without steps, the seconds of each state."""
-    title, where = "Where the time went", facts.status.where
-    if not where:
-        seconds_by_state = facts.result.seconds if facts.result else {}
-        return make_table(
-            ("part", "seconds"), [(name, f"{value:.1f}") for name, value in seconds_by_state.items()], title
-        )
-    wall = where.wall + where.pauses
-    parts = {PART_TITLES[part]: row.seconds for part, row in where.parts.items()}
-    if where.pauses:
-        parts["losses, redone steps"] = where.pauses
-    parts["first step to last"] = wall
-    rows = [
-        (name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts.items()
-    ]
-    return make_table(("part", "seconds", "share"), rows, title)
-
-
-def start_note(facts: JobFacts) -> str:
-    """Return a sentence on the time before the first step, "" when it is not known."""
-    start = facts.status.where.start if facts.status.where else {}
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items())
-    return f"before the first step {sum(start.values()):.1f}: {parts}" if start else ""
 
 
 def cost_table(cost: JobCost) -> Table:
@@ -215,25 +139,3 @@ def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ())
         for row in rows
     ]
     return make_table(columns, cells)
-
-
-def epochs_table(facts: JobFacts) -> Table:
-    """Return the epochs that have ended."""
-    columns = [title for title, *_ in EPOCH_COLUMNS]
-    formats = [(field, f"{{:{form}}}") for _, _, field, form in EPOCH_COLUMNS]
-    rows = [[format_known(getattr(epoch, field), form) for field, form in formats] for epoch in facts.epochs]
-    return make_table(columns, rows)
-
-
-def worst_classes_table(confusion: Confusion | None) -> Table:
-    """Return the classes of the lowest accuracy in the last validation, as far as it was counted by class."""
-    entries = confusion.worst_classes(SHOWN_CLASSES) if confusion else []
-    rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in entries]
-    return make_table(("class", "images", "top-1, %"), rows, "Classes of the lowest accuracy")
-
-
-def errors_table(confusion: Confusion | None) -> Table:
-    """Return the most frequent errors of the last validation, as far as they were counted."""
-    pairs = confusion.most_confused(SHOWN_CLASSES) if confusion else []
-    rows = [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs]
-    return make_table(("class", "taken for", "images", "% of the class"), rows, "Most confused classes")

@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Say which test the waits belong to."""
+    """Record the name of the test to which the following waits belong."""
     waiting.largest_waits.test = item.nodeid.rpartition("[")[0]
     return (yield)
 

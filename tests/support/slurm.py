@@ -23,7 +23,7 @@ import pytest
 from support.ssh_machines import MARK_VARIABLE, command_line, marked_pids, process_table, send_signal
 from support.waiting import wait_for
 
-from train.tools.process import descendant_pids, die_with_parent
+from train.tools.process import descendant_pids, die_with_parent, free_port
 
 HOSTNAME = socket.gethostname().partition(".")[0]
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
@@ -161,7 +161,10 @@ class SlurmCluster:
             MARK_VARIABLE: str(self.folder),
         }
         self._daemons: list[subprocess.Popen[bytes]] = []
-        controller_port, *node_ports = _find_free_ports(1 + count)
+        ports: set[int] = set()
+        while len(ports) < 1 + count:
+            ports.add(free_port())
+        controller_port, *node_ports = ports
         self.nodes = [SlurmNode(self, f"node{number}", port) for number, port in enumerate(node_ports)]
         (self.folder / "controller").mkdir()
         self.config_path.write_text(
@@ -336,18 +339,6 @@ def _own_address() -> str:
         return socket.gethostbyname(HOSTNAME)
     except OSError:
         return "127.0.0.1"
-
-
-def _find_free_ports(count: int) -> list[int]:
-    """Return ports that are free on all addresses, below those that the kernel gives to outgoing connections."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("", port))
-            if port not in ports:
-                ports.append(port)
-    return ports
 
 
 @pytest.fixture

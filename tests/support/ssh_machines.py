@@ -7,7 +7,6 @@ is closed, nothing but sshd may be running on its machines.
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ from typing import Any, Self
 import pytest
 from support.waiting import WaitTimeout, wait_for
 
-from train.tools.process import die_with_parent
+from train.tools.process import die_with_parent, free_port
 
 MARK_VARIABLE = "IMGNET_TESTBED"
 WAIT_SECONDS = 20.0  # for what takes a tenth of a second on a computer with nothing else to do
@@ -275,7 +274,7 @@ class Testbed:
         self.key = self.folder / "user_key"
         generate_key(self.key)
         self.authorize(self.key)
-        port = _find_free_port(count)
+        port = free_port()
         self.machines = [TestMachine(self, number, port) for number in range(count)]
         try:
             for machine in self.machines:
@@ -369,16 +368,6 @@ def _sshd_path() -> str:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd changes its root to it before a login
     return str(Path(path).resolve())
-
-
-def _find_free_port(count: int) -> int:
-    """Return a port that is free on all addresses, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
-            for number in range(count):
-                sockets.enter_context(socket.socket()).bind((f"127.1.0.{number + 1}", port))
-            return port
 
 
 @pytest.fixture

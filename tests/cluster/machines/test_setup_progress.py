@@ -1,4 +1,4 @@
-"""Set-up progress: what is recorded for each launch, also from many threads."""
+"""Tests of the record of the set-up: one for each launch, also when many threads write it."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""S3Prefix: downloads, uploads, and every way in which S3 refuses."""
+"""Tests of S3Prefix: downloads, uploads, and the errors of S3."""
 
 from collections.abc import Iterator
 from pathlib import Path

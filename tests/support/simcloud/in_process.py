@@ -74,7 +74,7 @@ class Cloud:
         return str(self.instance(id)["State"]["Name"])
 
     def find_ids(self, job: str = "*") -> list[str]:
-        """Return the ids of the instances that DescribeInstances finds, all or those with this tag `job`."""
+        """Return the ids that DescribeInstances lists: of all instances, or of those whose tag `job` has this value."""
         filters = [] if job == "*" else [{"Name": "tag:job", "Values": [job]}]
         reservations = self.ec2.describe_instances(Filters=filters)["Reservations"]
         return [instance["InstanceId"] for reservation in reservations for instance in reservation["Instances"]]

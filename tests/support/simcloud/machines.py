@@ -9,10 +9,8 @@ import getpass
 import json
 import math
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,8 @@ from support.simcloud.imds import MetadataService
 from support.simcloud.instance_connect import KEY_SECONDS
 from support.simcloud.traffic import Moved
 from support.ssh_machines import command_line
+
+from train.tools.process import free_port
 
 POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,7 +74,7 @@ class SimulatedMachines:
         self._busy = threading.Lock()  # held while machines are booted or ended
         self._woken = threading.Event()
         self._is_over = False
-        self.port = _find_free_port()
+        self.port = free_port()
         self.metadata = MetadataService(self.metadata_of, self.run_root_command)
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "support.simcloud.process_keeper", str(self.folder), str(self.sockets)],
@@ -312,12 +312,3 @@ class SimulatedMachines:
 
 def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _find_free_port() -> int:
-    """Return a port below those that the kernel gives to outgoing connections, on which nothing listens now."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as connection:
-            if connection.connect_ex(("127.1.0.1", port)):
-                return port

@@ -124,7 +124,7 @@ class SplitFetch:
         return sum(entry.bytes for entry in self.missing_files.values())
 
     def prepare_folder(self) -> None:
-        """Create the folder, and remove files of other versions of the source and those that were received in part.
+        """Create the folder. Remove incomplete files, and files of other versions of the source.
 
         With the index only, shards of an earlier fetch go too: a reader needs all of them or none. Raises `FetchError`.
         """
