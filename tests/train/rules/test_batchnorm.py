@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.known import known
 from support.trainer_in_process import (
-    SINGLE_PROCESS,
     SIZE,
     Array,
     RandomImages,
@@ -32,8 +30,6 @@ from train.data.loading.loader import Batch
 from train.distributed.batchnorm import RunningStatistics
 from train.distributed.process_group import ProcessGroup
 from train.metrics.accuracy import Accuracy
-from train.models import registry
-from train.recipe import Model
 from train.recipe.schedule import Epoch
 
 N = 8
@@ -71,23 +67,6 @@ def test_batchnorm_forward_pass_sees_one_workers_images(k: int, world: int, tmp_
     seen_means = sorted(trainer for rank in in_group(world, work) for trainer in rank)
     assert [count for count, _ in seen_means] == [N] * 2 * k
     np.testing.assert_allclose([mean for _, mean in seen_means], [mean for _, mean in expected_means], rtol=1e-10)
-
-
-def test_gradient_through_norms_same_on_any_number_of_processes(tmp_path: Path, in_group: Any) -> None:
-    """k = 6 workers of n = 8 images; parameters of a residual network after four steps, equal up to rounding."""
-    dataset = RandomImages(4 * 6 * N - 7)
-    recipe = make_recipe(make_phase((0, 1), N, 0.02), gpus=6)
-
-    def work(group: ProcessGroup) -> list[Array]:
-        trainer = make_trainer(tmp_path, recipe, dataset, group=group)
-        for _ in run_steps(trainer, dataset):
-            pass
-        return [trainer.detach().numpy() for trainer in trainer.model.parameters()]
-
-    single_process = work(SINGLE_PROCESS)
-    for parameters in in_group(3, work):
-        for actual, expected in zip(parameters, single_process, strict=True):
-            np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-11)
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -170,16 +149,3 @@ def test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation(
         return net[1].running_scale.tolist()  # type: ignore[operator]
 
     assert in_group(3, work) == [[1.0, 1.0]] * 3
-
-
-def test_batchnorm_running_statistics_move_by_a_tenth() -> None:
-    """Momentum 0.9 in the paper's words (Goyal et al. 2017, section 5.1), 0.1 in torch's."""
-    net = registry.build_model(Model(name="resnet10_tiny"), 3, 0)
-    norms = [norm for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)]
-    assert {(norm.momentum, norm.eps, norm.track_running_stats) for norm in norms} == {(0.1, 1e-5, True)} and norms
-    with torch.no_grad():
-        x = torch.randn(4, norms[0].num_features, 3, 3)
-        norms[0](x)
-    np.testing.assert_allclose(
-        known(norms[0].running_mean).numpy(), 0.1 * x.mean((0, 2, 3)).numpy(), rtol=1e-5, atol=1e-7
-    )

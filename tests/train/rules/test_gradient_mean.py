@@ -73,29 +73,6 @@ def test_step_gradient_is_mean_over_all_images_of_the_global_batch(
             np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
 
 
-def test_mean_of_uneven_workers_means_differs_from_the_mean() -> None:
-    """Otherwise the test above would prove little."""
-    dataset, (weight, bias) = RandomImages(11), parameter_values(linear_classifier())
-    parts = [
-        cross_entropy_gradient((weight, bias), dataset.inputs(ids), dataset.labels[ids])[0]
-        for ids in (range(5), range(5, 11))
-    ]
-    whole = cross_entropy_gradient((weight, bias), dataset.inputs(range(11)), dataset.labels)[0]
-    np.testing.assert_allclose((5 * parts[0] + 6 * parts[1]) / 11, whole, rtol=1e-12)
-    assert np.abs((parts[0] + parts[1]) / 2 - whole).max() > 1e-3
-
-
-@pytest.mark.parametrize(("gpus", "n"), [(1, 16), (4, 4), (16, 1)])
-def test_accumulated_chunks_equal_one_large_batch(gpus: int, n: int, tmp_path: Path) -> None:
-    """k backward passes of n images in one process give the step of kn images (without batch norm)."""
-    dataset = RandomImages(50)
-    recipe = make_recipe(make_phase((0, 2), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
-    trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
-    list(run_steps(trainer, dataset))
-    for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 16, 2), strict=True):
-        np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
-
-
 def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(tmp_path: Path) -> None:
     """The step is w - k lr (g + decay w), which is not w - lr (k g + decay w) (remark 1)."""
     k = 8

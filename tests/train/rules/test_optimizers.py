@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.known import known
 from support.trainer_in_process import Array
 from torch import nn
 
@@ -65,9 +64,8 @@ def sgd(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
 def lars(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
     """l = trust |w| / (|g| + decay |w|) (You et al. 2017, equation 6); 1 without decay for skipped parameters."""
     weight_norm, gradient_norm = np.sqrt((state.w**2).sum()), np.sqrt((g**2).sum())
-    ratio = (
-        1.0 if state.skipped or weight_norm == 0 else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
-    )
+    is_scaled = not state.skipped and weight_norm > 0
+    ratio = TRUST * weight_norm / (gradient_norm + state.decay * weight_norm) if is_scaled else 1.0
     step = ratio * (g + state.decay * state.w)
     state.u = MOMENTUM * state.u + step
     state.w = state.w - lr * (step + MOMENTUM * state.u if nesterov else state.u)
@@ -79,11 +77,7 @@ def lars_of_google(state: Reference, g: Array, lr: float, nesterov: bool = False
     Weight decay is in l only. l is 1 for skipped parameters.
     """
     weight_norm, gradient_norm = np.sqrt((state.w**2).sum()), np.sqrt((g**2).sum())
-    ratio = (
-        1.0
-        if state.skipped or weight_norm == 0 or gradient_norm == 0
-        else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
-    )
+    ratio = 1.0 if state.skipped else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
     state.u = MOMENTUM * state.u + g
     state.w = state.w - ratio * lr * (g + MOMENTUM * state.u if nesterov else state.u)
 
@@ -99,9 +93,8 @@ def lamb(state: Reference, g: Array, lr: float) -> None:
     """r = Adam's step + decay w; w = w - lr |w| / |r| r (You et al. 2020, algorithm 2); skipped: w - lr r."""
     r = adam_step(state, g) + state.decay * state.w
     weight_norm, step_norm = np.sqrt((state.w**2).sum()), np.sqrt((r**2).sum())
-    state.w = (
-        state.w - lr * (1.0 if state.skipped or weight_norm == 0 or step_norm == 0 else weight_norm / step_norm) * r
-    )
+    ratio = 1.0 if state.skipped or weight_norm == 0 else weight_norm / step_norm
+    state.w = state.w - lr * ratio * r
 
 
 def adamw(state: Reference, g: Array, lr: float) -> None:
@@ -133,56 +126,29 @@ def assert_paths_equal(actual_path: list[dict[str, Array]], expected_path: list[
             )
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_matches_formula(nesterov: bool) -> None:
-    """Norms do not decay, the classifier's bias does, as with 2018's --no-bn-wd."""
+NORM = {"1.weight", "1.bias"}  # does not decay; the classifier's bias does, as with 2018's --no-bn-wd
+LARS: dict[str, Any] = {"name": "lars", "momentum": MOMENTUM, "trust": TRUST}
+LAMB: dict[str, Any] = {"name": "lamb", "betas": (B1, B2), "eps": EPS}
+
+
+@pytest.mark.parametrize(("options", "rule", "without_decay"), [
+    pytest.param({"momentum": MOMENTUM}, sgd, NORM, id="sgd"),
+    pytest.param({"momentum": MOMENTUM, "nesterov": True}, sgd, NORM, id="nesterov"),
+    pytest.param({**LARS}, lars, SKIPPED, id="lars"),
+    pytest.param({**LARS, "nesterov": True}, lars, SKIPPED, id="lars, nesterov"),
+    pytest.param({**LARS, "weight_decay": 0.0}, lars, SKIPPED, id="lars without decay"),
+    pytest.param({**LARS, "lars_form": "google"}, lars_of_google, SKIPPED, id="Google's lars"),
+    pytest.param({**LARS, "lars_form": "google", "nesterov": True}, lars_of_google, SKIPPED,
+                 id="Google's lars, nesterov"),
+    pytest.param({**LAMB}, lamb, SKIPPED, id="lamb"),
+    pytest.param({**LAMB, "weight_decay": 0.0}, lamb, SKIPPED, id="lamb without decay"),
+    pytest.param({**LAMB, "name": "adamw"}, adamw, NORM, id="adamw"),
+])  # fmt: skip
+def test_optimizer_matches_its_formula(options: dict[str, Any], rule: Any, without_decay: set[str]) -> None:
     net = network()
-    expected = reference_path(net, sgd, {"1.weight", "1.bias"}, nesterov=nesterov)
-    assert_paths_equal(optimizer_path(net, momentum=MOMENTUM, nesterov=nesterov), expected)
-
-
-@pytest.mark.parametrize("decay", [DECAY, 0.0])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_matches_formula_and_skips_norms_and_biases(nesterov: bool, decay: float) -> None:
-    net = network()
-    expected = reference_path(net, lars, SKIPPED, decay, nesterov=nesterov)
-    options = {"momentum": MOMENTUM, "trust": TRUST, "nesterov": nesterov, "weight_decay": decay}
-    assert_paths_equal(optimizer_path(net, name="lars", **options), expected)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_in_googles_form_matches_tensorflow(nesterov: bool) -> None:
-    net = network()
-    expected = reference_path(net, lars_of_google, SKIPPED, nesterov=nesterov)
-    options = {"name": "lars", "lars_form": "google", "momentum": MOMENTUM, "trust": TRUST, "nesterov": nesterov}
-    path = optimizer_path(net, **options)
-    assert_paths_equal(path, expected)
-    paper = optimizer_path(network(), **{**options, "lars_form": "paper"})
-    assert np.abs(path[-1]["4.weight"] - paper[-1]["4.weight"]).max() > 1e-3
-
-
-def test_lars_leaves_the_gradients_as_they_are() -> None:
-    for form in ("paper", "google"):
-        net = network()
-        optimizer = factory.build_optimizer(net, Optim(name="lars", lars_form=form, nesterov=True))
-        factory.set_lr(optimizer, 1.0)
-        for parameter in net.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        assert all(torch.equal(known(parameter.grad), torch.ones_like(parameter)) for parameter in net.parameters())
-
-
-@pytest.mark.parametrize("decay", [DECAY, 0.0])
-def test_lamb_matches_formula_and_skips_norms_and_biases(decay: float) -> None:
-    net = network()
-    expected = reference_path(net, lamb, SKIPPED, decay)
-    assert_paths_equal(optimizer_path(net, name="lamb", betas=(B1, B2), eps=EPS, weight_decay=decay), expected)
-
-
-def test_adamw_matches_formula() -> None:
-    net = network()
-    expected = reference_path(net, adamw, {"1.weight", "1.bias"})
-    assert_paths_equal(optimizer_path(net, name="adamw", betas=(B1, B2), eps=EPS), expected)
+    of_rule = {"nesterov": True} if options.get("nesterov") else {}
+    expected = reference_path(net, rule, without_decay, options.get("weight_decay", DECAY), **of_rule)
+    assert_paths_equal(optimizer_path(net, **options), expected)
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
@@ -191,24 +157,10 @@ def test_layerwise_zero_layer_moves_by_the_unscaled_step(name: str) -> None:
     net = network()
     nn.init.zeros_(net.get_parameter("4.weight"))
     nn.init.zeros_(net.get_parameter("0.weight"))
-    expected = reference_path(net, {"lars": lars, "lamb": lamb}[name], SKIPPED)
-    path = optimizer_path(net, name=name, momentum=MOMENTUM, trust=TRUST, betas=(B1, B2), eps=EPS)
+    rule, options = {"lars": (lars, LARS), "lamb": (lamb, LAMB)}[name]
+    expected, path = reference_path(net, rule, SKIPPED), optimizer_path(net, **options)
     assert_paths_equal(path, expected)
     assert np.abs(path[0]["4.weight"]).max() > 0
-
-
-def test_lars_step_length_is_independent_of_the_gradient() -> None:
-    """|step| = lr trust |w| without decay. It keeps the update in proportion where linear scaling breaks."""
-    for scale in (1e-8, 1.0, 1e8):
-        net = network()
-        weight = net.get_parameter("4.weight")
-        before = weight.detach().clone()
-        optimizer = factory.build_optimizer(net, Optim(name="lars", trust=TRUST, weight_decay=0.0))
-        factory.set_lr(optimizer, 2.0)
-        weight.grad = scale * torch.ones_like(before)
-        optimizer.step()
-        step_length = (weight.detach() - before).norm().item()
-        assert step_length == pytest.approx(2.0 * TRUST * before.norm().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])

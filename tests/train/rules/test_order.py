@@ -35,7 +35,3 @@ def test_epoch_permutation_is_cut_into_same_batches_on_any_world_size(images: in
         shuffle = epoch_permutation(5, epoch, images).tolist()
         expected = [sorted(shuffle[begin : begin + n * k]) for begin in range(0, images, n * k)]
         assert images_by_step(images, n, k, world, epoch) == expected
-
-
-def test_each_epoch_has_its_own_shuffle() -> None:
-    assert len({tuple(map(tuple, images_by_step(200, 10, 2, 2, epoch))) for epoch in range(2)}) == 2

@@ -8,7 +8,7 @@ import pytest
 from support.trainer_in_process import RandomImages, learning_rates, make_phase, make_recipe, make_sampler
 
 from recipes.resnet50_18min import recipe as resnet50
-from train.recipe import IMAGENET, Phase, Recipe
+from train.recipe import IMAGENET
 from train.recipe.schedule import Schedule
 
 IMAGENET_IMAGES = IMAGENET.train
@@ -17,59 +17,39 @@ IMAGENET_IMAGES = IMAGENET.train
 # --- scaling --------------------------------------------------------------------------------------------------------
 
 
-def goyal_recipe(scaling: str = "linear") -> Recipe:
-    """Goyal et al. 2017: 0.1 for 8 GPUs of 32 images."""
-    return make_recipe(make_phase((0, 1), 32, 0.1), gpus=8, scaling=scaling)
+@pytest.mark.parametrize("k", [0.5, 1, 32, 256])
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", lambda k: k), ("sqrt", np.sqrt), ("none", lambda k: 1)])
+def test_scaling_rule_multiplies_lr(scaling: str, factor: Any, k: float) -> None:
+    """The recipe of Goyal et al. 2017, 0.1 for 8 GPUs of 32 images, on k times the GPUs.
 
-
-@pytest.mark.parametrize("batch", [128, 8192, 65536])
-def test_linear_scaling_multiplies_lr_by_k(batch: int) -> None:
-    """lr = 0.1 kn / 256 (Goyal et al. 2017, section 2.1 and figure 3)."""
-    schedule = Schedule(goyal_recipe(), 10**5, batch // 32)
-    assert schedule.scheduled_phases[0].global_batch == batch
-    np.testing.assert_allclose(learning_rates(schedule), 0.1 * batch / 256, rtol=1e-14)
-
-
-@pytest.mark.parametrize("k", [1, 32])
-def test_sqrt_scaling_multiplies_lr_by_root_of_k(k: int) -> None:
-    """lr = 0.1 sqrt(k) (Krizhevsky 2014; Goyal et al. 2017, table 2a: 8k, 0.1 sqrt(32))."""
-    schedule = Schedule(goyal_recipe("sqrt"), 10**5, 8 * k)
+    Linear: section 2.1 and figure 3. The square root: Krizhevsky 2014, and table 2a. None: table 2a, learns little.
+    """
+    schedule = Schedule(make_recipe(make_phase((0, 1), 32, 0.1), gpus=8, scaling=scaling), 10**5, int(8 * k))
     assert schedule.scheduled_phases[0].global_batch == 256 * k
-    np.testing.assert_allclose(learning_rates(schedule), 0.1 * k**0.5, rtol=1e-14)
-    assert ("square-root scaling rule" in schedule.scaling_note) == (k > 1)
-
-
-@pytest.mark.parametrize("k", [1, 32])
-def test_no_scaling_keeps_lr(k: int) -> None:
-    """Goyal et al. 2017, table 2a: a batch of 8k at 0.1, which learns little."""
-    np.testing.assert_allclose(learning_rates(Schedule(goyal_recipe("none"), 10**5, 8 * k)), 0.1, rtol=1e-14)
+    np.testing.assert_allclose(learning_rates(schedule), 0.1 * factor(k), rtol=1e-14)
 
 
 # --- warm-up --------------------------------------------------------------------------------------------------------
 
 
-def test_gradual_warmup_rises_linearly_from_base_to_scaled_lr() -> None:
-    """Goyal et al. 2017, section 2.2: from 0.1 to k 0.1 over 5 epochs, every iteration; then steps of 1/10."""
+STEPS_OF_EPOCH = 157  # ceil(1,281,167 / 8192)
+
+
+@pytest.mark.parametrize(("shape", "warmup"), [
+    ("gradual_warmup", np.linspace(0.1, 3.2, 5 * STEPS_OF_EPOCH)),  # from 0.1 to k 0.1, every iteration
+    ("constant_warmup", np.full(5 * STEPS_OF_EPOCH, 0.1)),
+])  # fmt: skip
+def test_warmup_leads_from_base_to_scaled_lr(shape: str, warmup: Any) -> None:
+    """Goyal et al. 2017, section 2.2: 5 epochs of warm-up, then k 0.1, then steps of 1/10."""
     drops = [make_phase(ends, 32, rate) for ends, rate in (((5, 30), 3.2), ((30, 60), 0.32), ((60, 80), 0.032))]
-    schedule = Schedule(
-        make_recipe(make_phase((0, 5), 32, 3.2, shape="gradual_warmup"), *drops, gpus=256), IMAGENET_IMAGES, 256
-    )
-    steps = 157  # an epoch: ceil(1,281,167 / 8192)
-    expected = [0.1 + (3.2 - 0.1) * t / (5 * steps - 1) for t in range(5 * steps)]
-    expected += [3.2] * 25 * steps + [0.32] * 30 * steps + [0.032] * 20 * steps
+    schedule = Schedule(make_recipe(make_phase((0, 5), 32, 3.2, shape=shape), *drops, gpus=256), IMAGENET_IMAGES, 256)
+    expected = [*warmup, *np.repeat([3.2, 0.32, 0.032], np.array([25, 30, 20]) * STEPS_OF_EPOCH)]
     np.testing.assert_allclose(learning_rates(schedule), expected, rtol=1e-13)
-
-
-def test_constant_warmup_keeps_base_lr() -> None:
-    """Goyal et al. 2017, section 2.2: 0.1 for 5 epochs, then 3.2."""
-    phases = (make_phase((0, 5), 32, 3.2, shape="constant_warmup"), make_phase((5, 6), 32, 3.2))
-    lr_by_step = learning_rates(Schedule(make_recipe(*phases, gpus=256), IMAGENET_IMAGES, 256))
-    np.testing.assert_allclose(lr_by_step, [0.1] * 785 + [3.2] * 157, rtol=1e-14)
 
 
 @pytest.mark.parametrize("shape", ["gradual_warmup", "constant_warmup"])
 @pytest.mark.parametrize("gpus", [1, 4, 8])
-def test_warmup_has_no_effect_up_to_256_images(shape: str, gpus: int) -> None:
+def test_warmup_has_no_effect_on_256_images_or_fewer(shape: str, gpus: int) -> None:
     """Goyal et al. 2017, section 5.1: there is a warm-up only for kn > 256."""
     recipe = make_recipe(make_phase((0, 2), 32, 0.0125 * gpus, shape=shape), gpus=gpus)
     np.testing.assert_allclose(learning_rates(Schedule(recipe, 1000, gpus)), 0.0125 * gpus, rtol=1e-14)
@@ -89,9 +69,8 @@ def one_cycle(t: Any) -> Any:
 
 LR_FORMULAS = {  # t from 0 at the first step to 1 at the last
     "linear": lambda t: FIRST_LR + (LAST_LR - FIRST_LR) * t,  # Smith 2017; per iteration in imagenet18, 2018
-    "cosine": lambda t: (
-        LAST_LR + (FIRST_LR - LAST_LR) * np.cos(np.pi * t / 2) ** 2
-    ),  # Loshchilov and Hutter 2016, equation 5
+    # Loshchilov and Hutter 2016, equation 5
+    "cosine": lambda t: LAST_LR + (FIRST_LR - LAST_LR) * np.cos(np.pi * t / 2) ** 2,
     "polynomial": lambda t: LAST_LR + (FIRST_LR - LAST_LR) * (1 - t) ** 2,  # You et al. 2017: LARS with poly(2)
     "one_cycle": one_cycle,  # Smith and Topin 2017
 }
@@ -100,12 +79,12 @@ LR_FORMULAS = {  # t from 0 at the first step to 1 at the last
 @pytest.mark.parametrize("gpus", [2, 256])  # global batches below and above 256 images
 @pytest.mark.parametrize("shape", LR_FORMULAS)
 def test_lr_shape_matches_formula_at_every_step(shape: str, gpus: int) -> None:
+    """The phase counts its own steps: it begins at its own first rate, wherever the phase before ended."""
     rate = FIRST_LR if shape == "one_cycle" else (FIRST_LR, LAST_LR)
-    recipe = make_recipe(make_phase((0, 3), 4, rate, shape=shape), gpus=gpus)
+    recipe = make_recipe(make_phase((0, 2), 4, 0.5), make_phase((2, 5), 4, rate, shape=shape), gpus=gpus)
+    _, lr_by_step = np.split(learning_rates(Schedule(recipe, 4 * gpus * 37, gpus)), [2 * 37])
     t = np.arange(STEPS) / (STEPS - 1)
-    np.testing.assert_allclose(
-        learning_rates(Schedule(recipe, 4 * gpus * 37, gpus)), LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15
-    )
+    np.testing.assert_allclose(lr_by_step, LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15)
 
 
 def test_step_decay_divides_lr_by_ten_at_the_boundaries() -> None:
@@ -179,13 +158,3 @@ def test_size_grows_in_equal_stages_and_leaves_the_rates_alone() -> None:
     assert (rows[0].lr[0], rows[-1].lr[1]) == fixed.table()[0].lr
     lr_by_step = learning_rates(fixed)
     assert [row.lr for row in rows] == [(lr_by_step[3 * i], lr_by_step[3 * i + 2]) for i in range(4)]
-
-
-def test_phase_counts_its_own_steps() -> None:
-    """The second phase starts at its own first lr, wherever the first phase ended."""
-    phases = [
-        Phase(epochs=(0, 2), size=32, batch=8, lr=(1.0, 0.1)),
-        Phase(epochs=(2, 4), size=64, batch=4, lr=(0.4, 0)),
-    ]
-    expected = [*np.linspace(1.0, 0.1, 2 * 5), *np.linspace(0.4, 0.0, 2 * 10)]
-    np.testing.assert_allclose(learning_rates(Schedule(make_recipe(*phases), 40, 1)), expected, rtol=1e-12, atol=1e-15)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.trainer_in_process import (
     SINGLE_PROCESS,
     RandomImages,
@@ -15,14 +14,10 @@ from support.trainer_in_process import (
     make_recipe,
     make_sampler,
 )
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from train.engine.agent_channel import AgentChannel
 from train.engine.options import parse_run_options
 from train.engine.trainer import Trainer
-from train.models import registry
-from train.optim.weight_average import WeightAverage
-from train.recipe import Model
 from train.recipe.schedule import Schedule
 
 IMAGES, VAL = 12, 7
@@ -69,23 +64,6 @@ def test_average_is_that_of_tensorflow_with_a_lower_decay_in_the_first_steps(tmp
         expected = [rate * average + (1 - rate) * array for average, array in zip(expected, arrays, strict=True)]
     for average, array in zip(trainer.average.averages, expected, strict=True):
         np.testing.assert_allclose(average.numpy(), array, rtol=1e-6, atol=1e-9)
-
-
-@torch.no_grad()
-def test_average_after_the_first_steps_is_that_of_torch() -> None:
-    """`torch.optim.swa_utils` has no lower decay in the first steps."""
-    model = registry.build_model(Model(name="resnet10_tiny"), 3, seed=0)
-    own = WeightAverage(model, [], 0.9, lambda: None)
-    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    theirs.update_parameters(model)  # copies the weights
-    for step in range(1000, 1005):
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-        own.update(step)
-        theirs.update_parameters(model)
-    with own.in_model():
-        for parameter, expected in zip(model.parameters(), theirs.module.parameters(), strict=True):
-            torch.testing.assert_close(parameter, expected)
 
 
 def test_average_is_validated_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
