@@ -152,15 +152,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          '        group["momentum"] = group.get("momentum", 0.9) * (lr / group["lr"] if group["lr"] else 1.0)\n'
          '        group["lr"] = lr'),
     ],
-    "test_momentum.py::test_sgd_with_lr_jumps_equals_the_corrected_form": [
+    "test_momentum.py::test_lr_jumps_equal_the_corrected_form": [
         ("momentum correction: the absorbed form without its factor", OPTIMIZER,
          '        group["lr"] = lr',
          '        for parameter in group["params"]:\n'
          '            if group["lr"] and "momentum_buffer" in optimizer.state[parameter]:\n'
          '                optimizer.state[parameter]["momentum_buffer"].mul_(group["lr"] / lr)\n'
          '        group["lr"] = lr'),
-    ],
-    "test_momentum.py::test_lars_with_lr_jumps_equals_the_corrected_form": [
         ("momentum correction: LARS absorbs the learning rate", LARS,
          "torch._foreach_add_(buffers, steps)\n",
          'torch._foreach_mul_(steps, group["lr"])\n'

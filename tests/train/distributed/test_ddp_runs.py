@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from train.recipe import Comm
-from train.tools import checkpoint_io, process
+from train.tools import process
 
 COMMS = {
     "fp16": Comm(hook="fp16"),
@@ -42,25 +42,3 @@ def test_run_with_hook_ends_near_the_float32_run(name: str, float32_losses: list
     runs.end(out, *ranks)
     assert train_losses(out) == pytest.approx(float32_losses, rel=0.02 if name != "powersgd" else 0.1)
     assert name == "hierarchical" or train_losses(out) != float32_losses  # the hook was used
-
-
-def test_run_with_powersgd_resumes_after_a_kill(float32_losses: list[float], runs: Any, tiny: Any) -> None:
-    """PowerSGD's remainder is lost, so the losses are near and not equal."""
-    out, recipe = runs.folder / "comm-killed", runs.recipe(tiny(name="comm-killed", comm=COMMS["powersgd"]))
-    options, folder = (*OPTIONS, "--save-seconds", "0"), out / "checkpoints/000001"
-
-    def reached() -> bool:
-        return any(int(path.stem.removeprefix("step-")) >= 6 for path in folder.glob("step-*.pt"))
-
-    runs.kill_when(out, reached, *options, world=2, recipe=recipe)
-    output = runs.run(out, *options, "--attempt", "2", world=2, recipe=recipe)
-    assert "resumed from" in output and train_losses(out) == pytest.approx(float32_losses, rel=0.1)
-    last = checkpoint_io.newest_checkpoint(out / "checkpoints/000002")
-    assert last and "powersgd" in json.dumps(checkpoint_io.load_checkpoint(last)["identity"])
-
-
-def test_exact_run_refuses_a_hook_that_rounds(runs: Any, tiny: Any) -> None:
-    out, recipe = runs.folder / "comm-exact", runs.recipe(tiny(name="comm-exact", comm="fp16"))
-    output = runs.run(out, *OPTIONS, "--exact", world=2, recipe=recipe, code=None)
-    assert "comm, hook: --exact does not work with fp16, which rounds; set comm='none'" in output
-    assert "Traceback" not in output

@@ -53,15 +53,6 @@ def test_transport_warning_when_efa_is_not_used() -> None:
         assert network.transport_warning(transport, has_efa) is None
 
 
-def test_has_efa_by_driver(tmp_path: Path) -> None:
-    for name, driver in {"mlx5_0": "mlx5_core", "rdmap16s27": "efa"}.items():
-        assert not network.has_efa(tmp_path / "infiniband")
-        (tmp_path / "drivers" / driver).mkdir(parents=True)
-        (tmp_path / "infiniband" / name / "device").mkdir(parents=True)
-        (tmp_path / "infiniband" / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
-    assert network.has_efa(tmp_path / "infiniband")
-
-
 def test_efa_variables_only_with_efa_and_never_over_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "has_efa", lambda: False)
     assert network.efa_variables() == {}
@@ -104,3 +95,11 @@ def test_nccl_gets_the_whole_name_of_the_interface(monkeypatch: pytest.MonkeyPat
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     assert network.interface_variables("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+def test_has_efa_by_driver(tmp_path: Path) -> None:
+    for name, driver in {"mlx5_0": "mlx5_core", "rdmap16s27": "efa"}.items():
+        assert not network.has_efa(tmp_path)
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
+    assert network.has_efa(tmp_path)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.known import known
 
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
@@ -38,69 +37,60 @@ def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> No
     assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 
-def test_report_state_throttled_numbers_come_with_the_next_report(
+def test_report_is_rewritten_at_most_twice_a_second_while_nothing_changes(
     work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A throttled report is not written when the last one is fresh. Its numbers come with the next report."""
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
     channel = AgentChannel()
+    channel.tick()
+    assert list(work_dir.iterdir()) == [], "before the first report there is nothing to repeat"
     channel.report_state(TrainerState.TRAINING, step=1)
     now += 0.1
     channel.report_state(TrainerState.TRAINING, throttled=True, step=2, lr=0.1)
-    assert known(read_progress(work_dir)).step == 1
+    channel.tick()
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.TRAINING, step=1)
     channel.report_state(TrainerState.VALIDATING)
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1)
-    now += 1
-    channel.report_state(TrainerState.TRAINING, throttled=True, step=3)
-    assert known(read_progress(work_dir)).step == 3
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1, ticks=2)
+    now += 0.6
+    channel.tick()
+    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1, ticks=3)
 
 
-def test_report_state_only_local_rank_0_writes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_trainer_of_a_machine_reports_progress_and_each_its_failure(
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    AgentChannel().report_state(TrainerState.TRAINING)
-    assert list(work_dir.iterdir()) == []
-
-
-def test_report_failure_is_written_by_any_rank(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    AgentChannel().report_failure("the disk is full")
+    channel = AgentChannel()
+    channel.report_state(TrainerState.TRAINING)
+    channel.report_failure("the disk is full")
     (path,) = work_dir.iterdir()
     failure = json.loads(path.read_text())
     assert path.name == "failed-4.json" and (failure["rank"], failure["reason"]) == (4, "the disk is full")
 
 
-def test_agent_channel_without_agent_writes_nothing(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_the_agent(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM asks to stop, as the file does. Without an agent nobody asks, and nothing is written."""
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        channel = AgentChannel()
+        channel.install_signal_handlers()
+        requests: list[tuple[bool, bool]] = [(channel.stop_requested(), channel.save_requested())]
+        for name in ("save", "ask"):
+            (work_dir / name).touch()
+            requests.append((channel.stop_requested(), channel.save_requested()))
+            (work_dir / name).unlink()
+        os.kill(os.getpid(), signal.SIGTERM)
+        requests.append((channel.stop_requested(), channel.save_requested()))
+        assert requests == [(False, False), (False, True), (True, False), (True, False)]
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
     monkeypatch.delenv("IMGNET_WORK")
     channel = AgentChannel()
     channel.report_state(TrainerState.TRAINING)
     channel.report_failure("why")
-    assert not channel.stop_requested() and list(work_dir.iterdir()) == []
-
-
-def test_stop_requested_by_file_or_sigterm(work_dir: Path) -> None:
-    previous_handler = signal.getsignal(signal.SIGTERM)
-    try:
-        channel = AgentChannel()
-        assert not channel.stop_requested()
-        (work_dir / "ask").touch()
-        assert channel.stop_requested()
-        (work_dir / "ask").unlink()
-        channel.install_signal_handlers()
-        assert not channel.stop_requested()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert channel.stop_requested()
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
-
-
-def test_save_requested_by_file_only(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = AgentChannel()
-    channel.sigterm_received = True
-    assert not channel.save_requested()
-    (work_dir / "save").touch()
-    assert channel.save_requested()
-    monkeypatch.delenv("IMGNET_WORK")
-    assert not AgentChannel().save_requested()
+    assert not channel.stop_requested() and not channel.save_requested() and list(work_dir.iterdir()) == []
 
 
 INSTALL_EXCEPTHOOK = """
@@ -143,6 +133,18 @@ def test_excepthook_prints_reports_and_exits(error: str, reason: str, fault: str
     assert (failure["reason"], failure["fault"]) == (reason, fault)
 
 
+FAILING_OPTIMIZER = """
+import torch
+
+class Failing(torch.optim.SGD):
+    def step(self):
+        raise RuntimeError("failed on purpose")
+
+def build(groups, options):
+    return Failing(groups, lr=0.0)
+"""
+
+
 @pytest.mark.parametrize("error", [
     "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
     "RuntimeError('NCCL communicator was aborted on rank 1')",
@@ -157,18 +159,6 @@ def test_excepthook_collective_error_is_the_peers_fault(error: str, work_dir: Pa
     assert stderr.startswith("another process is gone (") and stderr.count("\n") == 1
     stack = work_dir.parent / "logs" / work_dir.name / "stack-4.log"
     assert "Traceback (most recent call last)" in stack.read_text() and "stack-4.log" in stderr
-
-
-FAILING_OPTIMIZER = """
-import torch
-
-class Failing(torch.optim.SGD):
-    def step(self):
-        raise RuntimeError("failed on purpose")
-
-def build(groups, options):
-    return Failing(groups, lr=0.0)
-"""
 
 
 def test_excepthook_traceback_reaches_the_terminal_of_a_run(runs: Any, tiny: Any, tmp_path: Path) -> None:
@@ -188,22 +178,3 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(runs: Any, tiny: Any
         for code, _, err in results
     ), results
     assert all(code for code, _, _ in results)
-
-
-def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    channel = AgentChannel()
-    channel.tick()
-    assert list(work_dir.iterdir()) == [], "before the first report there is nothing to repeat"
-    channel.report_state(TrainerState.VALIDATING, step=3)
-    before = (work_dir / "progress.json").read_text()
-    for _ in range(9):
-        channel.tick()
-    assert (work_dir / "progress.json").read_text() == before, "not every tick writes the file"
-    now += 0.6
-    channel.tick()
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=3, ticks=11)
-    now += 0.6
-    channel.tick()
-    assert known(read_progress(work_dir)).ticks == 12

@@ -107,35 +107,26 @@ def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: P
     assert (report["step"], report["has_saved"]) == (3, False) and "Connection closed by peer" in report["reason"]
 
 
-def test_a_failure_within_an_update_keeps_nothing(work: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.run_steps(1)
-    run.fail_in_step("update")
-    assert not run.handover.keep(PEER_FAILURE)
-    assert not (work / "kept-0.json").exists()
-
-
-@pytest.mark.parametrize("error", [ValueError("own"), HandoverFailed("lost"), RuntimeError("CUDA error: Broken pipe")])
-def test_a_failure_of_this_process_keeps_nothing(error: Exception, work: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.run_steps(1)
-    assert not run.handover.keep(error)
-
-
-def test_a_process_that_runs_short_of_descriptors_keeps_nothing(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "variable", "why"), [
+    (PEER_FAILURE, "", "within an update"),
+    (ValueError("own"), "", "own failure"),
+    (RuntimeError("CUDA error: Broken pipe"), "", "failure of the own GPU"),
+    (PEER_FAILURE, "", "short of descriptors, of which each group that was left keeps some"),
+    (PEER_FAILURE, "IMGNET_WORK", "no agent"),
+    (PEER_FAILURE, "IMGNET_IN_PLACE", "not asked for"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_nothing_is_kept(
+    error: Exception, variable: str, why: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each group that it has left keeps some. A new process begins with few."""
+    monkeypatch.delenv(variable, raising=False)
     run = Run(tmp_path)
     run.run_steps(1)
-    monkeypatch.setattr("resource.getrlimit", lambda _: (4, 4))
-    assert not run.handover.keep(PEER_FAILURE) and not (work / "kept-0.json").exists()
-
-
-def test_without_an_agent_nothing_is_kept(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.run_steps(1)
-    assert not run.handover.keep(PEER_FAILURE)
+    if why == "within an update":
+        run.fail_in_step("update")
+    if why.startswith("short of descriptors"):
+        monkeypatch.setattr("resource.getrlimit", lambda _: (4, 4))
+    assert not run.handover.keep(error) and not (work / "kept-0.json").exists()
+    assert run.handover.channel.keeps_state == (not variable)
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
@@ -158,11 +149,14 @@ def test_all_processes_take_the_state_of_the_one_that_stands_furthest(
 
     def work(rank: int, store: Path) -> float:
         handover = Handover(AgentChannel())
+        group = join_group(store, rank, len(POSITIONS), 1)
+        with pytest.raises(HandoverFailed, match="no process has kept the state to go on from"):
+            handover.share_state(group)
         position = POSITIONS[rank]
         if position:
             state: Any = {"weights": torch.full((3,), rank + 1.0, dtype=torch.float64), "step": rank}
             handover.kept = KeptState(state, position, step=9)
-        shared: Any = handover.share_state(join_group(store, rank, len(POSITIONS), 1))
+        shared: Any = handover.share_state(group)
         return float(shared["weights"].sum()) + int(shared["step"])
 
     assert run_ranks(len(POSITIONS), work) == [3.0] * 4
@@ -248,15 +242,6 @@ def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another
     assert run_ranks(2, work, seconds=30) == [3.0, 3.0]
 
 
-def test_new_processes_alone_have_no_state_to_go_on_from() -> None:
-    def work(rank: int, store: Path) -> str:
-        with pytest.raises(HandoverFailed) as raised:
-            Handover(AgentChannel()).share_state(join_group(store, rank, 2, 1))
-        return str(raised.value)
-
-    assert run_ranks(2, work) == ["no process has kept the state to go on from"] * 2
-
-
 def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:
     """The head of the new group dies before it listens. No other process can say so, but the agent does."""
     run = Run(tmp_path)
@@ -273,11 +258,3 @@ def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: P
         wait_for_listener("127.0.0.1", port, timedelta(seconds=50), lambda: run.handover.was_aborted)
     assert run.handover.keep(raised.value)
     assert json.loads((work / "kept-0.json").read_text())["step"] == 2
-
-
-def test_a_trainer_keeps_nothing_unless_its_agent_asked_for_it(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("IMGNET_IN_PLACE")
-    run = Run(work)
-    run.run_steps(1)
-    assert not run.handover.keep(PEER_FAILURE) and not run.handover.keep(None)
-    assert not list(work.glob("kept-*")) and not run.handover.channel.keeps_state

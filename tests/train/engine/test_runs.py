@@ -13,14 +13,12 @@ import pytest
 import torch
 from support.waiting import wait_for
 
-from train.data.order import usage_log
 from train.metrics import thumbnails
 from train.metrics.records import EpochRow, StepRow, read_metrics_file, val_scalars
 from train.recipe import Phase
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io, filesystem
 from train.tools import process as tools_process
-from train.tools.records import encode
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
@@ -213,15 +211,6 @@ def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_
     assert f"resumed from {intact}" in output
 
 
-def test_run_rect_train_uses_each_image_once_an_epoch(runs: Any, tiny: Any) -> None:
-    phase = Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, min_scale=0.35, rect_train=True)
-    out, path = runs.folder / "rectangles", runs.recipe(tiny(name="rectangles", phases=[phase]))
-    runs.run(out, "--gpus", "2", "--log-ids", world=2, recipe=path)
-    assert usage_log.find_usage_errors(out / "ids", {1: 0}, 50, {0: 4, 1: 4}) == []
-    shapes = [key.split()[3:] for key in final_state(out)["times"]["seconds_by_shape"] if key.startswith("train")]
-    assert any(shape[0] != shape[1] for shape in shapes)
-
-
 def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(runs.data, data)
@@ -233,24 +222,6 @@ def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path
     output = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
     assert "bad files left out: 1 (--skip-bad); the first: disc/disc_" in output
     assert read_result(out)["steps"] == 3
-
-
-def test_result_json_describes_the_run(alone: Path, tiny: Any) -> None:
-    summary = read_result(alone)
-    assert (summary["recipe"], summary["procs"], summary["seed"]) == ("tiny", 1, 0)
-    assert (summary["device"], summary["precision"]) == ("cpu", "float32")
-    assert {"python", "torch", "numpy", "imgnet-cluster"} <= summary["versions"].keys()
-    assert summary["git_commit"] is None or len(summary["git_commit"].removesuffix("+changes")) == 40
-    assert summary["schedule"] == json.loads(json.dumps(encode(Schedule(tiny(), 50, 2).table())))
-    assert [row["epoch"] for row in summary["epochs"]] == [1, 2, 3, 4]
-    for row in summary["epochs"]:
-        assert row["seconds"] == pytest.approx(row["train_seconds"] + row["val_seconds"])
-        assert row["train_loss"] > 0 and row["val_loss"] > 0 and 0 <= row["top1"] <= row["top5"] <= 100
-    last = summary["epochs"][-1]
-    assert [row["view"] for row in summary["epochs"]] == ["square", "square", "square", "rect"]
-    assert all(summary[name] == last[name] for name in ("top1", "top5", "top1_square", "top5_square"))
-    training_seconds = sum(row["train_seconds"] for row in summary["epochs"])
-    assert summary["seconds"]["training"] == pytest.approx(training_seconds) and summary["images_per_second"] > 0
 
 
 def assert_time_adds_up(summary: dict[str, Any]) -> None:

@@ -54,12 +54,6 @@ def test_run_on_packed_set_matches_run_on_files_bit_for_bit(
     assert all(torch.equal(weights_by_run[0][name], weights_by_run[1][name]) for name in weights_by_run[0])
 
 
-def test_run_reads_packed_copies_named_by_a_phase(runs: Any, tiny: Any, packed: Path) -> None:
-    out = runs.folder / "copies"
-    output = runs.run(out, "--data", str(packed), recipe=runs.recipe(short_recipe(tiny, copy=48)))
-    assert "no copies" not in output and "done: top-1" in output
-
-
 def test_run_names_the_image_of_a_changed_shard(runs: Any, tiny: Any, packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(packed, root)

@@ -81,13 +81,6 @@ def vision_transformer() -> nn.Module:
     return WithOwnParameters(own, patch=nn.Conv2d(3, 8, 4), block=layer, norm=nn.LayerNorm(8), head=nn.Linear(8, 3))
 
 
-def convnext() -> nn.Module:
-    block = WithOwnParameters(
-        {"layer_scale": (4,)}, dwconv=nn.Conv2d(4, 4, 7, groups=4), norm=ChannelNorm(4), pw=nn.Linear(4, 16)
-    )
-    return nn.Sequential(nn.Conv2d(3, 4, 4), block)
-
-
 def misleading() -> nn.Module:
     """Return a norm under another name, and a Linear named like a norm; trainers that look for 'bn' fail on both."""
     down = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4))
@@ -119,22 +112,11 @@ ENCODER_BIASES = {
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # builder, parameters of norms, biases
     "without a norm": (convolutional, set(), {"0.bias", "2.bias"}),
     "batch norm": (partial(convolutional, nn.BatchNorm2d), norm_parameters("1"), {"0.bias", "2.bias"}),
-    "batch norm, no biases": (partial(convolutional, nn.BatchNorm2d, False), norm_parameters("1"), {"2.bias"}),
-    "batch norms of all kinds": (
-        lambda: nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)),
-        norm_parameters("0", "1", "2"),
-        set(),
-    ),
     "group norm": (partial(convolutional, partial(nn.GroupNorm, 2)), norm_parameters("1"), {"0.bias", "2.bias"}),
     "instance norm": (
         partial(convolutional, partial(nn.InstanceNorm2d, affine=True)),
         norm_parameters("1"),
         {"0.bias", "2.bias"},
-    ),
-    "layer norm of maps": (
-        lambda: nn.Sequential(nn.LayerNorm([4, 3, 3]), nn.Conv2d(4, 4, 1)),
-        norm_parameters("0"),
-        {"1.bias"},
     ),
     "rms norm": (lambda: nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4)), {"0.weight"}, {"1.bias"}),
     "norm unknown to torch": (partial(convolutional, FilterResponseNorm), {"1.gamma", "1.beta"}, {"0.bias", "2.bias"}),
@@ -153,13 +135,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # buil
     "not a norm": (lambda: nn.Sequential(NormedLinear()), set(), set()),
     "misleading names": (misleading, norm_parameters("downsample.1"), {"bn.bias"}),
     "vision transformer": (vision_transformer, ENCODER, ENCODER_BIASES),
-    "convnext": (convnext, norm_parameters("1.norm"), {"0.bias", "1.dwconv.bias", "1.pw.bias"}),
     "gru": (lambda: nn.GRU(4, 4, bidirectional=True), set(), GRU),
-    "attention": (
-        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
-        set(),
-        {"in_proj_bias", "bias_k", "bias_v", "out_proj.bias"},
-    ),
     "prelu": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(4)), set(), {"0.bias"}),
     "bare parameters": (
         partial(WithOwnParameters, {"scale": (), "table": (3, 4), "bias": (4,), "q_bias": (4,), "bias_table": (9, 2)}),
@@ -170,7 +146,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # buil
     "parametrized bias": (lambda: parametrized(nn.Linear(4, 4), "bias"), set(), {"0.parametrizations.bias.original"}),
     "shared weight": (partial(with_shared_parameters, "weight"), set(), {"0.bias", "1.bias"}),
     "shared norm": (partial(with_shared_parameters, "norm"), norm_parameters("1"), {"0.bias", "2.bias"}),
-    "parameter dict": (lambda: nn.ParameterDict({"bias": torch.ones(2), "w": torch.ones(2, 2)}), set(), {"bias"}),
 }
 
 
