@@ -250,10 +250,6 @@ class TimeBreakdown:
         """Seconds of all waits for images."""
         return sum(parts[TimePart.WAITS] for parts in self.part_seconds_by_epoch.values())
 
-    def seconds_of_kind(self, kind: str) -> float:
-        """Return the seconds of all training steps ("train") or validation batches ("val")."""
-        return sum(sum(seconds) for key, seconds in self.seconds_by_shape.items() if key.startswith(kind))
-
     @property
     def useful_seconds(self) -> float:
         """Seconds that all steps and validation batches would have taken at the median time of their shape."""

@@ -76,7 +76,9 @@ def _isolate_stdout_and_cwd() -> Iterator[None]:
 def _load_json_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RecipeError(one_line_error(error)) from error
+    except ValueError as error:
         raise RecipeError(f"{path}: {one_line_error(error)}") from error
 
 

@@ -161,9 +161,3 @@ def test_addresses_that_are_none_are_ignored(monkeypatch: pytest.MonkeyPatch) ->
     """They come from the file of an attempt, which a machine wrote."""
     monkeypatch.setenv(PEERS_VARIABLE, f"gpu1,,{MEMBER},1.2.3,fe80::1%eth0")
     assert peer_filter.peer_addresses() == (MEMBER, "fe80::1%eth0")
-
-
-def test_resolve_and_own_addresses() -> None:
-    assert network.resolve("127.0.0.9") == {"127.0.0.9"} and network.resolve("no.such.host.invalid") == set()
-    assert not {address for address in network.own_addresses() if address.startswith("127.")}
-    assert "127.0.0.9" in network.source_addresses({"127.0.0.9"})

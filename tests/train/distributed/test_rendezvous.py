@@ -30,24 +30,15 @@ def can_connect(address: str, port: int) -> bool:
     return False
 
 
-def test_store_of_a_local_run_listens_on_the_loopback_address_only(port: int) -> None:
-    store = rendezvous.open_store(0, 2, TIMEOUT)
-    assert store
-    assert can_connect("127.0.0.1", port)
-    assert not can_connect("127.0.0.2", port)
-
-
-def test_store_at_a_host_name_listens_on_all_interfaces(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    store = rendezvous.open_store(0, 2, TIMEOUT)
-    assert store
-    assert can_connect("127.0.0.1", port) and can_connect("127.0.0.2", port)
-
-
-def test_store_at_an_address_of_another_machine_listens_on_all_interfaces() -> None:
-    port = free_port()
-    with rendezvous._listen("192.0.2.1", port):  # an address for documentation, which no machine has
-        assert can_connect("127.0.0.1", port)
+@pytest.mark.parametrize(("address", "listens_to_all"), [
+    ("127.0.0.1", False), ("localhost", True),
+    ("192.0.2.1", True),  # an address for documentation, which no machine has
+])  # fmt: skip
+def test_store_listens_on_the_address_of_the_ranks_only_if_this_machine_has_it(
+    address: str, listens_to_all: bool, port: int
+) -> None:
+    with rendezvous._listen(address, port):
+        assert can_connect("127.0.0.1", port) and can_connect("127.0.0.2", port) == listens_to_all
 
 
 def test_keys_are_apart_from_those_of_a_client_without_the_token(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

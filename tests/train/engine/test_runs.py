@@ -8,15 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.waiting import wait_for
 
 from train.metrics import thumbnails
-from train.metrics.records import EpochRow, StepRow, read_metrics_file, val_scalars
 from train.recipe import Phase
-from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io, filesystem
 from train.tools import process as tools_process
 
@@ -177,17 +174,6 @@ def test_run_under_torchrun(runs: Any) -> None:
     assert read_result(out)["epochs"][0]["global_batch"] == 16
 
 
-def test_run_rehearsal_visits_every_phase(runs: Any, tiny: Any) -> None:
-    out = runs.folder / "rehearsal"
-    runs.run(out, "--scale", "0.5", "--max-steps", "5", "--workers", "0", "--gpus", "2")
-    summary = read_result(out)
-    assert [row["steps"] for row in summary["schedule"]] == [
-        row.steps for row in Schedule(tiny(), 25, 2, max_steps=5).table()
-    ]
-    assert summary["steps"] == 5 and {row["val_images"] for row in summary["epochs"]} == {10}
-    assert (summary["epochs"][-1]["view"], summary["epochs"][-1]["size"]) == ("rect", 64)
-
-
 def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_path: Path) -> None:
     """By name each is an error of one line. With --resume auto the one before it is taken."""
     shutil.copytree(checkpoint_dir(alone), checkpoint_dir(tmp_path / "out"))
@@ -239,20 +225,6 @@ def assert_time_adds_up(summary: dict[str, Any]) -> None:
         assert part_times["most"] == max(row[part] for row in rows) == rows[part_times["epoch"] - 1][part]
 
 
-def test_result_time_breakdown_adds_up(runs: Any, alone: Path, pair: Path) -> None:
-    for out in (alone, pair):
-        summary = read_result(out)
-        assert_time_adds_up(summary)
-        assert all(summary["where"]["parts"][part]["seconds"] > 0 for part in ("steps", "validation", "checkpoints"))
-        assert [row["gap_steps"] is None for row in summary["epochs"]] == [True, False, False, False]
-        assert summary["where"]["gap"]["steps"] == max(row["gap_steps"] for row in summary["epochs"][1:])
-        assert list(summary["where"]["start"]) == ["starting", "indexing", "joining", "warming"]
-        assert sum(summary["where"]["start"].values()) > 0
-    output = runs.said(alone)
-    assert "where the time went" in output and "without losses; of the job: imgnet-cluster status" in output
-    assert "goodput" not in output, "the trainers do not know the losses of the job, which lower it"
-
-
 def test_run_validates_by_the_phases_policies(runs: Any, tiny: Any) -> None:
     """Epochs of four steps are shorter than the loader's lead, so validate="near" is decided late, on all ranks."""
     phases = [
@@ -270,24 +242,6 @@ def test_run_validates_by_the_phases_policies(runs: Any, tiny: Any) -> None:
         assert summary["top1"] == summary["epochs"][-1]["top1"] and summary["epochs"][-1]["view"] == "rect"
         assert output.count(" -      -      -") == len(phases) + 4 - len(validated_epochs)
         assert_time_adds_up(summary)
-
-
-def test_tensorboards_reader_finds_every_value_of_the_metrics(alone: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    expected: dict[str, list[tuple[int, float]]] = {}
-    for row in read_metrics_file(alone / "metrics" / "000001.jsonl", StepRow):
-        for name, value in row.scalars.items():
-            expected.setdefault(name, []).append((row.images, np.float32(value).item()))
-    for epoch in read_metrics_file(alone / "metrics" / "000001.jsonl", EpochRow):
-        for name, value in val_scalars(epoch).items():
-            expected.setdefault(name, []).append((epoch.images, np.float32(value).item()))
-    events = EventAccumulator(str(alone / "events"))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) >= expected.keys() and len(expected) > 15
-    assert [images for images, _ in expected["accuracy/val_top1"]] == [50, 100, 150, 200], "images seen are the axis"
-    for name, points in expected.items():
-        assert [(point.step, point.value) for point in events.Scalars(name)] == points, name
 
 
 def test_run_ranks_with_different_checkpoints_fail(runs: Any, alone: Path, tmp_path: Path) -> None:

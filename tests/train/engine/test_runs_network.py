@@ -29,17 +29,6 @@ def epochs_of(out: Path) -> list[EpochResult]:
     return decode(list[EpochResult], json.loads((out / "result.json").read_text())["epochs"])
 
 
-def weights_of_checkpoint(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
-    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / f"{attempt:06d}")
-    assert path is not None
-    return dict(checkpoint_io.load_checkpoint(path)["model"])
-
-
-def assert_same_weights(weights: Any, expected: Any) -> None:
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
 @pytest.fixture(scope="module")
 def forgetful(runs: Any, tiny: Any) -> Path:
     """A run of two processes whose best network is not its last."""
@@ -51,14 +40,16 @@ def forgetful(runs: Any, tiny: Any) -> Path:
 
 def test_run_leaves_its_last_weights_and_its_classes(forgetful: Path, tiny_data: Path) -> None:
     trained = open_trained(forgetful / "network" / "model.safetensors")
-    assert_same_weights(trained.weights, weights_of_checkpoint(forgetful))
+    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
+    assert checkpoint and open_trained(checkpoint).description == trained.description
+    expected = checkpoint_io.load_checkpoint(checkpoint)["model"]
+    assert trained.weights.keys() == expected.keys()
+    assert all(torch.equal(trained.weights[name], expected[name]) for name in expected)
     classes = tuple(sorted(path.name for path in (tiny_data / "train").iterdir() if path.is_dir()))
     description = read_record(forgetful / "network" / "classes.json", NetworkDescription)
     assert description == trained.description and trained.description.classes == classes
     last = epochs_of(forgetful)[-1]
     assert (trained.description.epoch, trained.description.top1) == (3, last.top1)
-    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
-    assert checkpoint is not None and open_trained(checkpoint).description == trained.description
 
 
 def test_run_leaves_the_weights_of_the_best_validation(forgetful: Path) -> None:
@@ -82,28 +73,10 @@ def test_run_counts_the_last_validation_by_class(forgetful: Path) -> None:
     assert pictured == {confusion.classes[label] for label in confusion.confused_labels(PICTURED_PAIRS)} != set()
 
 
-def test_resumed_run_keeps_the_best_of_an_earlier_attempt(runs: Any, tiny: Any, forgetful: Path) -> None:
-    """The trainers of attempt 2 find the best weights where attempt 1 left them."""
-    out = runs.folder / "forgetful-twice"
-    path = runs.recipe(tiny(name="forgetful", phases=PHASES))
-    second_epoch = 2 * 4
-    has_two_epochs = lambda: any(  # noqa: E731
-        int(file.stem.removeprefix("step-")) >= second_epoch for file in (out / "checkpoints/000001").glob("step-*.pt")
-    )
-    runs.kill_when(out, has_two_epochs, "--gpus", "2", recipe=path)
-    runs.run(out, "--gpus", "2", "--attempt", "2", recipe=path)
-    best = best_epoch(epochs_of(out))
-    assert best is not None and best.epoch < 3
-    assert open_trained(out / "network" / "model-best.safetensors").description.epoch == best.epoch
-
-
 def test_run_with_keep_last_leaves_one_network(runs: Any, tiny: Any) -> None:
     out = runs.folder / "keeps-last"
     path = runs.recipe(tiny(name="keeps-last", phases=PHASES))
     runs.run(out, "--gpus", "2", "--keep", "last", recipe=path)
-    assert sorted(file.name for file in (out / "network").iterdir()) == [
-        "classes.json",
-        "confusion.json",
-        "model.safetensors",
-    ]
+    names = sorted(file.name for file in (out / "network").iterdir())
+    assert names == ["classes.json", "confusion.json", "model.safetensors"]
     assert not list((out / "checkpoints/000001").glob("best-*"))

@@ -92,12 +92,6 @@ def test_standby_becomes_the_requested_trainer(start_standby: Any, tiny_data: Pa
     assert list((standby.out / "checkpoints/000007").glob("step-*.pt"))
 
 
-def test_standby_exits_when_stdin_is_closed(start_standby: Any, tiny_data: Path) -> None:
-    standby = start_standby("--data", str(tiny_data))
-    standby.process.stdin.close()
-    assert standby.process.wait(120) == 0 and not standby.out.exists()
-
-
 def test_standby_trainer_reports_unusable_data(start_standby: Any, tmp_path: Path) -> None:
     standby = start_standby("--data", str(tmp_path / "nowhere"))
     standby.become("--attempt", "1", "--resume", "none")

@@ -48,25 +48,6 @@ def test_fill_batch_takes_the_smallest_warmed_shape_and_keeps_the_scores() -> No
     torch.testing.assert_close(net(filled)[:3], net(images))
 
 
-def test_run_validation_on_a_gpu_runs_full_batches_and_counts_each_image_once() -> None:
-    """The device is mocked: the sums stay on the CPU, and the code takes it for a GPU."""
-
-    class Gpu(ProcessGroup):
-        @property
-        def device(self) -> Any:
-            return SimpleNamespace(type="cuda")
-
-    expected = validate(list(range(IMAGES)), PixelScores())
-    net, zeros, group = PixelScores(), torch.zeros, object.__new__(Gpu)
-    for name in ("rank", "local_rank", "world_size", "local_world_size"):
-        object.__setattr__(group, name, getattr(CPU_GROUP, name))
-    filled = SimpleNamespace(**vars(PLAIN_PREPROCESSOR), warmed_shapes={(BATCH, 2, 2)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "zeros", lambda *shape, device=None, **kw: zeros(*shape, **kw))
-        accuracy = validate(list(range(IMAGES)), net, group, filled)
-    assert accuracy == expected and set(net.batches) == {BATCH} and IMAGES % BATCH
-
-
 def images_and_labels() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
     generator = np.random.default_rng(1)
     images = generator.permuted(

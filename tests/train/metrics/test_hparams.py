@@ -45,11 +45,6 @@ def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
     }  # fmt: skip
 
 
-def test_flat_settings_are_those_of_the_actual_gpus() -> None:
-    settings = hparams.flat_settings(make_schedule(make_phase(0, 8, (0.4, 0.0)), gpus=8), 8)
-    assert (settings["lr"], settings["batch_first"], settings["world"]) == (pytest.approx(1.6), 512, 8)
-
-
 @pytest.mark.parametrize(
     "phases, epochs",
     [

@@ -56,13 +56,6 @@ def test_search_equals_full_reading(tmp_path: Path, seed: int) -> None:
     assert_equals_full_reading(path, steps)
 
 
-def test_search_without_steps_finds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "000001.jsonl"
-    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
-    path.write_text('{"kind": "start"}\n{"kind": "train", "st')
-    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
-
-
 @pytest.mark.parametrize("steps", [20_000, 200_000])
 def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """A search of a file ten times as long reads few more bytes; a repeated search of an unchanged file reads none."""

@@ -2,34 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 from support.train_records import make_epoch
 
 from train.metrics.text import EPOCH_COLUMNS, describe_training, epoch_header, epoch_line
-from train.recipe import SAMPLE, Comm, Model, Optim, Phase, Recipe
+from train.recipe import SAMPLE, Comm, Model, Phase, Recipe
 
 PHASES = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
 RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=False), phases=PHASES)
-
-
-@pytest.mark.parametrize(
-    "optim, description",
-    [
-        (Optim(), "sgd, momentum 0.9, weight decay 0.0001 (not on norms), cross_entropy"),
-        (Optim(nesterov=True, norm_decay=True), "sgd, momentum 0.9, nesterov, weight decay 0.0001, cross_entropy"),
-        (
-            Optim(name="lars", bias_decay=False, scaling="sqrt"),
-            "lars, momentum 0.9, trust 0.001, weight decay 0.0001 (not on norms and biases), cross_entropy, "
-            "sqrt scaling",
-        ),
-        (
-            Optim(name="adamw", loss="bce", label_smoothing=0.1),
-            "adamw, betas 0.9 0.999, eps 1e-06, weight decay 0.0001 (not on norms), bce, label smoothing 0.1",
-        ),
-    ],
-)
-def test_describe_training_names_what_the_optimizer_uses(optim: Optim, description: str) -> None:
-    assert describe_training(replace(RECIPE, optim=optim)) == description
 
 
 def test_describe_training_names_unusual_settings() -> None:

@@ -10,7 +10,6 @@ from PIL import Image
 from support.report_reader import draw_val
 
 from train.data.index.open import load_index
-from train.data.packing.pack import pack_set
 from train.metrics import thumbnails
 
 
@@ -27,13 +26,6 @@ def test_write_thumbnails_chooses_small_images_of_every_shape(tmp_path: Path) ->
             assert image.size == thumbnail.shown and max(image.size) == thumbnails.THUMBNAIL_PIXELS
             assert image.size[0] / image.size[1] == pytest.approx(thumbnail.size[0] / thumbnail.size[1], rel=0.2)
     assert (tmp_path / "logs/val-000001.json").stat().st_size < 60_000
-
-
-def test_write_thumbnails_of_a_small_packed_set_takes_all_images(tmp_path: Path) -> None:
-    draw_val(tmp_path / "data", "a", split="train")
-    pack_set(draw_val(tmp_path / "data", "a"), {None: tmp_path / "packed"})
-    thumbnails.write_thumbnails(load_index(tmp_path / "packed", "val"), tmp_path, 7)
-    assert [thumbnail.size for thumbnail in thumbnails.read_thumbnails(tmp_path)] == [(48, 80), (60, 60), (90, 60)]
 
 
 def test_write_thumbnails_prints_errors_and_continues(tmp_path: Path, capsys: Any) -> None:

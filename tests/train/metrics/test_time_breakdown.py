@@ -51,19 +51,6 @@ def run_epoch(
     return row
 
 
-def test_step_lasts_from_the_request_of_images_to_its_end(clock: Any) -> None:
-    times = TimeBreakdown(CPU)
-    for wait, work in ((0.5, 1.0), (0.0, 1.0), (0.25, 3.0)):
-        run_step(times, clock, "train", (1, 8, 32, 32, 3), wait, work)
-    run_step(times, clock, "val", (8, 32, 32, 3), 1.0, 2.0)
-    times.flush()
-    assert times.seconds_of_kind("train") == pytest.approx(5.75)
-    assert times.seconds_of_kind("val") == pytest.approx(3.0)
-    assert times.wait_seconds == pytest.approx(1.75)
-    assert times.pop_recent_medians() == (pytest.approx(1.5), pytest.approx(0.25))
-    assert times.pop_recent_medians() == (0.0, 0.0)
-
-
 def test_busy_share_is_the_part_of_the_steps_without_waits_for_other_ranks(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     for step, wait in enumerate((3.0, 0.0, 0.0)):
@@ -106,18 +93,6 @@ def test_slower_seconds_are_those_above_the_median_of_the_shape(clock: Any) -> N
         run_step(times, clock, "train", (8, 32), wait, work)
     run_step(times, clock, "val", (8, 32), 0.0, 3.0)
     assert times.summary().slower == pytest.approx(3.0), "fast steps do not make up for a slow one"
-
-
-def test_time_before_the_first_step_does_not_count(clock: Any) -> None:
-    times = TimeBreakdown(CPU)
-    assert times.goodput() == 0 and times.wall_seconds == 0
-    times.begin_epoch(1)
-    with times.measure(TimePart.CHECKPOINTS):
-        clock.now += 50
-    run_step(times, clock, "train", (8, 32), 0.0, 1.0)
-    times.flush()
-    no_seconds: dict[str, float] = dict.fromkeys(TimePart, 0.0)
-    assert times.goodput() == 1.0 and times.part_seconds_by_epoch[1] == {**no_seconds, "steps": 1.0}
 
 
 def test_end_epoch_assigns_each_second_to_its_part(clock: Any) -> None:
@@ -172,18 +147,6 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     assert len(first.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
 
 
-def test_restore_without_further_steps_keeps_the_times(clock: Any) -> None:
-    first = TimeBreakdown(CPU)
-    run_epoch(first, clock, 1)
-    state, goodput = first.state(), first.goodput()
-    resumed = TimeBreakdown(CPU)
-    resumed.restore(state)
-    clock.now += 1000
-    resumed.flush()
-    assert resumed.goodput() == pytest.approx(goodput)
-    assert resumed.table() == replace(first.table(), wall=state.wall_seconds)
-
-
 def test_time_breakdown_lines_name_the_worst_epochs_in_79_columns(clock: Any) -> None:
     times = TimeBreakdown(CPU)
     times.startup_seconds = {"starting": 3.25, "indexing": 10.0, "joining": 0.5, "warming": 1.25}
@@ -235,4 +198,3 @@ def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkey
     row = times.end_epoch().where
     assert len(synchronized) == 1
     assert row == pytest.approx({**dict.fromkeys(TimePart, 0.0), "steps": 2.05 + 2.0 + 2.0, "waits": 1.7})
-    assert times.seconds_of_kind("train") == pytest.approx(7.75)

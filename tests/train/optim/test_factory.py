@@ -1,4 +1,4 @@
-"""The optimizer: which parameters decay, its settings, and optimizers of users."""
+"""Optimizers of users, and torch's fused ones. Formulas and groups of parameters are in tests/train/rules."""
 
 from itertools import chain
 from typing import Any
@@ -8,44 +8,12 @@ import torch
 from torch import nn
 
 from train.optim import factory
-from train.optim.lamb import Lamb
-from train.optim.lars import Lars
 from train.recipe import Optim
 from train.tools.errors import TrainingError
 
 
 def make_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))
-
-
-TIMM_MODELS = ("resnet18", "convnext_atto", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "nfnet_f0")
-
-
-@pytest.mark.parametrize("name", TIMM_MODELS)
-def test_parameter_groups_of_timm_models(name: str) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed here")
-    model = timm.create_model(name, pretrained=False)
-    names = {parameter: parameter_name for parameter_name, parameter in model.named_parameters()}
-    groups = factory.parameter_groups(model, Optim(bias_decay=False))
-    decay, free = ([names[parameter] for parameter in group["params"]] for group in groups)
-    assert sorted(decay + free) == sorted(names.values()) and len(decay) > 10
-    assert {name for name in names.values() if name.endswith((".bias", "q_bias", "v_bias"))} <= set(free)
-
-
-def test_build_optimizer_takes_all_parameters_and_settings() -> None:
-    model = make_net()
-    for name, kind in {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lars": Lars, "lamb": Lamb}.items():
-        optimizer = factory.build_optimizer(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
-        assert type(optimizer) is kind
-        taken = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        assert sorted(taken) == sorted(id(parameter) for parameter in model.parameters())
-        settings = {"betas": (0.8, 0.9), "eps": 0.1, "momentum": 0.7, "trust": 0.2}
-        first = optimizer.param_groups[0]
-        assert all(first[key] == value for key, value in settings.items() if key in first)
-        assert ("betas" in first) is (name in ("adamw", "lamb")) and ("trust" in first) is (name == "lars")
-
-
-# --- optimizers of users ---------------------------------------------------------------------------------------------
 
 
 def test_custom_optimizer_gets_groups_and_settings(mine: Any) -> None:

@@ -115,28 +115,3 @@ def test_step_never_waits_for_the_device(kind: Any) -> None:
             optimizer.step()
         with pytest.raises(Exception, match=r"item|data-dependent|local_scalar"):
             bool(model.zero.sum() > 0)
-
-
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_step_calls_operations_once_for_all_tensors(name: str) -> None:
-    """Ten times as many layers do not need more calls from Python."""
-
-    def calls(layers: int) -> int:
-        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)))
-        optimizer = factory.build_optimizer(model, Optim(name=name))
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()  # makes the state
-        count = 0
-
-        class Counting(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-                nonlocal count
-                count += "foreach" in function.__name__
-                return function(*args, **(kwargs or {}))
-
-        with Counting():
-            optimizer.step()
-        return count
-
-    assert calls(2) == calls(20) > 5

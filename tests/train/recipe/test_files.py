@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.recipe import Recipe
-from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
+from train.recipe.files import PROJECT_RECIPES, RecipeError, import_folder, read_recipes, select_recipes
 
 MAKE_RECIPE = """
 from train.recipe import Data, Model, Phase, Recipe
@@ -51,82 +50,57 @@ def error_of(path: str) -> str:
     return message
 
 
-def test_read_recipes_file_with_one_recipe() -> None:
-    (recipe,) = read_recipes(write("one.py", "recipe = make('one')"))
-    assert isinstance(recipe, Recipe) and recipe.name == "one"
-
-
-def test_read_recipes_file_that_yields_several() -> None:
-    assert recipe_names(write("many.py", "def recipes():\n    for n in 'abc':\n        yield make(n)")) == [
-        "a",
-        "b",
-        "c",
-    ]
-
-
-@pytest.mark.parametrize("name", ["folder/one.py", "folder/one", "folder.one"])
-def test_read_recipes_accepts_path_and_dotted_name(name: str) -> None:
-    write("folder/one.py", "recipe = make('one')")
-    assert recipe_names(name) == ["one"]
-
-
-def test_read_recipes_accepts_an_absolute_path(working_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("elsewhere") / "one.py"
-    assert recipe_names(write(str(path), "recipe = make('one')")) == ["one"]
-
-
-def test_read_recipes_of_a_package_may_import_each_other() -> None:
+def test_read_recipes_of_a_package_or_a_folder_may_import_each_other() -> None:
     write("mine_a/__init__.py", "", head="")
     write("mine_a/base.py", "recipe = make('base')")
     text = "from dataclasses import replace\nfrom .base import recipe as base\nrecipe = replace(base, name='next')"
     assert recipe_names(write("mine_a/next.py", text)) == ["next"]
-
-
-def test_read_recipes_of_a_folder_may_import_each_other() -> None:
     write("plain/base_of_plain.py", "")
     assert recipe_names(write("plain/next.py", "recipe = make('n')", "from base_of_plain import make\n")) == ["n"]
 
 
-def test_read_recipes_file_may_define_dataclasses() -> None:
-    text = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nrecipe = make('one')"
-    assert recipe_names(write("one.py", text, "from __future__ import annotations" + MAKE_RECIPE)) == ["one"]
+DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nrecipe = make('one')"
+
+
+@pytest.mark.parametrize(("text", "head", "names"), [
+    ("recipe = make('one')", MAKE_RECIPE, ["one"]),
+    ("def recipes():\n    for n in 'abc':\n        yield make(n)", MAKE_RECIPE, ["a", "b", "c"]),
+    (DATACLASS, "from __future__ import annotations" + MAKE_RECIPE, ["one"]),
+])  # fmt: skip
+def test_read_recipes_by_path_and_by_dotted_name(text: str, head: str, names: list[str], working_dir: Path) -> None:
+    write("folder/one.py", text, head)
+    for name in ("folder/one.py", "folder/one", "folder.one", str(working_dir / "folder/one.py")):
+        assert recipe_names(name) == names
+    recipes = read_recipes("folder/one.py")
+    write("one.json", json.dumps(recipes[0].to_json()), head="")
+    assert read_recipes("one.json") == recipes[:1]
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("own/frist.py", "there is no such recipe file; did you mean own/first.py?"),
+    ("recipes/quickstrat.py", "there is no such recipe file; did you mean {recipes}/quickstart.py?"),
+    ("quickstrat", "there is no such recipe file; did you mean {recipes}/quickstart.py?"),
+    ("no.thing", "there is no such recipe file; those of this project are in {recipes}"),
+    ("own", "is a folder; name one recipe in it, such as own/quickstart.py"),
+    ("nothing.json", "No such file or directory"),
+])  # fmt: skip
+def test_read_recipes_missing_file_is_named_with_one_that_exists(name: str, expected: str) -> None:
+    write("own/first.py", "recipe = make('first')")
+    assert error_of(name) == f"{name}: {expected.format(recipes=PROJECT_RECIPES)}"
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("notes.txt", b"hello"), *(("bad.py", data) for data in (b"\xff\xfe\x00", b"recipe = 'caf\xe9'", b"a\0b")),
+    *(("bad.json", data) for data in (b"", b"{", b"{}", b"[]", b"3", b"null", b'{"name": "x"}', b"\xff")),
+])  # fmt: skip
+def test_read_recipes_refuses_a_file_of_another_kind(name: str, content: bytes, working_dir: Path) -> None:
+    (working_dir / name).write_bytes(content)
+    assert error_of(name).startswith(name)
 
 
 def test_read_recipes_reads_a_changed_file_again() -> None:
     assert recipe_names(write("one.py", "recipe = make('one')")) == ["one"]
     assert recipe_names(write("one.py", "recipe = make('other')")) == ["other"]
-
-
-def test_read_recipes_reads_json() -> None:
-    (recipe,) = read_recipes(write("one.py", "recipe = make('one', seed=3)"))
-    write("one.json", json.dumps(recipe.to_json()), head="")
-    assert read_recipes("one.json") == [recipe]
-
-
-@pytest.mark.parametrize("name", ["nothing.py", "nothing", "no.thing", "a/b.py", "nothing.json", "", ".", "/", ".."])
-def test_read_recipes_missing_file_is_named(name: str) -> None:
-    assert error_of(name).startswith(name)
-
-
-@pytest.mark.parametrize(("name", "expected"), [
-    ("own/frist.py", "did you mean own/first.py?"),
-    ("recipes/quickstrat.py", "did you mean {recipes}/quickstart.py?"),
-    ("quickstrat", "did you mean {recipes}/quickstart.py?"),
-    ("nothing.py", "those of this project are in {recipes}"),
-])  # fmt: skip
-def test_read_recipes_missing_file_suggests_one_that_exists(name: str, expected: str) -> None:
-    write("own/first.py", "recipe = make('first')")
-    recipes = Path(__file__).resolve().parents[3] / "recipes"
-    assert error_of(name) == f"{name}: there is no such recipe file; {expected.format(recipes=recipes)}"
-
-
-def test_read_recipes_refuses_a_folder(working_dir: Path) -> None:
-    (working_dir / "folder").mkdir()
-    assert "folder" in error_of("folder") and "is a folder" in error_of("folder")
-
-
-def test_read_recipes_refuses_a_file_that_is_not_python() -> None:
-    assert "notes.txt" in error_of(write("notes.txt", "hello"))
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -164,12 +138,6 @@ def test_gap_between_phases_names_the_line_of_the_second_one(phases: str, line: 
     assert error_of("gap.py").startswith(f"gap.py, line {line}: ValueError: recipe 'gap', row 2, epochs: starts at 3")
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"recipe = 'caf\xe9'", b"a\0b"])
-def test_read_recipes_refuses_a_binary_file(data: bytes, working_dir: Path) -> None:
-    (working_dir / "bad.py").write_bytes(data)
-    assert "bad.py" in error_of("bad.py")
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("", "has no `recipe`"),
     ("recipe = 3", "must be a Recipe"),
@@ -186,11 +154,6 @@ def test_read_recipes_refuses_a_binary_file(data: bytes, working_dir: Path) -> N
 def test_read_recipes_unusable_recipes_name_the_file(text: str, expected: str) -> None:
     message = error_of(write("bad.py", text))
     assert message.startswith("bad.py: ") and expected in message
-
-
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3", "null", '{"name": "x"}', "\xff"])
-def test_read_recipes_invalid_json_is_named(text: str) -> None:
-    assert "bad.json" in error_of(write("bad.json", text, head=""))
 
 
 def test_select_recipes_by_name_in_the_given_order() -> None:

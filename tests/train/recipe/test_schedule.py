@@ -105,11 +105,6 @@ def test_max_steps_are_shared_out_over_all_phases(schedule: Schedule) -> None:
         assert abs(shortened - schedule.max_steps * full / whole.steps) <= len(shortened_steps)
 
 
-def test_max_steps_beyond_the_schedule_change_nothing() -> None:
-    recipe = make_recipe(make_phase(0, 2), gpus=1)
-    assert Schedule(recipe, 100, 1, 10**6).table() == Schedule(recipe, 100, 1).table()
-
-
 def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
     recipe = make_recipe(make_phase(0, 2), make_phase(2, 3))
     with pytest.raises(ValueError, match="--max-steps 1 is too few; the recipe has 2 phases"):

@@ -19,14 +19,6 @@ def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_write_atomic_creates_and_replaces(durable: bool, tmp_path: Path) -> None:
-    for content in (b"one", b"", b"three"):
-        filesystem.write_atomic(tmp_path / "x", content, durable)
-        assert (tmp_path / "x").read_bytes() == content
-    assert file_names(tmp_path) == ["x"]
-
-
 def test_write_atomic_shows_readers_no_partial_content(tmp_path: Path) -> None:
     contents = [bytes([number]) * 200_000 for number in range(40)]
     path = tmp_path / "x"
@@ -66,13 +58,6 @@ def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> 
     (winner,) = winners
     assert path.read_bytes() == b"%d" % winner * 1000
     assert file_names(tmp_path) == ["x"]
-
-
-@pytest.mark.parametrize("write", [filesystem.write_atomic, filesystem.create_once])
-def test_write_into_a_missing_folder_raises(write: Any, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write(tmp_path / "none" / "x", b"")
-    assert file_names(tmp_path) == []
 
 
 def write_with_size_limit(write: Any, path: Path, pipe: Any) -> None:

@@ -57,13 +57,6 @@ def test_log_to_full_disk_or_missing_folder_raises_nothing(small_disk: Path, tmp
             logger.info("x" * 500)
 
 
-def test_append_message_adds_to_another_log(tmp_path: Path) -> None:
-    path = tmp_path / "supervisor.jsonl"
-    for text in ("first", "second"):
-        process_log.append_message(path, "cluster.jobs.queue", text)
-    assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["first", "second"]
-
-
 @pytest.mark.parametrize(
     ("line", "text"),
     [

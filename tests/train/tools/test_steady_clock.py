@@ -33,8 +33,3 @@ def test_steady_clock_of_a_trainer_is_that_of_its_agent(clocks: Any, monkeypatch
     clocks["wall"] -= 7200
     monkeypatch.setenv(host.CLOCK_OFFSET_VARIABLE, repr(agent_clock.offset))
     assert SteadyClock().time() == agent_clock.time() == 1000.0
-
-
-def test_unix_time_is_the_wall_clock_of_a_computer_that_nobody_touches() -> None:
-    assert host.unix_time() == pytest.approx(time.time(), abs=1.0)
-    assert len(host.boot_id()) == 36
