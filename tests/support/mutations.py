@@ -288,6 +288,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'reduction="none").mean(1)', 'reduction="none").mean().expand(len(labels))'),
     ],
     "test_validation.py::test_run_validation_counts_each_image_once_on_any_world_size": [
+        ("validation: in train mode", VALIDATION, "    model.eval()\n", ""),
         ("validation: padded to equal shares", RECT_VAL,
          "np.arange(rank, image_count, world_size, dtype=np.int64)",
          "np.arange(rank, -(-image_count // world_size) * world_size, world_size, dtype=np.int64) % image_count"),
@@ -297,9 +298,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "test_validation.py::test_val_requests_hold_each_image_once_in_both_views": [
         ("validation: two processes take the same rectangles", RECT_VAL,
          "(rank - begin) % world_size", "max(0, rank - begin % world_size)"),
-    ],
-    "test_validation.py::test_run_validation_uses_eval_mode": [
-        ("validation: in train mode", VALIDATION, "    model.eval()\n", ""),
     ],
     "test_validation.py::test_rect_crop_shape_is_multiple_of_32_inside_resized_image": [
         ("rectangles: sides of any multiple of 8", RECT_VAL, "SIDE_MULTIPLE = 32 ", "SIDE_MULTIPLE = 8 "),

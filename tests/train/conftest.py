@@ -102,9 +102,8 @@ class Runs:
         self.folder = folder
         self.started: list[tuple[Any, Path]] = []  # processes, with the folder of their run
         script = REPO / "tests" / "support" / "warm_start.py"
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")
-        }
+        job_variables = ("RANK", "WORLD_SIZE", "IMGNET_WORK")
+        inherited = {name: value for name, value in os.environ.items() if name not in job_variables}
         # Spinning OpenMP threads would starve everything else that runs here.
         self.environment = {**inherited, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(REPO)}
         self.server = subprocess.Popen(
@@ -154,21 +153,17 @@ class Runs:
     ) -> list["ForkedModule"]:
         """Fork `python -m MODULE` for each rank of a world. The output of rank 0 goes to <out>-0.stdout."""
         environments = tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
-        return [
-            self.start_module(
-                module,
-                *argv,
-                environment={**(environment or {}), **variables},
-                out=out.with_name(f"{out.name}-{rank}"),
-            )
-            for rank, variables in enumerate(environments)
-        ]
+        processes = []
+        for rank, variables in enumerate(environments):
+            own_out = out.with_name(f"{out.name}-{rank}")
+            variables |= environment or {}
+            processes.append(self.start_module(module, *argv, environment=variables, out=own_out))
+        return processes
 
     def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
         """Fork all ranks of one run, as the agent does."""
-        shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
-        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-        return [self.start(out, *options, environment={**shared, **rank}, **start_arguments) for rank in ranks]
+        ranks = tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
+        return [self.start(out, *options, environment=variables, **start_arguments) for variables in ranks]
 
     def start_afresh(
         self, out: Path, *options: str, launcher: tuple[str, ...] = ("train",)
@@ -199,11 +194,12 @@ class Runs:
 
         When one process fails, the others are killed, as the agent does.
         """
-        wait_for(
-            lambda: (
-                None not in [process.poll() for process in processes] or any(process.poll() for process in processes)
-            )
-        )
+
+        def is_over() -> bool:
+            exit_codes = [process.poll() for process in processes]
+            return None not in exit_codes or any(exit_codes)
+
+        wait_for(is_over)
         exit_code = next((process.returncode for process in processes if process.returncode), 0)
         for process in processes:
             if process.poll() is None:

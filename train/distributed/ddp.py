@@ -90,13 +90,9 @@ def wrap_ddp(
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
     state, hook = select_hook(comm, exact, next(net.parameters()).device, dtype, exact_steps)
-    wrapped = DDP(
-        net,
-        **NO_BUFFER_SYNC,
-        init_sync=False,
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=bucket_cap_mib(comm),
-    )
+    # None is DDP's default: a first bucket of 1 MiB, then 25 MiB.
+    bucket_mib = None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
+    wrapped = DDP(net, **NO_BUFFER_SYNC, init_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
     if not comm.overlap:
         hook = comm_hooks.without_overlap(hook or allreduce_hook)
     if hook is not None:
@@ -126,11 +122,6 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
     handle = first.register_hook(hook)  # type: ignore[no-untyped-call]
     remove: Callable[[], None] = handle.remove
     return remove
-
-
-def bucket_cap_mib(comm: Comm) -> float | None:
-    """Return the bucket size for DDP in MiB, None for DDP's default: a first bucket of 1 MiB, then 25 MiB."""
-    return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
 
 
 def select_hook(

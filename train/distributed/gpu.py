@@ -59,22 +59,19 @@ def find_gpu_problem(driver_folder: Path = Path("/proc/driver/nvidia/gpus")) -> 
     """Return why this torch cannot use a GPU of this machine; "" when it can, or when there is none or it is hidden."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not torch.cuda.is_available():
-        has_gpu = any(driver_folder.glob("*")) and not is_hidden
-        return explain_invisible_gpu(torch.version.cuda) if has_gpu else ""
+        if is_hidden or not any(driver_folder.glob("*")):
+            return ""
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA; install one that is built for this machine's GPU"
+        return (
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU; its driver is too old or broken: "
+            "update it (nvidia-smi)"
+        )
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         if problem := explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list()):
             return problem
     return ""
-
-
-def explain_invisible_gpu(cuda: str | None) -> str:
-    """Return why torch sees no GPU on a machine that has one. `cuda` is torch's CUDA version, None without CUDA."""
-    if cuda is None:
-        return f"torch {torch.__version__} is built without CUDA; install one that is built for this machine's GPU"
-    return (
-        f"torch {torch.__version__} (CUDA {cuda}) sees no GPU; its driver is too old or broken: update it (nvidia-smi)"
-    )
 
 
 def explain_unsupported_gpu(name: str, capability: tuple[int, int], compiled_archs: Sequence[str]) -> str | None:

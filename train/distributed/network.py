@@ -27,8 +27,10 @@ def detect_transport(backend: str, log: Path | None = None) -> str:
     The log is removed. See `parse_nccl_transport` for NCCL's names.
     """
     if backend != "nccl":
-        interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_with_address(_hostname_address())
-        return f"gloo on {interface}"
+        address = "127.0.0.1"
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(socket.gethostname())  # as Gloo chooses it
+        return f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME') or _interface_with_address(address)}"
     nccl_output = ""
     if log:
         with contextlib.suppress(OSError):  # NCCL could not write it, or the disk is full
@@ -105,13 +107,6 @@ def enable_nccl_log() -> Path | None:
     path = Path(work) / agent_protocol.NCCL_LOG_FILE
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
     return path
-
-
-def _hostname_address() -> str:
-    """Return the address that Gloo uses: the one this machine's name resolves to, else the loopback's."""
-    with contextlib.suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
-    return "127.0.0.1"
 
 
 def _interface_with_address(address: str) -> str:

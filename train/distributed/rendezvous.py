@@ -40,7 +40,16 @@ def open_store(
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
     if rank:
         wait_for_listener(address, port, timeout, is_cancelled)
-    return PrefixStore(token, open_tcp_store(address, port, rank, world_size, timeout))
+    store = TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=_listen(address, port).detach() if rank == 0 else None,  # torch closes it
+    )
+    return PrefixStore(token, store)
 
 
 def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_cancelled: Callable[[], bool]) -> None:
@@ -58,22 +67,6 @@ def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_c
                 raise DistNetworkError(f"rank 0 does not answer at {address}:{port}: {error}") from error
         time.sleep(CONNECT_INTERVAL_SECONDS)
     raise DistNetworkError("the agent has ended the attempt")
-
-
-def open_tcp_store(address: str, port: int, rank: int, world_size: int, timeout: datetime.timedelta) -> TCPStore:
-    """Return the TCP store at an address, which rank 0 holds. Does not wait for other ranks.
-
-    Raises `DistNetworkError`.
-    """
-    return TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=_listen(address, port).detach() if rank == 0 else None,  # torch closes it
-    )
 
 
 def _listen(address: str, port: int) -> socket.socket:

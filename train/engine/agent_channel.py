@@ -71,24 +71,27 @@ class AgentChannel:
 
     def stop_requested(self) -> bool:
         """Whether this process has been asked to save and exit."""
-        return self.sigterm_received or (
-            self.folder is not None and (self.folder / agent_protocol.STOP_REQUEST_FILE).exists()
-        )
+        return self.sigterm_received or self._has_request(agent_protocol.STOP_REQUEST_FILE)
 
     def save_requested(self) -> bool:
         """Whether the agent has asked in this attempt for a checkpoint soon, because its machine may be taken away."""
-        return self.folder is not None and (self.folder / agent_protocol.SAVE_REQUEST_FILE).exists()
+        return self._has_request(agent_protocol.SAVE_REQUEST_FILE)
 
     def abort_requested(self) -> bool:
         """Whether the agent wants the collectives of this attempt to end."""
-        return self.folder is not None and (self.folder / agent_protocol.ABORT_REQUEST_FILE).exists()
+        return self._has_request(agent_protocol.ABORT_REQUEST_FILE)
+
+    def _has_request(self, name: str) -> bool:
+        return self.folder is not None and (self.folder / name).exists()
+
+    def _write(self, name: str, record: object) -> None:
+        if self.folder is not None:
+            write_atomic(self.folder / name, to_json_bytes(encode(record)), durable=False)
 
     def report_kept_state(self, step: int, has_saved: bool, reason: str) -> None:
         """Tell the agent that this process keeps the state of a step, and waits for the next attempt."""
-        if self.folder is not None:
-            report = KeptStateReport(step=step, has_saved=has_saved, reason=reason)
-            path = self.folder / agent_protocol.kept_state_file(self.rank)
-            write_atomic(path, to_json_bytes(encode(report)), durable=False)
+        report = KeptStateReport(step=step, has_saved=has_saved, reason=reason)
+        self._write(agent_protocol.kept_state_file(self.rank), report)
 
     def read_next_request(self) -> StandbyRequest | None:
         """Return the agent's request to go on in the next attempt, None as long as there is none."""
@@ -107,12 +110,10 @@ class AgentChannel:
         earlier = self.last_report or TrainerProgress(state=state)
         self.last_report = replace(earlier, state=state, keeps_state=self.keeps_state, **numbers)
         now = time.monotonic()
-        if self.folder is None or self.local_rank:
-            return
-        if throttled and now - self.last_write_time < THROTTLE_SECONDS:
+        if self.local_rank or (throttled and now - self.last_write_time < THROTTLE_SECONDS):
             return
         self.last_write_time = now
-        write_atomic(self.folder / agent_protocol.PROGRESS_FILE, to_json_bytes(encode(self.last_report)), durable=False)
+        self._write(agent_protocol.PROGRESS_FILE, self.last_report)
 
     def seconds_by_state(self) -> dict[str, float]:
         """Return the seconds spent in each state until now."""
@@ -130,12 +131,8 @@ class AgentChannel:
 
     def report_failure(self, reason: str, fault: Fault = Fault.OWN) -> None:
         """Write why this process fails."""
-        if self.folder is None:
-            return
         failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=unix_time())
-        write_atomic(
-            self.folder / agent_protocol.failure_file(self.rank), to_json_bytes(encode(failure)), durable=False
-        )
+        self._write(agent_protocol.failure_file(self.rank), failure)
 
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.

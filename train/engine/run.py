@@ -62,8 +62,10 @@ def run_attempt(
         handover.begin_attempt()
         try:
             exit_code = join_and_train(options, agent_channel, dataset, handover, attempt_start_time)
-            if exit_code != EXIT_SAVED or not handover.keep(None):
-                return end_process(exit_code)
+            if exit_code != EXIT_SAVED:
+                return exit_code
+            if not handover.keep(None):
+                os._exit(exit_code)  # a regular exit would wait for the loader's batches in flight
         except Exception as error:
             if not handover.keep(error):
                 raise
@@ -148,13 +150,6 @@ def join_and_train(
     agent_channel.report_state(TrainerState.DONE, step=trainer.steps_done)
     process_group.exit_process(group)
     return 0
-
-
-def end_process(exit_code: int) -> int:
-    """Exit at once after a requested save: a regular exit would wait for the loader's batches in flight."""
-    if exit_code == EXIT_SAVED:
-        os._exit(exit_code)
-    return exit_code
 
 
 def go_on_in_place(trainer: Trainer, handover: Handover) -> None:

@@ -442,7 +442,7 @@ class Trainer:
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state.get("average", {}))
+        self.average.load_state_dict(state["average"])
         self.running_statistics.begin()
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16

@@ -59,24 +59,18 @@ def write_settings(writer: "SummaryWriter", settings: Mapping[str, HParamValue])
     The plugin's description of an experiment is not written. Without a description, the plugin compares the runs that
     it shows, and lists the settings that differ first.
     """
-    session_start, _ = _hparams_summaries(settings)
-    _write_summary(writer, session_start)
+    _write_summary(writer, settings, 1)
 
 
 def write_session_end(writer: "SummaryWriter") -> None:
     """Write into the event file that the run is complete."""
-    _, session_end = _hparams_summaries({})
-    _write_summary(writer, session_end)
+    _write_summary(writer, {}, 2)
 
 
-def _write_summary(writer: "SummaryWriter", summary: object) -> None:
-    # Not SummaryWriter.add_hparams: it would create a run of its own.
-    writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
-
-
-def _hparams_summaries(settings: Mapping[str, HParamValue]) -> tuple[object, object]:
-    """Return the summaries of the start of a session, and of its end."""
+def _write_summary(writer: "SummaryWriter", settings: Mapping[str, HParamValue], number: int) -> None:
+    """Write one of the plugin's summaries: 0 describes an experiment, 1 a run's settings, 2 its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    _, session_start, session_end = hparams(dict(settings), {})  # type: ignore[no-untyped-call]
-    return session_start, session_end
+    summaries = hparams(dict(settings), {})  # type: ignore[no-untyped-call]
+    # Not SummaryWriter.add_hparams: it would create a run of its own.
+    writer._get_file_writer().add_summary(summaries[number])  # type: ignore[no-untyped-call]

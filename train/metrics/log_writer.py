@@ -69,10 +69,6 @@ class MetricsLog:
         # No flush here: TensorBoard's writer flushes every two seconds by itself, and training must not wait for a
         # disk.
 
-    def flush(self) -> None:
-        """Write queued events to the disk."""
-        self.tensorboard.flush()
-
     def close(self) -> None:
         """Flush and close the files."""
         self.tensorboard.close()

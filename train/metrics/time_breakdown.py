@@ -16,7 +16,7 @@ import contextlib
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -250,33 +250,35 @@ class TimeBreakdown:
         """Seconds of all waits for images."""
         return sum(parts[TimePart.WAITS] for parts in self.part_seconds_by_epoch.values())
 
-    @property
-    def useful_seconds(self) -> float:
-        """Seconds that all steps and validation batches would have taken at the median time of their shape."""
-        return sum(len(seconds) * statistics.median(seconds) for seconds in self.seconds_by_shape.values() if seconds)
-
-    @property
-    def slower_seconds(self) -> float:
-        """Seconds by which steps and validation batches, with their waits, were above the median of their shape."""
-        medians = {key: statistics.median(seconds) for key, seconds in self.seconds_by_shape.items() if seconds}
-        return sum(
-            max(0.0, seconds - median) for key, median in medians.items() for seconds in self.seconds_by_shape[key]
-        )
+    def _medians(self) -> list[tuple[float, list[float]]]:
+        """Return for each shape the median of the seconds of its steps or batches, and these seconds."""
+        return [(statistics.median(seconds), seconds) for seconds in self.seconds_by_shape.values() if seconds]
 
     def goodput(self) -> float:
-        """Return the useful seconds over the wall seconds, at most 1."""
-        return min(1.0, self.useful_seconds / self.wall_seconds) if self.wall_seconds else 0.0
+        """Return the seconds of all steps and batches at the median of their shape over the wall seconds, at most 1."""
+        useful_seconds = sum(median * len(seconds) for median, seconds in self._medians())
+        return min(1.0, useful_seconds / self.wall_seconds) if self.wall_seconds else 0.0
 
     def table(self) -> TimeTable:
         """Return the table of the run so far."""
-        return build_time_table(
-            self.wall_seconds, self.part_seconds_by_epoch, self.gap_steps_by_epoch, self.startup_seconds
-        )
+        seconds_by_epoch, gaps = self.part_seconds_by_epoch, self.gap_steps_by_epoch
+        parts = {}
+        for part in TimePart:
+            worst_epoch = max(seconds_by_epoch, key=lambda epoch: seconds_by_epoch[epoch][part], default=0)
+            parts[part] = PartTime(
+                seconds=sum(seconds_by_part[part] for seconds_by_part in seconds_by_epoch.values()),
+                epoch=worst_epoch,
+                most=seconds_by_epoch[worst_epoch][part] if worst_epoch else 0.0,
+            )
+        widest = max(gaps, key=lambda epoch: gaps[epoch], default=0)
+        gap = EpochGap(steps=gaps[widest], epoch=widest) if gaps else None
+        return TimeTable(wall=self.wall_seconds, parts=parts, gap=gap, start=dict(self.startup_seconds))
 
     def summary(self) -> TimeTable:
-        """Return the table of the whole run, with the seconds of slower steps and batches."""
+        """Return the table of the whole run, with the seconds by which steps and batches were above their median."""
         self.flush()
-        return replace(self.table(), slower=self.slower_seconds)
+        slower = sum(max(0.0, each - median) for median, seconds in self._medians() for each in seconds)
+        return replace(self.table(), slower=slower)
 
     def state(self) -> TimeState:
         """Return what a checkpoint stores of the measurements, up to this moment."""
@@ -312,23 +314,3 @@ def _seconds_between(earlier: Moment, later: Moment) -> float:
         return float(earlier.elapsed_time(later)) / 1000
     assert not isinstance(earlier, torch.cuda.Event) and not isinstance(later, torch.cuda.Event)
     return later - earlier
-
-
-def build_time_table(
-    wall_seconds: float,
-    part_seconds_by_epoch: Mapping[int, Mapping[str, float]],
-    gap_steps_by_epoch: Mapping[int, float],
-    startup_seconds: Mapping[str, float],
-) -> TimeTable:
-    """Return where the wall time went."""
-    parts = {}
-    for part in TimePart:
-        worst_epoch = max(part_seconds_by_epoch, key=lambda epoch: part_seconds_by_epoch[epoch][part], default=0)
-        parts[part] = PartTime(
-            seconds=sum(seconds_by_part[part] for seconds_by_part in part_seconds_by_epoch.values()),
-            epoch=worst_epoch,
-            most=part_seconds_by_epoch[worst_epoch][part] if worst_epoch else 0.0,
-        )
-    widest = max(gap_steps_by_epoch, key=lambda epoch: gap_steps_by_epoch[epoch], default=0)
-    gap = EpochGap(steps=gap_steps_by_epoch[widest], epoch=widest) if gap_steps_by_epoch else None
-    return TimeTable(wall=wall_seconds, parts=parts, gap=gap, start=dict(startup_seconds))

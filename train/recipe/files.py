@@ -124,7 +124,7 @@ def _import_file(path: Path) -> ModuleType:
     """
     if path.suffix != ".py":
         raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
-    if not _may_define_recipes(path):
+    if bound_names(path).isdisjoint({"recipe", "recipes", "*"}):  # a training script, which must not be executed
         raise RecipeError(
             f"{path.name}: has no `recipe`, so it was not executed; define recipe = Recipe(...) or recipes(). For a "
             f"training script of your own: imgnet-cluster run -- python {path.name}"
@@ -159,18 +159,11 @@ def _package_and_root(path: Path) -> tuple[list[str], Path]:
     return parts, root
 
 
-def _may_define_recipes(path: Path) -> bool:
-    """Whether a file's text binds the name `recipe` or `recipes`. A training script does not, and must not be executed.
-
-    A file that cannot be parsed may: the attempt to import it says what is wrong.
-    """
-    return not bound_names(path).isdisjoint({"recipe", "recipes", "*"})
-
-
 def bound_names(path: Path) -> set[str]:
     """Return the names that a Python file defines, assigns or imports anywhere, without running it.
 
-    Among them is "*" when the file imports all names of a module, and when it cannot be parsed.
+    Among them is "*" when the file imports all names of a module, and when it cannot be parsed: the attempt to import
+    it says what is wrong.
     """
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))

@@ -33,9 +33,6 @@ MACHINE_TYPE_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  
 FULL_SIZE = "full"  # the name of the full-size images where resized copies are named by their short side
 
 
-LATER_OPTIONS = (("model", "blurpool"), ("optim", "ema"))  # (part of a recipe, field): not in its JSON while off
-
-
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """One row of the schedule: consecutive epochs with the same image size, batch and learning-rate shape.
@@ -314,16 +311,8 @@ class Recipe:
         return replace(self, machines=chosen)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON of any shape
-        """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used.
-
-        An option of `LATER_OPTIONS` that is off is left out, so that checkpoints and digests of recipes without it
-        stay what they were.
-        """
-        recipe_json = asdict(replace(self, tables={}))
-        for part, option in LATER_OPTIONS:
-            if not recipe_json[part][option]:
-                del recipe_json[part][option]
-        return recipe_json
+        """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used."""
+        return asdict(replace(self, tables={}))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:  # Any: JSON that may be damaged

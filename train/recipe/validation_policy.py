@@ -35,12 +35,8 @@ def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Epoc
             return False
         case "last":
             return epochs[epoch_index + 1].scheduled_phase.phase is not epochs[epoch_index].scheduled_phase.phase
-    if is_near_target(schedule.recipe.target, history[:epoch_index]):
+    target = schedule.recipe.target
+    assert target is not None, "a recipe with this policy has a target"
+    if any(max(epoch.top5 or 0.0, epoch.train_top5) >= target - NEAR_TARGET_POINTS for epoch in history[:epoch_index]):
         return True
     return False if len(history) >= epoch_index else None
-
-
-def is_near_target(target: float | None, history: Sequence[EpochResult]) -> bool:
-    """Return whether the top-5 accuracy of any epoch, in validation or training, came near a target in percent."""
-    accuracies = [accuracy for epoch in history for accuracy in (epoch.top5, epoch.train_top5) if accuracy is not None]
-    return target is not None and max(accuracies, default=0.0) >= target - NEAR_TARGET_POINTS

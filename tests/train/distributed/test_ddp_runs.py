@@ -1,10 +1,10 @@
 """Whole runs with each communication hook: to the end, killed and resumed, refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.run_outputs import read_result
 
 from train.recipe import Comm
 from train.tools import process
@@ -19,7 +19,7 @@ OPTIONS = ("--workers", "0", "--gpus", "2")
 
 
 def train_losses(out: Path) -> list[float]:
-    return [epoch["train_loss"] for epoch in json.loads((out / "result.json").read_text())["epochs"]]
+    return [epoch["train_loss"] for epoch in read_result(out)["epochs"]]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,14 @@
 """Runs with --exact: the same bits on any number of processes, also when a resume changes the number."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.run_outputs import final_state, has_step
 
 from train.data.order import usage_log
 from train.recipe import Phase
-from train.tools import checkpoint_io
 
 STEPS = 3  # of each of two epochs: 50 images in global batches of 3 x 8
 OPTIONS = ("--exact", "--log-ids", "--workers", "0")
@@ -32,12 +31,10 @@ def alone(runs: Any, recipe: Path) -> Path:
 
 def final_tensors(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
     """Return the final weights, running statistics and momenta, and the losses of the validations."""
-    path = checkpoint_io.newest_checkpoint(out / f"checkpoints/{attempt:06d}")
-    assert path is not None and path.stem == f"step-{2 * STEPS:08d}"
-    state = checkpoint_io.load_checkpoint(path)
+    state = final_state(out, attempt)
     weights = state["model"]
     val_losses = {f"epoch {row['epoch']}": torch.tensor(row["val_loss"]) for row in state["history"]}
-    assert len(val_losses) == 2 and all(map(torch.isfinite, val_losses.values()))
+    assert state["epoch"] == len(val_losses) == 2 and all(map(torch.isfinite, val_losses.values()))
     momenta = {f"momentum {key}": tensor["momentum_buffer"] for key, tensor in state["optimizer"]["state"].items()}
     assert all(tensor.dtype == torch.float64 for tensor in weights.values() if tensor.is_floating_point())
     assert len(weights) >= len(momenta) > 20
@@ -48,11 +45,6 @@ def differing_names(out: Path, other: Path, attempt: int = 1) -> list[str]:
     tensors, expected = final_tensors(out, attempt), final_tensors(other)
     assert tensors.keys() == expected.keys()
     return [name for name in tensors if not torch.equal(tensors[name], expected[name])]
-
-
-def has_step(out: Path, minimum_step: int) -> Callable[[], bool]:
-    folder = out / "checkpoints/000001"
-    return lambda: any(int(path.stem.removeprefix("step-")) >= minimum_step for path in folder.glob("step-*.pt"))
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])

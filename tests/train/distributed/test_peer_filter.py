@@ -124,25 +124,6 @@ def test_ports_of_gloo_are_guarded_when_the_group_is_complete(monkeypatch: pytes
     assert run_ranks(2, work) == [([True, False, True, False], 2.0), ([True, False], 2.0)]
 
 
-def listening_ports() -> list[int]:
-    """Return the ports on which this process listens."""
-    return [port for _, port in listeners()]
-
-
-def listeners() -> list[tuple[int, int]]:
-    """Return (file descriptor, port) of each socket on which this process listens."""
-    descriptors = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            descriptors[str(entry.readlink()).removeprefix("socket:[").removesuffix("]")] = int(entry.name)
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return [
-        (descriptors[row[9]], int(row[1].rpartition(":")[2], 16))
-        for row in rows
-        if row[3] == "0A" and row[9] in descriptors
-    ]
-
-
 def test_kernel_that_takes_no_filter_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,3 +142,8 @@ def test_addresses_that_are_none_are_ignored(monkeypatch: pytest.MonkeyPatch) ->
     """They come from the file of an attempt, which a machine wrote."""
     monkeypatch.setenv(PEERS_VARIABLE, f"gpu1,,{MEMBER},1.2.3,fe80::1%eth0")
     assert peer_filter.peer_addresses() == (MEMBER, "fe80::1%eth0")
+
+
+def listening_ports() -> list[int]:
+    """Return the ports on which this process listens."""
+    return [listener.getsockname()[1] for listener in network.own_tcp_sockets(is_listening=True)]

@@ -84,9 +84,7 @@ def test_compute_dtype_of_each_precision(
     assert {name: process_group.compute_dtype(gpu, name) for name in dtypes} == dtypes
     assert {process_group.compute_dtype(torch.device("cpu"), name) for name in dtypes} == {torch.float32}
     if "bf16" not in dtypes:
-        with pytest.raises(
-            TrainingError, match=r"^precision: Mocked GPU has no bfloat16; set precision to fp16 or auto"
-        ):
+        with pytest.raises(TrainingError, match=r"^precision: Mocked GPU has no bfloat16; set precision to fp16"):
             process_group.compute_dtype(gpu, "bf16")
 
 
@@ -132,9 +130,7 @@ def test_gpu_that_torch_cannot_use_ends_one_of_several_machines(
     """The others would wait for it with NCCL, and it for them with Gloo."""
     for name, value in rank_environments(1, 1, 2, "127.0.0.1", 1234)[0].items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(
-        MachineTrouble, match=f'^{re.escape(unusable_gpu)}.*set CUDA_VISIBLE_DEVICES="" on all machines$'
-    ):
+    with pytest.raises(MachineTrouble, match=f'^{re.escape(unusable_gpu)}.*set CUDA_VISIBLE_DEVICES="" on all'):
         process_group.join_process_group()
 
 
@@ -177,22 +173,11 @@ def test_rank_whose_peer_is_gone_exits_nevertheless(monkeypatch: pytest.MonkeyPa
 COMPILED_ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
-@pytest.mark.parametrize(
-    "capability, built, fits",
-    [
-        ((8, 0), COMPILED_ARCHS, True),
-        ((8, 9), COMPILED_ARCHS, True),
-        ((9, 0), COMPILED_ARCHS, True),
-        ((10, 3), COMPILED_ARCHS, True),
-        ((7, 0), COMPILED_ARCHS, False),
-        ((11, 0), COMPILED_ARCHS, False),
-        ((12, 1), [*COMPILED_ARCHS, "compute_120"], True),
-        ((13, 0), [*COMPILED_ARCHS, "compute_120"], True),
-        ((9, 0), ["sm_90a"], True),
-        ((10, 3), ["sm_100a"], False),
-        ((8, 0), ["sm_86"], False),
-        ((8, 0), [], False),
-    ],
-)
+@pytest.mark.parametrize(("capability", "built", "fits"), [
+    *((capability, COMPILED_ARCHS, True) for capability in ((8, 0), (8, 9), (9, 0), (10, 3))),
+    *((capability, COMPILED_ARCHS, False) for capability in ((7, 0), (11, 0))),
+    *((capability, [*COMPILED_ARCHS, "compute_120"], True) for capability in ((12, 1), (13, 0))),
+    ((9, 0), ["sm_90a"], True), ((10, 3), ["sm_100a"], False), ((8, 0), ["sm_86"], False), ((8, 0), [], False),
+])  # fmt: skip
 def test_explain_unsupported_gpu_by_compiled_archs(capability: tuple[int, int], built: list[str], fits: bool) -> None:
     assert (gpu.explain_unsupported_gpu("Card", capability, built) is None) is fits

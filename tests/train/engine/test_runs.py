@@ -1,6 +1,5 @@
 """Whole runs of `python -m train` on one to three processes: killed, resumed, stopped; and their results."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,31 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.run_outputs import final_state, has_step, read_result
 from support.waiting import wait_for
 
 from train.metrics import thumbnails
 from train.recipe import Phase
 from train.tools import checkpoint_io, filesystem
 from train.tools import process as tools_process
+from train.tools.agent_protocol import checkpoint_folder
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 STEPS = 4 + 4 + 2 + 4  # 50 images in global batches of 16, 16, 32 and 16
 IMAGES_SEEN = 4 * 50
-
-
-def checkpoint_dir(out: Path, attempt: int = 1) -> Path:
-    return out / "checkpoints" / f"{attempt:06d}"
-
-
-def final_state(out: Path, attempt: int = 1) -> dict[str, Any]:
-    path = checkpoint_io.newest_checkpoint(checkpoint_dir(out, attempt))
-    assert path is not None
-    return checkpoint_io.load_checkpoint(path)
-
-
-def read_result(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "result.json").read_text()))
 
 
 def trained_tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -72,17 +59,12 @@ def pair(runs: Any) -> Path:
     return out
 
 
-def has_step(out: Path, least: int) -> Callable[[], bool]:
-    """Return whether there is a checkpoint of that step or a later one (older ones are removed)."""
-    return lambda: any(int(path.stem.removeprefix("step-")) >= least for path in checkpoint_dir(out).glob("step-*.pt"))
-
-
 def is_saving(out: Path) -> Callable[[], bool]:
     """Return whether a new checkpoint is being written."""
-    before = set(checkpoint_dir(out).glob("*"))
+    before = set(checkpoint_folder(out, 1).glob("*"))
 
     def check() -> bool:
-        return any(path.name.startswith(".step-") for path in checkpoint_dir(out).iterdir() if path not in before)
+        return any(path.name.startswith(".step-") for path in checkpoint_folder(out, 1).iterdir() if path not in before)
 
     return check
 
@@ -104,10 +86,10 @@ def test_run_killed_before_its_result_only_writes_it(runs: Any, alone: Path) -> 
     out = runs.folder / "no-result"
     shutil.copytree(alone, out)
     (out / "result.json").unlink()
-    checkpoints = sorted(checkpoint_dir(out).iterdir())
+    checkpoints = sorted(checkpoint_folder(out, 1).iterdir())
     output = runs.run(out, "--gpus", "2")
     assert f"at step {STEPS}" in output
-    assert sorted(checkpoint_dir(out).iterdir()) == checkpoints
+    assert sorted(checkpoint_folder(out, 1).iterdir()) == checkpoints
     summary, expected = read_result(out), read_result(alone)
     assert summary["steps"] == STEPS
     for row, expected_row in zip(summary["epochs"], expected["epochs"], strict=True):
@@ -131,16 +113,16 @@ def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any) -> None
 
 def test_run_attempt_resumes_from_the_last_attempt_that_saved(runs: Any, pair: Path, tmp_path: Path) -> None:
     out = tmp_path / "attempts"
-    shutil.copytree(checkpoint_dir(pair), checkpoint_dir(out))
+    shutil.copytree(checkpoint_folder(pair, 1), checkpoint_folder(out, 1))
     shutil.copytree(pair / "logs", out / "logs")
-    (checkpoint_dir(out) / f"step-{STEPS:08d}.pt").write_bytes(b"cut short")
-    checkpoint_dir(out, 2).mkdir()
+    (checkpoint_folder(out, 1) / f"step-{STEPS:08d}.pt").write_bytes(b"cut short")
+    checkpoint_folder(out, 2).mkdir()
     output = runs.run(out, "--attempt", "3", world=2)
     assert "resumed from" in output and "000001/step-00000010.pt at step 10" in output
     assert read_result(out)["steps"] == STEPS
     assert [path.name for path in out.glob("logs/val-*")] == ["val-000001.json"]
     assert len(thumbnails.read_thumbnails(out)) == 6
-    assert [path.name for path in checkpoint_dir(out, 2).iterdir()] == []
+    assert [path.name for path in checkpoint_folder(out, 2).iterdir()] == []
 
 
 def test_run_sigterm_saves_exits_with_3_and_can_resume(runs: Any, tiny: Any) -> None:
@@ -152,7 +134,7 @@ def test_run_sigterm_saves_exits_with_3_and_can_resume(runs: Any, tiny: Any) -> 
     process.send_signal(signal.SIGTERM)
     output = runs.end(out, process, code=3)
     runs.gone(out)
-    newest = checkpoint_io.newest_checkpoint(checkpoint_dir(out))
+    newest = checkpoint_io.newest_checkpoint(checkpoint_folder(out, 1))
     assert newest is not None and not (out / "result.json").exists()
     saved_step = int(newest.stem.removeprefix("step-"))
     assert f"stopped on request: saved at step {saved_step}\n" in output and 1 <= saved_step < 40
@@ -176,8 +158,8 @@ def test_run_under_torchrun(runs: Any) -> None:
 
 def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_path: Path) -> None:
     """By name each is an error of one line. With --resume auto the one before it is taken."""
-    shutil.copytree(checkpoint_dir(alone), checkpoint_dir(tmp_path / "out"))
-    intact = checkpoint_io.newest_checkpoint(checkpoint_dir(tmp_path / "out"))
+    shutil.copytree(checkpoint_folder(alone, 1), checkpoint_folder(tmp_path / "out", 1))
+    intact = checkpoint_io.newest_checkpoint(checkpoint_folder(tmp_path / "out", 1))
     assert intact is not None
     damaged, unreadable = tmp_path / "cut.pt", intact.with_name("step-99999999.pt")
     damaged.write_bytes(intact.read_bytes()[:-1])

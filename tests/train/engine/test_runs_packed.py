@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.run_outputs import final_state
 
 from train.data.index.open import DataError
 from train.data.loading.dataset import open_dataset
 from train.data.manifest import INDEX_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.recipe import Phase, Recipe
-from train.tools import checkpoint_io
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +35,6 @@ def short_recipe(tiny: Any, **changes: Any) -> Recipe:
     return recipe
 
 
-def final_weights(out: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint_io.newest_checkpoint(out / "checkpoints/000001")
-    assert path is not None
-    weights: dict[str, torch.Tensor] = checkpoint_io.load_checkpoint(path)["model"]
-    return weights
-
-
 def test_run_on_packed_set_matches_run_on_files_bit_for_bit(
     runs: Any, tiny: Any, tiny_data: Path, packed: Path
 ) -> None:
@@ -49,7 +42,7 @@ def test_run_on_packed_set_matches_run_on_files_bit_for_bit(
     for name, data in (("files", tiny_data), ("shards", packed)):
         out = runs.folder / f"bits-of-{name}"
         runs.run(out, "--data", str(data), recipe=recipe, world=2)
-        weights_by_run.append(final_weights(out))
+        weights_by_run.append(final_state(out)["model"])
     assert weights_by_run[0].keys() == weights_by_run[1].keys()
     assert all(torch.equal(weights_by_run[0][name], weights_by_run[1][name]) for name in weights_by_run[0])
 

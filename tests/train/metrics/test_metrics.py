@@ -70,7 +70,6 @@ def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) ->
     for images in (100, 200):
         log.write_scalars(images, {"x": images / 100, "sizes/lr": 0.5})
         log.write_interval(images, images, 1, {**SCALARS, "loss/train": math.nan, "accuracy/train_top1": math.inf})
-    log.flush()
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
     expected = {**SCALARS, "loss/train": None, "accuracy/train_top1": None}

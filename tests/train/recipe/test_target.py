@@ -1,17 +1,16 @@
 """The target accuracy of a run: its syntax, its outcome, its clock, and whole runs that end at it."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.run_outputs import final_state, read_result
 from support.train_records import make_epoch
 
 from train.recipe import Phase, Recipe
 from train.recipe.target import Target, TargetOutcome, describe_outcome, seconds_of_run, target_outcome
-from train.tools import checkpoint_io
 
 ROWS = [
     make_epoch(epoch=1, top1=10.0, top5=50.0, at=1060.0, clock=60.0, view="square"),
@@ -76,10 +75,6 @@ def easy_recipe(tiny: Any) -> Recipe:
     return recipe
 
 
-def read_result(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "result.json").read_text()))
-
-
 @pytest.fixture(scope="module")
 def reached_run(runs: Any, tiny: Any) -> Path:
     """A run of two processes that reaches its target in the first epoch of four."""
@@ -96,8 +91,7 @@ def test_run_ends_and_saves_after_the_validation_at_the_target(reached_run: Path
     assert outcome["seconds"] == row["clock"] == result["clock"]["seconds"] and outcome["at"] == row["at"]
     assert row["clock"] == pytest.approx(row["at"] - result["clock"]["begun"])
     assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= result["seconds"]["attempt"] + 0.5
-    path = checkpoint_io.newest_checkpoint(reached_run / "checkpoints/000001")
-    assert path and checkpoint_io.load_checkpoint(path)["epoch"] == 1
+    assert final_state(reached_run)["epoch"] == 1
     output = runs.said(reached_run)
     assert "top-5 of 5 % reached in epoch 1, " in output and "Traceback" not in output
     assert not runs.alive(reached_run)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.trainer_in_process import (
     PLAIN_PREPROCESSOR,
-    SINGLE_PROCESS,
     RandomImages,
     linear_classifier,
     make_phase,
@@ -16,6 +15,7 @@ from support.trainer_in_process import (
     make_sampler,
     softmax,
 )
+from torch import nn
 
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO, resized_size
 from train.data.order.rect_val import SIDE_MULTIPLE, plan_rect_validation, rect_crop_shape
@@ -32,38 +32,48 @@ RANDOM_CASES = [
 ]  # images, batch, world size
 
 
-def numpy_accuracy(dataset: RandomImages) -> tuple[float, float, float]:
-    """Return mean cross entropy, top-1 and top-5 in percent over all images at once, by sorting in numpy."""
+def numpy_accuracy(dataset: RandomImages) -> tuple[float, float, float, list[list[int]]]:
+    """Return mean cross entropy, top-1 and top-5 in percent over all images at once, and the answers by class."""
     net = linear_classifier(dataset.classes)
     weight, bias = (parameter.detach().numpy() for parameter in net.parameters())
     scores, labels = dataset.inputs(range(dataset.val)) @ weight.T + bias, dataset.labels[: dataset.val]
     label_ranks = (-scores).argsort(1).argsort(1)[np.arange(dataset.val), labels]
     loss = -np.log(softmax(scores)[np.arange(dataset.val), labels]).mean()
     top1, top5 = (100 * int((label_ranks < k).sum()) / dataset.val for k in (1, 5))
-    return float(loss), top1, top5
+    confusion = np.zeros((dataset.classes, dataset.classes), dtype=int)
+    np.add.at(confusion, (labels, scores.argmax(1)), 1)
+    return float(loss), top1, top5, confusion.tolist()
+
+
+def network() -> nn.Sequential:
+    """Return a linear classifier behind a batch norm that changes nothing in eval mode."""
+    return nn.Sequential(nn.BatchNorm2d(3, eps=0.0, affine=False), *linear_classifier(12)).double()
 
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_run_validation_counts_each_image_once_on_any_world_size(world: int, in_group: Any) -> None:
-    """Also with fewer images than processes. torch's DistributedSampler counts up to world size - 1 images twice."""
+    """Also with fewer images than processes, by its class too, and in eval mode.
 
-    def work(group: ProcessGroup) -> list[Accuracy]:
+    torch's DistributedSampler counts up to world size - 1 images twice.
+    """
+
+    def work(group: ProcessGroup) -> list[tuple[Accuracy, list[list[int]]]]:
         accuracies = []
         for images, batch in CASES:
             dataset = RandomImages(1, images, classes=12)
             schedule = Schedule(make_recipe(make_phase((0, 1), batch, 0.1)), 1, 1)
             requests = make_sampler(schedule, dataset, group.rank, world).val_requests(schedule.epochs[0])["square"]
             batches = map(dataset.decode_batch, requests)
+            counted, confusion = (group, network(), batches, len(requests), images), torch.zeros(12, 12).long()
             times = TimeBreakdown(group.device)
-            accuracies.append(
-                run_validation(group, linear_classifier(12), batches, len(requests), images, PLAIN_PREPROCESSOR, times)
-            )
+            accuracy = run_validation(*counted, PLAIN_PREPROCESSOR, times, confusion=confusion)
+            accuracies.append((accuracy, confusion.tolist()))
         return accuracies
 
     for accuracies in in_group(world, work):
-        for (images, _), accuracy in zip(CASES, accuracies, strict=True):
-            loss, top1, top5 = numpy_accuracy(RandomImages(1, images, classes=12))
-            assert (accuracy.images, accuracy.top1, accuracy.top5) == (images, top1, top5)
+        for (images, _), (accuracy, confusion) in zip(CASES, accuracies, strict=True):
+            loss, top1, top5, expected = numpy_accuracy(RandomImages(1, images, classes=12))
+            assert (accuracy.images, accuracy.top1, accuracy.top5) == (images, top1, top5) and confusion == expected
             assert accuracy.loss == pytest.approx(loss, rel=1e-6)
 
 
@@ -104,22 +114,3 @@ def test_rect_batch_has_each_images_own_shape(world: int) -> None:
     for rank in range(world):
         for shape, ids in plan_rect_validation(widths, heights, 224, 16, rank, world):
             assert {rect_crop_shape(int(widths[image_id]), int(heights[image_id]), 224) for image_id in ids} == {shape}
-
-
-def test_run_validation_uses_eval_mode() -> None:
-    """Otherwise the averaged running statistics would not be used, and would change."""
-    net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), *linear_classifier()).double()
-    dataset = RandomImages(1, 20)
-    schedule = Schedule(make_recipe(make_phase((0, 1), 8, 0.1)), 1, 1)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    requests = make_sampler(schedule, dataset).val_requests(schedule.epochs[0])["square"]
-    run_validation(
-        SINGLE_PROCESS,
-        net,
-        map(dataset.decode_batch, requests),
-        len(requests),
-        20,
-        PLAIN_PREPROCESSOR,
-        TimeBreakdown(SINGLE_PROCESS.device),
-    )
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
