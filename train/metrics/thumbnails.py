@@ -75,7 +75,11 @@ def _path(log_dir: Path, kind: str, attempt: int) -> Path:
 
 
 def _write(index: Index, numbers: Sequence[int], pixels: int, path: Path) -> None:
-    thumbnails = [_thumbnail(index, number, pixels) for number in numbers]
+    thumbnails = []
+    for number in numbers:
+        jpeg, shown = shrink_to_jpeg(index.read(number), pixels)
+        label, size = index.classes[int(index.labels[number])], (int(index.widths[number]), int(index.heights[number]))
+        thumbnails.append(Thumbnail(label=label, size=size, shown=shown, jpeg=jpeg))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(encode(thumbnails)).encode(), durable=False)
 
@@ -110,16 +114,6 @@ def _evenly_spaced(items: Sequence[int], count: int) -> list[int]:
     if len(items) <= count:
         return list(items)
     return [items[round(position * (len(items) - 1) / (count - 1))] for position in range(count)]
-
-
-def _thumbnail(index: Index, number: int, pixels: int) -> Thumbnail:
-    jpeg, shown = shrink_to_jpeg(index.read(number), pixels)
-    return Thumbnail(
-        label=index.classes[int(index.labels[number])],
-        size=(int(index.widths[number]), int(index.heights[number])),
-        shown=shown,
-        jpeg=jpeg,
-    )
 
 
 def shrink_to_jpeg(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:

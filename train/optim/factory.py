@@ -81,13 +81,8 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             weights, rest = parts
             parts = [{**weights, "adapt": True}, {**rest, "adapt": False}]
             if optim.name == "lars":
-                return Lars(
-                    parts,
-                    momentum=optim.momentum,
-                    nesterov=optim.nesterov,
-                    trust=optim.trust,
-                    form=optim.lars_form,
-                )
+                momentum: ParamDict = {"momentum": optim.momentum, "nesterov": optim.nesterov}
+                return Lars(parts, **momentum, trust=optim.trust, form=optim.lars_form)
             return Lamb(parts, betas=optim.betas, eps=optim.eps)
     return _build_custom_optimizer(model, optim, parts)
 

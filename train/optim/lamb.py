@@ -22,14 +22,9 @@ from .layerwise import (
 
 
 class Lamb(LayerwiseOptimizer):
-    """LAMB for the parameter groups with `adapt`, Adam for the other groups, which hold norms and biases."""
+    """LAMB for parameter groups with `adapt`, Adam for the other groups. Its settings are `betas` and `eps`."""
 
     state_names = ("mean", "square")
-
-    def __init__(
-        self, groups: list[ParamDict], *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
-    ) -> None:
-        super().__init__(groups, betas=betas, eps=eps)
 
     def update_weights(
         self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]

@@ -21,20 +21,12 @@ from .layerwise import LayerwiseOptimizer, ParamDict, TensorSequence, norm_ratio
 
 
 class Lars(LayerwiseOptimizer):
-    """LARS for parameter groups with `adapt`; SGD with momentum for the other groups, which hold norms and biases."""
+    """LARS for parameter groups with `adapt`; SGD with momentum for the other groups, which hold norms and biases.
+
+    Its settings are `momentum`, `nesterov`, `trust` and `form`.
+    """
 
     state_names = ("momentum_buffer",)
-
-    def __init__(
-        self,
-        groups: list[ParamDict],
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        trust: float = 0.001,
-        form: str = "paper",
-    ) -> None:
-        super().__init__(groups, momentum=momentum, nesterov=nesterov, trust=trust, form=form)
 
     def update_weights(
         self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]

@@ -6,11 +6,10 @@ import dataclasses
 import difflib
 import importlib.util
 import json
-import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -50,7 +49,7 @@ def read_work(name: str) -> list[Recipe | Command]:
         raise RecipeError(f"no recipe is named; those of this project are in {PROJECT_RECIPES}")
     if name.endswith(".json"):
         return [_load_json_recipe(Path(name))]
-    with _isolate_stdout_and_cwd():
+    with contextlib.redirect_stdout(sys.stderr), contextlib.chdir("."):  # stdout may be JSON; a file may change folders
         recipes = _collect_recipes(name, _import_file(_find_file(name)))
     names = [recipe.name for recipe in recipes]
     duplicates = sorted({each for each in names if names.count(each) > 1})
@@ -60,17 +59,6 @@ def read_work(name: str) -> list[Recipe | Command]:
             f"{name}: yields two {kind} named {', '.join(map(repr, duplicates))}; give each its own name, name=..."
         )
     return recipes
-
-
-@contextlib.contextmanager
-def _isolate_stdout_and_cwd() -> Iterator[None]:
-    """Send a recipe's output to stderr, because stdout may be JSON, and undo its changes of the working directory."""
-    working_dir = Path.cwd()
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            yield
-        finally:
-            os.chdir(working_dir)
 
 
 def _load_json_recipe(path: Path) -> Recipe:

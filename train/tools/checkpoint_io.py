@@ -83,16 +83,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return newest_intact_checkpoint(folder)
 
 
-def _lower_thread_priority() -> None:
-    """Lower the priority of the calling thread; on Linux of no other thread.
-
-    On a CPU, the training step beside the writing thread took twice as long without this.
-    """
-    with contextlib.suppress(OSError):
-        niceness = os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-
-
 class CheckpointWriter:
     """Writes the checkpoints of one attempt in a background thread, one at a time. `folder` is its `checkpoint_folder`.
 
@@ -128,8 +118,10 @@ class CheckpointWriter:
     def _write_in_thread(
         self, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
     ) -> None:
-        if not urgent:
-            _lower_thread_priority()
+        if not urgent:  # else, on a CPU, the training step beside this thread takes twice as long
+            with contextlib.suppress(OSError):
+                niceness = os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of no other thread
         try:
             if write_first:
                 write_first(state)

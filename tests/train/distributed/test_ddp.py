@@ -124,15 +124,12 @@ def record_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-@pytest.mark.parametrize(
-    ("bucket", "overlap", "expected"),
-    [
-        (0.029, True, ["last", "sum of 7274", "first", "sum of 672"]),
-        (0.029, False, ["last", "first", "sum of 7274", "sum of 672"]),
-        (0.001, False, ["last", "first", "sum of 330", "sum of 6912", "sum of 680", "sum of 24"]),
-        (25.0, True, ["last", "first", "sum of 7946"]),
-    ],
-)
+@pytest.mark.parametrize(("bucket", "overlap", "expected"), [
+    (0.029, True, ["last", "sum of 7274", "first", "sum of 672"]),
+    (0.029, False, ["last", "first", "sum of 7274", "sum of 672"]),
+    (0.001, False, ["last", "first", "sum of 330", "sum of 6912", "sum of 680", "sum of 24"]),
+    (25.0, True, ["last", "first", "sum of 7946"]),
+])  # fmt: skip
 def test_buckets_are_summed_during_or_after_the_backward_pass(
     bucket: float, overlap: bool, expected: list[str], in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

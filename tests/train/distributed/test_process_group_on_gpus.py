@@ -69,13 +69,10 @@ def test_nccl_watchdog_ends_the_process_at_once(
     assert mocked.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "600"
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtypes"),
-    [
-        ((9, 0), {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}),
-        ((7, 5), {"auto": torch.float16, "fp16": torch.float16, "fp32": torch.float32}),
-    ],
-)
+@pytest.mark.parametrize(("capability", "dtypes"), [
+    ((9, 0), {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}),
+    ((7, 5), {"auto": torch.float16, "fp16": torch.float16, "fp32": torch.float32}),
+])  # fmt: skip
 def test_compute_dtype_of_each_precision(
     capability: tuple[int, int], dtypes: dict[str, torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,15 +44,12 @@ def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> 
     assert (overridden.max_steps, overridden.scale, overridden.attempt) == (9, 0.5, 3)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "options.json: there is no such file"),
-        ('{"scale": 0.', "options.json: Expecting ',' delimiter: line 1 column 12"),
-        ('{"scale": "half"}', "Expected `float`, got `str`"),
-        ('{"scale": 2}', "Invalid value for '--scale': 2.0 is not in the range 0<x<=1."),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "options.json: there is no such file"),
+    ('{"scale": 0.', "options.json: Expecting ',' delimiter: line 1 column 12"),
+    ('{"scale": "half"}', "Expected `float`, got `str`"),
+    ('{"scale": 2}', "Invalid value for '--scale': 2.0 is not in the range 0<x<=1."),
+])  # fmt: skip
 def test_damaged_options_file_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
 ) -> None:

@@ -33,17 +33,14 @@ def test_worst_classes_and_most_confused() -> None:
     assert perfect.most_confused(3) == [] and [row.top1 for row in perfect.by_class()] == [100.0, 100.0]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"images": [1]},
-        {"right": []},
-        {"pairs": [[0, 9, 1]]},
-        {"pairs": [[-1, 0, 1]]},
-        {"pairs": [[0, 1]]},
-        {"classes": ["a" * 1001, "b"]},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"images": [1]},
+    {"right": []},
+    {"pairs": [[0, 9, 1]]},
+    {"pairs": [[-1, 0, 1]]},
+    {"pairs": [[0, 1]]},
+    {"classes": ["a" * 1001, "b"]},
+])  # fmt: skip
 def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(DamagedRecord):
         decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})

@@ -45,18 +45,15 @@ def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "phases, epochs",
-    [
-        ([make_phase(0, 8, 0.1)], 0),
-        ([make_phase(0, 8, (0.1, 0.0), shape="cosine")], 0),
-        ([make_phase(0, 5, (0.0, 0.1)), make_phase(5, 8, 0.1)], 5),
-        ([make_phase(0, 2, (0.0, 0.1)), make_phase(2, 5, (0.1, 0.3)), make_phase(5, 8, (0.3, 0.0))], 5),
-        ([make_phase(0, 3, 0.4, batch=512, shape="gradual_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
-        ([make_phase(0, 3, 0.4, batch=512, shape="constant_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
-        ([make_phase(0, 5, 0.1), make_phase(5, 8, (0.0, 0.1))], 0),
-    ],
-)
+@pytest.mark.parametrize("phases, epochs", [
+    ([make_phase(0, 8, 0.1)], 0),
+    ([make_phase(0, 8, (0.1, 0.0), shape="cosine")], 0),
+    ([make_phase(0, 5, (0.0, 0.1)), make_phase(5, 8, 0.1)], 5),
+    ([make_phase(0, 2, (0.0, 0.1)), make_phase(2, 5, (0.1, 0.3)), make_phase(5, 8, (0.3, 0.0))], 5),
+    ([make_phase(0, 3, 0.4, batch=512, shape="gradual_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
+    ([make_phase(0, 3, 0.4, batch=512, shape="constant_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
+    ([make_phase(0, 5, 0.1), make_phase(5, 8, (0.0, 0.1))], 0),
+])  # fmt: skip
 def test_warmup_epochs_counts_the_rising_first_phases(phases: list[Phase], epochs: int) -> None:
     assert hparams.flat_settings(make_schedule(*phases), 2)["warmup_epochs"] == epochs
 

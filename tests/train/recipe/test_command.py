@@ -10,28 +10,25 @@ from train.recipe import Command, Recipe
 from train.recipe.files import RecipeError, read_recipes, read_work
 
 
-@pytest.mark.parametrize(
-    ("argv", "script", "module", "name"),
-    [
-        (["python", "train.py", "--lr", "0.1"], "train.py", "", "train"),
-        (["/usr/bin/python3.11", "-u", "-X", "dev", "src/main.py"], "src/main.py", "", "main"),
-        (["python", "-m", "mine.train", "x"], "", "mine.train", "mine.train"),
-        (["python", "-c", "print(1)"], "", "", "python"),
-        (["./train.sh", "x"], "./train.sh", "", "train.sh"),
-        (["accelerate", "launch", "x.py"], "accelerate", "", "accelerate"),
-        (["bash", "-e", "go.sh"], "go.sh", "", "go.sh"),
-        (["bash", "-lc", "source env.sh && exec python train.py"], "", "", "bash"),
-        (["sh", "-euc", "python train.py", "name"], "", "", "sh"),
-        (["bash", "-euo", "pipefail", "-c", "python train.py"], "", "", "bash"),
-        (["bash", "+x", "-O", "extglob", "--rcfile", "rc", "--norc", "go.sh", "-c"], "go.sh", "", "go.sh"),
-        (["bash", "--", "go.sh"], "go.sh", "", "go.sh"),
-        (["python", "-Im", "mine.train"], "", "mine.train", "mine.train"),
-        (["python", "-mmine.train"], "", "mine.train", "mine.train"),
-        (["python", "-Wignore", "-uXdev", "-W", "error", "train.py"], "train.py", "", "train"),
-        (["python", "-uc", "print(1)"], "", "", "python"),
-        (["python", "-"], "", "", "python"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "script", "module", "name"), [
+    (["python", "train.py", "--lr", "0.1"], "train.py", "", "train"),
+    (["/usr/bin/python3.11", "-u", "-X", "dev", "src/main.py"], "src/main.py", "", "main"),
+    (["python", "-m", "mine.train", "x"], "", "mine.train", "mine.train"),
+    (["python", "-c", "print(1)"], "", "", "python"),
+    (["./train.sh", "x"], "./train.sh", "", "train.sh"),
+    (["accelerate", "launch", "x.py"], "accelerate", "", "accelerate"),
+    (["bash", "-e", "go.sh"], "go.sh", "", "go.sh"),
+    (["bash", "-lc", "source env.sh && exec python train.py"], "", "", "bash"),
+    (["sh", "-euc", "python train.py", "name"], "", "", "sh"),
+    (["bash", "-euo", "pipefail", "-c", "python train.py"], "", "", "bash"),
+    (["bash", "+x", "-O", "extglob", "--rcfile", "rc", "--norc", "go.sh", "-c"], "go.sh", "", "go.sh"),
+    (["bash", "--", "go.sh"], "go.sh", "", "go.sh"),
+    (["python", "-Im", "mine.train"], "", "mine.train", "mine.train"),
+    (["python", "-mmine.train"], "", "mine.train", "mine.train"),
+    (["python", "-Wignore", "-uXdev", "-W", "error", "train.py"], "train.py", "", "train"),
+    (["python", "-uc", "print(1)"], "", "", "python"),
+    (["python", "-"], "", "", "python"),
+])  # fmt: skip
 def test_command_finds_its_script_and_its_name(argv: list[str], script: str, module: str, name: str) -> None:
     command = Command(argv=argv)
     assert (command.script, command.module, command.name) == (script, module, name)
@@ -53,23 +50,20 @@ def test_command_survives_json() -> None:
     assert (command.save_signal, command.text) == ("USR1", "python train.py 'a b'")
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"argv": []}, "argv: names no program"),
-        ({"argv": "python train.py"}, "argv: must be a list of texts"),
-        ({"argv": ["x"], "procs": 0}, "procs: must be a whole number of at least 1"),
-        ({"argv": ["x"], "procs": 2000}, "procs: must be at most 1000"),
-        ({"argv": ["x"], "machines": 0}, "machines: must be"),
-        ({"argv": ["x"], "retries": -1}, "retries: must be"),
-        ({"argv": ["x"], "save_signal": "KILL"}, "save_signal: must be one of TERM"),
-        ({"argv": ["x"], "env": {"RANK": "1"}}, "RANK is set for each process"),
-        ({"argv": ["x"], "env": {"A B": "1"}}, "'A B' is not the name"),
-        ({"argv": ["x"], "env": {"A": 1}}, "the value of A must be a text"),
-        ({"argv": ["x"], "types": "p4d"}, "types: must be a list"),
-        ({"argv": ["x"], "name": "a/b"}, "name: must be a text without slashes"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "problem"), [
+    ({"argv": []}, "argv: names no program"),
+    ({"argv": "python train.py"}, "argv: must be a list of texts"),
+    ({"argv": ["x"], "procs": 0}, "procs: must be a whole number of at least 1"),
+    ({"argv": ["x"], "procs": 2000}, "procs: must be at most 1000"),
+    ({"argv": ["x"], "machines": 0}, "machines: must be"),
+    ({"argv": ["x"], "retries": -1}, "retries: must be"),
+    ({"argv": ["x"], "save_signal": "KILL"}, "save_signal: must be one of TERM"),
+    ({"argv": ["x"], "env": {"RANK": "1"}}, "RANK is set for each process"),
+    ({"argv": ["x"], "env": {"A B": "1"}}, "'A B' is not the name"),
+    ({"argv": ["x"], "env": {"A": 1}}, "the value of A must be a text"),
+    ({"argv": ["x"], "types": "p4d"}, "types: must be a list"),
+    ({"argv": ["x"], "name": "a/b"}, "name: must be a text without slashes"),
+])  # fmt: skip
 def test_command_that_cannot_be_run_is_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Command(**fields)

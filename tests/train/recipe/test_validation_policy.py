@@ -47,17 +47,14 @@ def test_should_validate_last_in_a_shortened_run() -> None:
     assert decisions(schedule) == [True, True, True]
 
 
-@pytest.mark.parametrize(
-    "history, expected",
-    [
-        ([row(None, 89.99)], False),
-        ([row(None, 90.0)], True),
-        ([row(90.0, 10.0)], True),
-        ([row(90.0), row(20.0)], True),  # once near, always near
-        ([row(None, 90.0), row(None, 70.0), row(50.0, 60.0)], True),
-        ([row(80.0), row(85.0, 89.0), row(None, 80.0)], False),
-    ],
-)
+@pytest.mark.parametrize("history, expected", [
+    ([row(None, 89.99)], False),
+    ([row(None, 90.0)], True),
+    ([row(90.0, 10.0)], True),
+    ([row(90.0), row(20.0)], True),  # once near, always near
+    ([row(None, 90.0), row(None, 70.0), row(50.0, 60.0)], True),
+    ([row(80.0), row(85.0, 89.0), row(None, 80.0)], False),
+])  # fmt: skip
 def test_should_validate_near_depends_on_earlier_epochs(history: Any, expected: bool) -> None:
     schedule = make_schedule("near", "near", "near")
     assert should_validate(schedule, len(history), history) is expected

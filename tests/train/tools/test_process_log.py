@@ -57,23 +57,20 @@ def test_log_to_full_disk_or_missing_folder_raises_nothing(small_disk: Path, tmp
             logger.info("x" * 500)
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ('{"time": 0, "message": "a\\nb"}', "a\nb\n"),
-        ('{"time": 0, "attempt": 2, "state": "training", "reason": ""}', " attempt 2: training\n"),
-        (
-            '{"time": 0, "attempt": 2, "state": "failed", "reason": "lost", "step": 7}',
-            " attempt 2, step 7: failed: lost\n",
-        ),
-        ("no json", "no json"),
-        ("[1]", "[1]"),
-        ('{"time": "x", "message": "a"}', '{"time": "x", "message": "a"}'),
-        ('{"time": 1e300, "message": "a"}', '{"time": 1e300, "message": "a"}'),
-        ('{"time": 0, "message": 3}', '{"time": 0, "message": 3}'),
-        ("[" * 100_000, "["),
-    ],
-)
+@pytest.mark.parametrize(("line", "text"), [
+    ('{"time": 0, "message": "a\\nb"}', "a\nb\n"),
+    ('{"time": 0, "attempt": 2, "state": "training", "reason": ""}', " attempt 2: training\n"),
+    (
+        '{"time": 0, "attempt": 2, "state": "failed", "reason": "lost", "step": 7}',
+        " attempt 2, step 7: failed: lost\n",
+    ),
+    ("no json", "no json"),
+    ("[1]", "[1]"),
+    ('{"time": "x", "message": "a"}', '{"time": "x", "message": "a"}'),
+    ('{"time": 1e300, "message": "a"}', '{"time": 1e300, "message": "a"}'),
+    ('{"time": 0, "message": 3}', '{"time": 0, "message": 3}'),
+    ("[" * 100_000, "["),
+])  # fmt: skip
 def test_format_line_shows_json_as_text_and_other_lines_unchanged(line: str, text: str) -> None:
     assert process_log.format_line(line.encode()).decode().endswith(text)
 

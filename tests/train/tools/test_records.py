@@ -35,18 +35,15 @@ def test_decode_ignores_unknown_fields_and_takes_whole_numbers_as_floats() -> No
     assert decode(Point, {"x": 1, "y": 2, "later": None}) == Point(x=1, y=2.0)
 
 
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        ({}, "color"),
-        ([], "array"),
-        (None, "null"),
-        ({"color": "blue"}, "blue"),
-        ({"color": "red", "points": [{"x": True}]}, "points[0].x"),
-        ({"color": "red", "points": [{"x": "1"}]}, "points[0].x"),
-        ({"color": "red", "by_name": {"a": 3}}, "by_name"),
-    ],
-)
+@pytest.mark.parametrize(("data", "problem"), [
+    ({}, "color"),
+    ([], "array"),
+    (None, "null"),
+    ({"color": "blue"}, "blue"),
+    ({"color": "red", "points": [{"x": True}]}, "points[0].x"),
+    ({"color": "red", "points": [{"x": "1"}]}, "points[0].x"),
+    ({"color": "red", "by_name": {"a": 3}}, "by_name"),
+])  # fmt: skip
 def test_decode_wrong_data_names_the_field(data: Any, problem: str) -> None:
     with pytest.raises(DamagedRecord) as failure:
         decode(Drawing, data, "drawing.json")
