@@ -110,6 +110,7 @@ def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: P
 @pytest.mark.parametrize(("error", "variable", "why"), [
     (PEER_FAILURE, "", "within an update"),
     (ValueError("own"), "", "own failure"),
+    (HandoverFailed("lost"), "", "failed handover"),
     (RuntimeError("CUDA error: Broken pipe"), "", "failure of the own GPU"),
     (PEER_FAILURE, "", "short of descriptors, of which each group that was left keeps some"),
     (PEER_FAILURE, "IMGNET_WORK", "no agent"),

@@ -111,3 +111,9 @@ def test_standby_dies_with_its_parent(runs: Any, tmp_path: Path) -> None:
         wait_for(ready.exists)
         parent.kill()
     wait_for(lambda: has_exited(pid))
+
+
+def test_standby_exits_when_stdin_is_closed(start_standby: Any, tiny_data: Path) -> None:
+    standby = start_standby("--data", str(tiny_data))
+    standby.process.stdin.close()
+    assert standby.process.wait(120) == 0 and not standby.out.exists()

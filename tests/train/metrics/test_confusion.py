@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train.metrics.confusion import Confusion
+from train.metrics.confusion import MAX_PAIRS, Confusion
 from train.tools.records import DamagedRecord, decode, encode
 
 COUNTS = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
@@ -44,3 +44,9 @@ def test_worst_classes_and_most_confused() -> None:
 def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(DamagedRecord):
         decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})
+
+
+def test_from_counts_is_bounded() -> None:
+    side = 200
+    confusion = Confusion.from_counts([str(number) for number in range(side)], np.ones((side, side), dtype=np.int64))
+    assert len(confusion.pairs) == MAX_PAIRS < side * (side - 1)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.train_records import make_epoch
 
 from train.metrics.log_writer import MetricsLog
 from train.metrics.meters import NetworkMeter, StepMeter
-from train.metrics.records import EpochRow, StepRow, read_metrics_file
+from train.metrics.records import StepRow, read_metrics_file
 
 CPU = torch.device("cpu")
 
@@ -70,17 +71,20 @@ def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) ->
     for images in (100, 200):
         log.write_scalars(images, {"x": images / 100, "sizes/lr": 0.5})
         log.write_interval(images, images, 1, {**SCALARS, "loss/train": math.nan, "accuracy/train_top1": math.inf})
+    log.write_epoch(200, 300, make_epoch(top1=12.5))
     log.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
+    *lines, epoch = map(json.loads, (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines())
+    assert (epoch["kind"], epoch["images"], epoch["top1"]) == ("epoch", 300, 12.5)
     expected = {**SCALARS, "loss/train": None, "accuracy/train_top1": None}
     assert [(line["kind"], line["attempt"], line["step"], line["scalars"]) for line in lines] == [
         ("train", 3, 100, expected), ("train", 3, 200, expected)
     ]  # fmt: skip
     assert [row.images for row in read_metrics_file(tmp_path / "metrics" / "000003.jsonl", StepRow)] == [100, 200]
-    assert list(read_metrics_file(tmp_path / "metrics" / "000003.jsonl", EpochRow)) == []
+
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert [(point.step, point.value) for point in events.Scalars("x")] == [(100, 1.0), (200, 2.0)]
+    assert [(point.step, point.value) for point in events.Scalars("accuracy/val_top1")] == [(300, 12.5)]
 
 
 def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from train.metrics.accuracy import Accuracy
-from train.metrics.rows import StepTotals, epoch_result, interval_scalars
+from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
@@ -43,3 +43,9 @@ def test_epoch_row_reports_the_main_view_and_the_square_one(
     assert row.lr == pytest.approx(0.7)  # the rate of its last step
     assert (row.train_loss, row.train_top1, row.train_top5, row.train_images) == (2.0, 25.0, 50.0, 100)
     assert (row.seconds, row.train_seconds, row.val_seconds, row.images_per_second) == (5.5, 4.0, 1.5, 25.0)
+
+
+def test_overall_images_per_second_counts_training_only(epoch: Epoch) -> None:
+    totals = [StepTotals(1.0, 0, 0, 100, seconds) for seconds in (1.0, 3.0)]
+    epochs = [epoch_result(epoch, epoch_totals, {"square": SQUARE}, 9.0) for epoch_totals in totals]
+    assert overall_images_per_second(epochs) == 50.0

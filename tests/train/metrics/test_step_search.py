@@ -81,3 +81,10 @@ def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pyte
         step_search.first_and_last_step(path)
         step_search.last_step_until(path, step)
         assert read_bytes == 0
+
+
+def test_search_without_steps_finds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "000001.jsonl"
+    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
+    path.write_text('{"kind": "start"}\n{"kind": "train", "st')
+    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None

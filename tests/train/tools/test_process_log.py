@@ -60,10 +60,7 @@ def test_log_to_full_disk_or_missing_folder_raises_nothing(small_disk: Path, tmp
 @pytest.mark.parametrize(("line", "text"), [
     ('{"time": 0, "message": "a\\nb"}', "a\nb\n"),
     ('{"time": 0, "attempt": 2, "state": "training", "reason": ""}', " attempt 2: training\n"),
-    (
-        '{"time": 0, "attempt": 2, "state": "failed", "reason": "lost", "step": 7}',
-        " attempt 2, step 7: failed: lost\n",
-    ),
+    ('{"time": 0, "attempt": 2, "state": "failed", "reason": "lost", "step": 7}', " attempt 2, step 7: failed: lost\n"),
     ("no json", "no json"),
     ("[1]", "[1]"),
     ('{"time": "x", "message": "a"}', '{"time": "x", "message": "a"}'),

@@ -48,10 +48,7 @@ def test_modules_find_each_other_also_when_their_functions_run(folders: list[Pat
 @pytest.mark.parametrize(("text", "message"), [
     (None, r"own_parts cannot be imported here \(ModuleNotFoundError: .*\); put it beside the recipe file"),
     ("\nimport json\njson.loads('no')", r"cannot be imported here \(JSONDecodeError: .*, own_parts.py line 3\)"),
-    (
-        "import sys\nsys.exit(0)",
-        r"ends the program when it is imported \(SystemExit: 0, own_parts.py line 2\)",
-    ),
+    ("import sys\nsys.exit(0)", r"ends the program when it is imported \(SystemExit: 0, own_parts.py line 2\)"),
     ("build = 3", "own_parts has no function build"),
 ])  # fmt: skip
 def test_module_that_cannot_be_used_is_an_error_of_one_line(
