@@ -59,10 +59,10 @@ class NumberRange:
 class Option:
     """A field of an options dataclass as command lines offer it."""
 
-    name: str
-    kind: type  # of one value
+    name: str = ""
+    kind: type = str  # of one value
     default: object  # MISSING: the option has to be given
-    is_multiple: bool  # the field is a tuple of values
+    is_multiple: bool = False  # the field is a tuple of values
     flags: tuple[str, ...]
     help: str
     default_text: str  # what the default stands for, where its value does not say it; "": nothing to say
@@ -73,6 +73,14 @@ class Option:
     parse: Callable[[str], object] | None  # checks a text and returns the value; raises `ValueError`
     is_fixed: bool  # a job that is resumed keeps its value
     describe: Callable[[object], str] | None  # returns one value as people may see it, where it is a secret
+
+    def of_field(self, name: str, hint: Any) -> "Option":  # Any: a type
+        """Return the option of the field of a name and a type."""
+        kind = (get_args(hint) or (hint,))[0]  # of `int`, `int | None` and `tuple[int, ...]`
+        number_range = replace(self.range, kind=kind) if self.range and kind in (int, float) else None
+        flags = self.flags or (f"--{name.replace('_', '-')}",)
+        is_multiple = get_origin(hint) is tuple
+        return replace(self, name=name, kind=kind, is_multiple=is_multiple, flags=flags, range=number_range)
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -162,19 +170,20 @@ def option_field(
     is a pair such as "--standby/--no-standby". `default_text` says in the help what the default means; the default of a
     number is shown without it. A resume cannot change an option that `is_fixed`: it decides on what is trained.
     """
-    declaration = {
-        "flags": flags,
-        "help": help,
-        "default_text": default_text,
-        "metavar": metavar,
-        "group": group,
-        "limits": (minimum, maximum, is_minimum_open),
-        "switches": switches or {},
-        "parse": parse,
-        "is_fixed": is_fixed,
-        "describe": describe,
-    }
-    return field(default=default, metadata={"option": declaration})
+    option = Option(
+        default=default,
+        flags=flags,
+        help=help,
+        default_text=default_text,
+        metavar=metavar,
+        group=group,
+        range=NumberRange(float, minimum, maximum, is_minimum_open),
+        switches=switches or {},
+        parse=parse,
+        is_fixed=is_fixed,
+        describe=describe,
+    )
+    return field(default=default, metadata={"option": option})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,26 +204,8 @@ class OptionSet:
     def options(cls) -> tuple[Option, ...]:
         """The options that the dataclass declares itself, without those of its groups."""
         hints = get_type_hints(cls)
-        options = []
-        for options_field in fields(cls):
-            if "option" not in options_field.metadata:
-                continue
-            declaration = dict(options_field.metadata["option"])
-            flags, limits = declaration.pop("flags"), declaration.pop("limits")
-            hint = hints[options_field.name]
-            kind = (get_args(hint) or (hint,))[0]  # of `int`, `int | None` and `tuple[int, ...]`
-            options.append(
-                Option(
-                    **declaration,
-                    name=options_field.name,
-                    kind=kind,
-                    default=options_field.default,
-                    is_multiple=get_origin(hint) is tuple,
-                    flags=flags or (f"--{options_field.name.replace('_', '-')}",),
-                    range=NumberRange(kind, *limits) if kind in (int, float) else None,
-                )
-            )
-        return tuple(options)
+        declared = {each.name: each.metadata["option"] for each in fields(cls) if "option" in each.metadata}
+        return tuple(option.of_field(name, hints[name]) for name, option in declared.items())
 
     @classmethod
     @cache
