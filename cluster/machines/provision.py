@@ -17,8 +17,7 @@ from typing import ClassVar, TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
-from cluster.connectors.local import CommandResult
-from cluster.connectors.ssh import SSHConnector
+from cluster.connectors.ssh import CommandResult, SSHConnector
 from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.script import secret_values
@@ -153,10 +152,9 @@ class Provisioner:
         timeout_seconds = ENVIRONMENT_TIMEOUT_SECONDS + (PROBE_TIMEOUT_SECONDS if with_checks else 0)
         progress.set_step(name, SetupStep.ENVIRONMENT)
         start, sent_at = time.monotonic(), time.time()
-        with self.log_copies[name].following() as complete_log:
+        with self.log_copies[name].following():
             result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
-            complete_log(result.out)
-        received_at, seconds = time.time(), time.monotonic() - start
+            received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
         environment = python_env.parse_output(text, connector.name)
         found_python = untrusted.absolute_path(environment.python.encode())
@@ -292,9 +290,8 @@ class Provisioner:
             argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names)]
             line = self._logged_line(name, argv, {})
             with timed_step(self.setup_progress, name, SetupStep.CHECKS):
-                with self.log_copies[name].following() as complete_log:
+                with self.log_copies[name].following():
                     result = self.connectors[name].run(["sh", "-c", line], timeout=PROBE_TIMEOUT_SECONDS)
-                    complete_log(result.out)
                 code, text = _exit_code_and_output(result)
                 last_line = (text.splitlines() or ["no output"])[-1]
                 if code:
