@@ -129,9 +129,9 @@ class SSHConnector:
         Background processes that the command leaves running do not delay the return.
 
         Raises `CommandFailed` if the command fails and `check` is true, and always if it is not over after `timeout`
-        seconds; then, or at Ctrl-C, it is killed with every process that it started. Raises `Unreachable` if the
-        connection is lost for `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the
-        command may then still run on the machine.
+        seconds; then it is killed with every process that it started. Raises `Unreachable` if the connection is lost
+        for `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still
+        run on the machine.
         """
         command_id = uuid.uuid4().hex
         start = time.monotonic()
@@ -162,9 +162,6 @@ class SSHConnector:
             command_exit, output = self._retry_on_reconnect(attempt)
         except Unreachable as error:
             raise Unreachable(f"{error}; {argv[0]} may still run there") if was_sent else error from None
-        except (KeyboardInterrupt, SystemExit):
-            self._kill_command(command_id)
-            raise
         stdout, stderr = output[: command_exit.stdout_bytes], output[command_exit.stdout_bytes :]
         seconds = time.monotonic() - start
         if timeout is not None and command_exit.code == -9 and seconds >= timeout:
@@ -210,15 +207,6 @@ class SSHConnector:
             else "its login shell runs no commands"
         )
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
-
-    def _kill_command(self, command_id: str) -> None:
-        """Kill a command whose result is no longer needed, if the machine can be reached within 5 s."""
-        with contextlib.suppress(Exception):
-            connection = self._connect(5.0)
-            script = ssh_scripts.kill_script(command_id, self.host.folder, self.owner)
-            with self._open_channel(connection, script, EXTRA_BYTES) as channel:
-                for _ in channel.receive(5.0):
-                    pass
 
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
         """End all commands of the job, also those that another process started, with all that they started.
@@ -346,18 +334,18 @@ class SSHConnector:
                 self._discard_connection(connection)
                 raise BadAnswer(error.rule, self.name) from None
 
-    def _connect(self, reconnect_seconds: float | None = None) -> SSHConnection:
+    def _connect(self) -> SSHConnection:
         """Return the connection, made anew if there is none.
 
         Raises `Unreachable` if that fails for `reconnect_seconds`, and `SSHRefused` at the first refusal.
         """
-        reconnect_seconds = self.reconnect_seconds if reconnect_seconds is None else reconnect_seconds
-        deadline = time.monotonic() + reconnect_seconds
+        deadline = time.monotonic() + self.reconnect_seconds
         pause = 0.1
         with self._lock:
             while not (self._connection and self._connection.is_alive):
                 try:
-                    self._connection = connect(self.route, self.name, max(1.0, min(CONNECT_SECONDS, reconnect_seconds)))
+                    seconds = max(1.0, min(CONNECT_SECONDS, self.reconnect_seconds))
+                    self._connection = connect(self.route, self.name, seconds)
                 except Unreachable:
                     if time.monotonic() + pause > deadline:
                         raise

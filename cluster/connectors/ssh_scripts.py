@@ -81,22 +81,6 @@ find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r o
 done >/dev/null 2>&1 &
 """
 
-# Kills every process of the command's session, whatever its process group, then removes the command's folder.
-KILL_SCRIPT = r"""
-read -r p q <"$d/pid" || exit 0
-again=1
-while [ -n "$again" ]; do
-  again=
-  for stat in /proc/[0-9]*/stat; do
-    { read -r line <"$stat"; } 2>/dev/null || continue
-    pid=${line%% *}
-    set -- ${line##*) }
-    [ "$4" = "$p" ] && [ "$1" != Z ] && kill -9 "$pid" 2>/dev/null && again=1
-  done
-done
-rm -rf "$d"
-"""
-
 # Ends the commands whose folders begin with $g, and lets no more begin under the mark $e. What they started gets
 # SIGTERM and, $grace tenths of a second later, SIGKILL. The scripts that wait for the commands, the leaders of the
 # sessions, stay to report how they ended. One whose process ID has become that of another program is left alone.
@@ -222,12 +206,6 @@ def end_commands_script(folder: str, owner: str, launch: str) -> str:
 def _end_mark(owner: str, launch: str) -> str:
     """Return the name of the file that says that the commands of a launch were ended. `SWEEP_SCRIPT` removes it."""
     return f"ended-{owner}-{launch}"
-
-
-def kill_script(command_id: str, folder: str, owner: str = "") -> bytes:
-    """Return the script that kills a command with every process that it started, and removes its folder."""
-    name = f"{owner}.{command_id}" if owner else command_id
-    return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{name}"))
 
 
 def write_script(path: str, content_bytes: int) -> bytes:

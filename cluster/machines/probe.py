@@ -259,7 +259,7 @@ def _write_answer(writer: int, function: Callable[[], SeenMarkers | SharedFolder
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write times, hard-link support and free space of the shared folder, and leave the marker there.
+    """Return mount, write time, hard-link support and free space of the shared folder, and leave the marker there.
 
     Raises `OSError` when the folder cannot be used.
     """
@@ -272,7 +272,6 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
     test_file = marker.with_name(f"{unique_prefix}.test")
     second_name = marker.with_name(f"{unique_prefix}.link")
     try:
-        start = time.monotonic()
         with test_file.open("wb") as file:
             file.write(bytes(1 << 16))
             file.flush()
@@ -284,11 +283,10 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
         test_file.unlink(missing_ok=True)
         second_name.unlink(missing_ok=True)
     return SharedFolder(
-        **vars(mount_of(shared.resolve(), Path("/proc/self/mountinfo").read_text())),
+        **vars(mount_of(shared.resolve())),
         path=str(shared),
         link=supports_links,
         free_gb=free_gb(shared),
-        write_ms=round((written - start) * 1e3, 3),
         fsync_ms=round((synced - written) * 1e3, 3),
     )
 

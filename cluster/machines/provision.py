@@ -206,7 +206,7 @@ class Provisioner:
         if result.code == 127:
             raise SetupFailed(f"{connector.name}: tmux is missing; install it: sudo apt-get install tmux")
         if result.code:
-            raise SetupFailed(f"{connector.name}: {_decode_stderr(result.err)}")
+            raise SetupFailed(f"{connector.name}: {untrusted.one_line(result.err)}")
         return result
 
     # --- all machines ---------------------------------------------------------------------------------------------
@@ -299,7 +299,13 @@ class Provisioner:
                 return _decode_answer(checks.SeenMarkers, last_line)
 
         if len(names) > 1:
-            self._judge_markers(self.run_on_each(names, check))
+            answers = self.run_on_each(names, check)
+            for first, second in checks.pairs_without_common_folder(answers):
+                shared = self.shared_folder(first)
+                reason = (
+                    f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
+                )
+                self.setup_progress.set_failure_reason(second, reason)
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         threading.Thread(target=self._remove_markers, args=(names[0],), daemon=True).start()
 
@@ -307,13 +313,6 @@ class Provisioner:
         marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
         with contextlib.suppress(ClusterError):  # markers that stay do no harm
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)
-
-    def _judge_markers(self, answers: Mapping[str, checks.SeenMarkers]) -> None:
-        """Set the failure reason of machines that do not see the markers of others."""
-        for first, second in checks.pairs_without_common_folder(answers):
-            shared = self.shared_folder(first)
-            reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
-            self.setup_progress.set_failure_reason(second, reason)
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
         """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
@@ -365,10 +364,6 @@ def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
     except DamagedRecord as error:
         damage = f"{type(error).__name__}: {untrusted.one_line(str(error))}"
         raise SetupFailed(f"its answer to the checks is damaged ({damage})") from None
-
-
-def _decode_stderr(stderr: bytes) -> str:
-    return untrusted.one_line(stderr)
 
 
 def _error_line(error: Exception, machine_name: str) -> str:

@@ -58,17 +58,17 @@ class AttemptProcesses(ABC):
         attempt, which have kept their state (`read_kept_states`), take part in this one. Raises `UnkillableProcess`.
         """
 
-    @abstractmethod
     def ensure_standby(self) -> bool:
         """Prepare for the next attempt. Returns whether this machine is ready for it. Raises `UnkillableProcess`."""
+        return True
 
     @abstractmethod
     def request_save_and_exit(self) -> None:
         """Ask the processes to save and to exit."""
 
-    @abstractmethod
     def request_save(self) -> None:
         """Ask the processes to save soon and go on, if they can. Has an effect once in each attempt."""
+        return
 
     @abstractmethod
     def read_progress(self) -> TrainerProgress | None:
@@ -78,9 +78,9 @@ class AttemptProcesses(ABC):
     def collect_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
         """Return how the processes ended, None while they run. May block for a moment when only some have ended."""
 
-    @abstractmethod
     def dump_stacks(self) -> None:
         """Make each process write the stacks of its threads to its log, if it can."""
+        return
 
     def problem(self) -> str:
         """Return one line about what goes wrong beside the processes, which go on meanwhile; "" for nothing."""

@@ -13,7 +13,6 @@ from cluster.agent.status_writer import StatusWriter, continue_clock
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
-from train.tools.records import decode
 
 Fixture = Any
 SETUP, TRAINING, FAILED = MachineState.SETUP, MachineState.TRAINING, MachineState.FAILED
@@ -45,27 +44,16 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 def test_write_has_status_numbers_and_machine_load(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     before = time.time()
     make_writer().write(replace(STATUS, images_per_second=5.0))
-    status = read_status(tmp_path)
-    assert before <= status["time"] <= time.time()
-    assert (status["id"], status["phase"], status["attempt"], status["last_step"], status["launch"]) == (
-        "1.b",
-        "running",
-        2,
-        8,
-        "now",
-    )
-    assert (status["state"], status["images_per_second"]) == ("training", 5.0)
-    assert decode(MachineLoad, status["use"]) == LOAD
     peers = PeerStatuses(tmp_path, ["1"], "now")
     peers.refresh(0.0)
-    assert peers.statuses["1.b"].state == "training" and peers.statuses["1.b"].last_step == 8
+    status = peers.statuses["1.b"]
+    assert before <= status.time <= time.time()
+    changes = {"time": status.time, "boot_id": status.boot_id, "clock_offset": status.clock_offset}
+    expected = replace(STATUS, images_per_second=5.0, launch="now", use=LOAD, clock_jump=status.clock_jump, **changes)
+    assert status == expected
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}, {"fault": "own"}],
-    ids=["phase", "attempt", "leave_reason", "fault"],
-)
+@pytest.mark.parametrize("change", [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}], ids=str)
 def test_write_urgent_change_is_written_at_once(
     tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any]
 ) -> None:
@@ -97,9 +85,11 @@ def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable
         status = STATUS if state != SETUP else MachineStatus(id="1.b")
         writer.write(replace(status, state=state, reason=reason))
     lines = read_log(tmp_path)
-    assert [entry["state"] for entry in lines] == ["setup", "training", "failed"]
-    assert [entry.get("reason") for entry in lines] == [None, None, "why"]
-    assert [entry.get("step") for entry in lines] == [None, 8, 8] and [entry["attempt"] for entry in lines] == [0, 2, 2]
+    assert [{name: value for name, value in line.items() if name != "time"} for line in lines] == [
+        {"attempt": 0, "state": "setup"},
+        {"attempt": 2, "state": "training", "step": 8},
+        {"attempt": 2, "state": "failed", "reason": "why", "step": 8},
+    ]
     assert lines[0]["time"] <= lines[1]["time"] <= lines[2]["time"]
 
 

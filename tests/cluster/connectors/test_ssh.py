@@ -193,15 +193,6 @@ def test_run_login_without_commands_raises_one_line(own: tuple[Any, SSHConnector
         connector.run(["true"])
 
 
-def test_run_ctrl_c_kills_remote_command(own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
-    when_running(server, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        connector.run(["sh", "-c", "touch ran; sleep 4327 & wait"], timeout=300)
-    wait_for(lambda: not server.leaked_pids())
-    assert not list((server.home / ".imgnet/commands").iterdir())
-
-
 # --- a connection that drops --------------------------------------------------------------------------------------
 
 SCRIPT = "echo ran >>ran; head -c 3000000 /dev/zero; while [ ! -e go ]; do sleep 0.01; done; cat; echo end >&2; exit 5"

@@ -22,9 +22,8 @@ DUMP_PROCESS = (
     "Path(str(to) + '.part').write_text(text); Path(str(to) + '.part').rename(to); time.sleep(1000)"
 )
 ARGUMENTS = [
-    *("", " ", "a b", "'", '"', 'it\'s "both"', "\\", "\\n", "$HOME", "${HOME}", "`id`", "$(id)", "*", "~", "!"),
-    *(";", "\\;", "a;", "; kill-server", "|", "&", "#", "#{pane_id}", "#S", "#(id)", "%", "%1", "100%", "{", "}"),
-    *("\n", "two\nlines", "\t", "-d", "--", "ä", "="),
+    *("", "a b", "'", '"', "\\", "\\n", "$HOME", "`id`", "$(id)", "*", "~", "!", "=", "ä", "\n", "two\nlines", "\t"),
+    *(";", "\\;", "a;", "; kill-server", "|", "#", "#{pane_id}", "#S", "#(id)", "%1", "100%", "{", "}", "-d", "--"),
 ]
 
 
@@ -51,35 +50,20 @@ def test_start_session_and_add_window_pass_arguments_unchanged(sandbox: Fixture,
     assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
-def test_is_owned_by_matches_exact_name_and_run_folder(sandbox: Fixture, dump_process: Fixture) -> None:
+def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Fixture, dump_process: Fixture) -> None:
     run_folder = sandbox.path / "runs/job-1"
     dump_process("job-1", run_folder, [])
-    assert tmux.is_owned_by("job-1", run_folder)
-    for name, folder in (
-        ("job-1", run_folder.parent),
-        ("job-", run_folder),
-        ("job", run_folder),
-        ("job-11", run_folder),
-        ("*", run_folder),
-    ):
+    dump_process("job-11", run_folder.with_name("job-11"), [])
+    before = sandbox.job_pids()
+    for name, folder in (("job-1", run_folder.parent), ("job-", run_folder), ("job-11", run_folder), ("*", run_folder)):
         assert not tmux.is_owned_by(name, folder)
         tmux.kill_session(name, folder)
-    assert tmux.is_owned_by("job-1", run_folder)
-    dump_process("job-11", run_folder.with_name("job-11"), [])
+    with pytest.raises(ClusterError, match=r"^the tmux session job-1 belongs to [^\n]*$"):
+        tmux.start_session("job-1", sandbox.path / "elsewhere/runs/job-1", "first", ["sleep", "1000"])
+    assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
     tmux.kill_session("job-1", run_folder)
     assert not tmux.is_owned_by("job-1", run_folder) and tmux.is_owned_by("job-11", run_folder.with_name("job-11"))
     sandbox.wait_for(lambda: len(sandbox.job_pids()) == 1)
-
-
-def test_start_session_leaves_session_of_other_run_folder_alone(sandbox: Fixture, dump_process: Fixture) -> None:
-    run_folder, other = sandbox.path / "runs/job-1", sandbox.path / "elsewhere/runs/job-1"
-    dump_process("job-1", run_folder, [])
-    before = sandbox.job_pids()
-    with pytest.raises(ClusterError, match="job-1") as caught:
-        tmux.start_session("job-1", other, "first", ["sleep", "1000"])
-    assert "\n" not in str(caught.value)
-    tmux.kill_session("job-1", other)
-    assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
 
 
 def test_start_session_repeats_command_that_ending_server_lost(
@@ -139,8 +123,6 @@ def test_kill_session_frozen_server_raises_one_line(
 def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(sandbox.path))
     for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", sandbox.path, "first", ["true"])):
-        with pytest.raises(ClusterError, match="tmux is missing; install it") as caught:
+        with pytest.raises(ClusterError, match=r"^tmux is missing; install it[^\n]*$"):
             call()
-        assert "\n" not in str(caught.value)
     tmux.kill_session("job-1", sandbox.path)
-    assert os.environ["PATH"] == str(sandbox.path)

@@ -107,13 +107,6 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- requirements and installed packages --------------------------------------------------------------------------
 
 
-def test_ensure_environment_uses_complete_python(tmp_path: Path) -> None:
-    environment = python_env.ensure_environment(tmp_path, ["pytest>=1", "torch>=2"])
-    assert environment["python"] == sys.executable and not environment["made"]
-    assert environment["torch"].split("+")[0] == python_env.installed_version("torch").split("+")[0]  # type: ignore[union-attr]
-    assert not list(tmp_path.iterdir())
-
-
 def test_project_requirements_reads_pyproject_beside_package(tmp_path: Path) -> None:
     assert any(requirement.startswith("torch>=") for requirement in python_env.project_requirements())
     answer = finish(start_main(copy_project(tmp_path / "code"), tmp_path / "here"))
@@ -124,17 +117,9 @@ VERSION_CASES = [
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
     ("2.13.0a0+git1", ">=2.13,<2.14", False),
-    ("2.9.1", ">=2.13", False),
-    ("10.3.0", "==10.3", True),
-    ("1.20.3", "==1.2.*", False),
     ("1.2.3", "!=1.2.*", False),
-    ("1.9", "~=1.4", True),
-    ("1.5", "~=1.4.2", False),
-    ("1", "", True),
     ("1", "; sys_platform == 'win32'", True),
 ]
-
-
 PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requirements")  # the second is pip's own copy
 
 
@@ -174,9 +159,8 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path
     assert [answer["code"] for answer in answers] == [0, 0], answers
     assert sorted(answer["made"] for answer in answers) == [False, True], answers
     (python,) = {answer["python"] for answer in answers}
-    assert python.startswith(f"{folder}/venv/") and {answer["torch"] for answer in answers} == {
-        python_env.installed_version("torch")
-    }
+    assert python.startswith(f"{folder}/venv/")
+    assert {answer["torch"] for answer in answers} == {python_env.installed_version("torch")}
     made = next(answer for answer in answers if answer["made"])
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
     program = "import imgnet_dummy, torch; print(imgnet_dummy.word, torch.__name__)"
@@ -185,23 +169,27 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path
     assert not list((folder / "venv").glob(".*.tmp"))
 
 
-def test_ensure_environment_installs_only_missing_with_uv(uv_only: Path, tmp_path: Path) -> None:
-    environment = python_env.ensure_environment(tmp_path / "here", ["torch>=2", "pytest>=1", "imgnet-dummy>=1"])
-    venv, install = (uv_only / "calls").read_text().splitlines()
-    assert venv.startswith(f"venv --python {sys.executable}") and environment["made"]
-    assert install.endswith(" imgnet-dummy>=1") and "pytest>=1" not in install
-    constraints = (uv_only / "constraints").read_text().splitlines()
-    assert constraints == [f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest")]
+THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest"))
 
 
-@pytest.mark.parametrize("needs", [["torch>=9999", "pytest>=1"], ["torch>=2", "pytest>=1", "torch<2.1"]])
-def test_ensure_environment_with_another_torch_installs_everything(
-    uv_only: Path, tmp_path: Path, needs: list[str]
+@pytest.mark.parametrize(
+    ("needs", "installed", "constraints"),
+    [
+        pytest.param(["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], id="one"),
+        pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], id="another torch"),
+        # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
+        pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], id="older torch"),
+    ],
+)
+def test_ensure_environment_installs_what_is_missing_with_uv(
+    uv_only: Path, tmp_path: Path, needs: list[str], installed: list[str], constraints: list[str]
 ) -> None:
-    """The second time the GPUs need an older one: one requirement of two is met, and this torch must not be pinned."""
-    python_env.ensure_environment(tmp_path / "here", needs)
-    _, install = (uv_only / "calls").read_text().splitlines()
-    assert install.endswith(" ".join(["", *needs])) and not (uv_only / "constraints").exists()
+    assert python_env.ensure_environment(tmp_path / "here", needs)["made"]
+    venv, install = (uv_only / "calls").read_text().splitlines()
+    assert venv.startswith(f"venv --python {sys.executable}") and install.endswith(" ".join(["", *installed]))
+    assert ("pytest" in install) == ("pytest>=1" in installed)
+    pinned = uv_only / "constraints"
+    assert (pinned.read_text().splitlines() if pinned.exists() else []) == constraints
 
 
 @pytest.mark.parametrize("child", [True, False])
@@ -229,16 +217,12 @@ def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch:
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [
-        python_env.venv_key(["a", "b"], ""),
-        python_env.venv_key(["a"], ""),
-        python_env.venv_key(["a", "b"], "torch==2.13.0"),
-    ]
+    cases = ((["a", "b"], ""), (["a"], ""), (["a", "b"], "torch==2.13.0"))
+    keys = [python_env.venv_key(*case) for case in cases]
     assert python_env.venv_key(["b", "a"], "") == keys[0]
-    monkeypatch.setattr(sys, "prefix", "/opt/other")
-    keys.append(python_env.venv_key(["a", "b"], ""))
-    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
-    keys.append(python_env.venv_key(["a", "b"], ""))
+    for module, name, value in ((sys, "prefix", "/opt/other"), (platform, "python_version", lambda: "3.99.0")):
+        monkeypatch.setattr(module, name, value)
+        keys.append(python_env.venv_key(["a", "b"], ""))
     assert len(set(keys)) == 5
 
 
@@ -313,11 +297,10 @@ def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Pat
     assert found.answer.startswith("Linux")
 
 
-def test_main_find_names_what_is_missing_and_makes_nothing(uv: Path, tmp_path: Path) -> None:
+def test_main_find_names_what_is_missing_and_makes_nothing(uv_only: Path, tmp_path: Path) -> None:
     code = copy_project(tmp_path / "code", "imgnet-dummy>=1")
     argv = [sys.executable, "-m", "cluster.machines.python_env", "--find", str(tmp_path / "here")]
-    path = f"{uv}:{os.environ['PATH']}"
-    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True)
     found = python_env.parse_output(completed.stdout, "box-1")
     assert completed.returncode == 0 and found.python == sys.executable and not (tmp_path / "here").exists()
     assert found.missing_packages == ("imgnet-dummy>=1",)
@@ -327,9 +310,8 @@ def test_find_environment_says_when_none_could_be_made(tmp_path: Path, monkeypat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(python_env, "_has_pip_for_others", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ClusterError, match=rf"cannot make a venv; .* apt-get install python3\.{sys.version_info[1]}-venv"
-    ):
+    message = rf"cannot make a venv; .* apt-get install python3\.{sys.version_info[1]}-venv"
+    with pytest.raises(ClusterError, match=message):
         python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"], find_only=True)
 
 
