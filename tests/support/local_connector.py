@@ -13,8 +13,10 @@ from cluster.connectors.ssh import CommandFailed, CommandResult, SSHConnector
 class LocalConnector(SSHConnector):
     """Runs commands and reads files on this computer, without a connection."""
 
-    def __init__(self, name: str = "here") -> None:
-        self.name = name
+    name = "here"
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name or self.name
 
     def run(
         self, argv: Sequence[str], *, check: bool = True, timeout: float | None = None, input: bytes = b""

@@ -48,9 +48,8 @@ def test_write_has_status_numbers_and_machine_load(tmp_path: Path, make_writer: 
     peers.refresh(0.0)
     status = peers.statuses["1.b"]
     assert before <= status.time <= time.time()
-    changes = {"time": status.time, "boot_id": status.boot_id, "clock_offset": status.clock_offset}
-    expected = replace(STATUS, images_per_second=5.0, launch="now", use=LOAD, clock_jump=status.clock_jump, **changes)
-    assert status == expected
+    assert (status.state, status.last_step, status.images_per_second) == (TRAINING, 8, 5.0)
+    assert (status.launch, status.use) == ("now", LOAD)
 
 
 @pytest.mark.parametrize("change", [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}], ids=str)
