@@ -223,8 +223,9 @@ class ArrivalFolder:
 
         Returns the file's size, also when it is shorter than `offset` and nothing can be appended.
         """
+        _require_below(path)
         self.require_space(len(data))
-        with self._open(path, os.O_WRONLY | os.O_APPEND) as file:
+        with open_below(self.path, path, os.O_WRONLY | os.O_APPEND) as file:
             size = file.seek(0, os.SEEK_END)
             if offset <= size < offset + len(data):
                 file.write(memoryview(data)[size - offset :])
@@ -242,7 +243,7 @@ class ArrivalFolder:
         _require_below(path)
         with folder_below(self.path, path) as parent:
             try:
-                with self._open(f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_EXCL) as file:
+                with open_below(self.path, f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_EXCL) as file:
                     write_content(file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -280,10 +281,6 @@ class ArrivalFolder:
         usage = shutil.disk_usage(self.path)
         if usage.free - size < min(FREE_DISK_BYTES, usage.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-
-    def _open(self, path: str, flags: int) -> contextlib.AbstractContextManager[BinaryIO]:
-        _require_below(path)
-        return open_below(self.path, path, flags)
 
 
 def _require_below(path: str) -> None:

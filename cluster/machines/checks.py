@@ -18,17 +18,6 @@ NFS_OPTIONS = "lookupcache=positive,acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU as nvidia-smi describes it. `compute` is its compute capability, "" with an older driver."""
-
-    name: str
-    memory_gb: float = 0.0
-    driver: str = ""
-    uuid: str = ""
-    compute: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkFolder:
     """The machine's own work folder."""
 
@@ -47,7 +36,6 @@ class SharedFolder(Mount):
     path: str = ""
     error: str = ""
     link: bool = False
-    free_gb: float | None = None
     fsync_ms: float | None = None
 
 
@@ -72,18 +60,17 @@ class OtherJob:
 class MachineFacts:
     """The facts that the probe reports about a machine.
 
-    `time` is its clock. `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message.
-    `tmux` is its version. `data` is None where the job's images are generated or fetched.
+    `time` is its clock. `gpus` are the names of its GPUs. `nvidia` is what is wrong with them: "", "missing", "hangs",
+    or nvidia-smi's message. `tmux` is its version. `data` is None where the job's images are generated or fetched.
     """
 
     time: float
-    hostname: str = ""
     cpus: int = 0
     memory_gb: float = 0.0
     shm_bytes: int
     python: str = ""
     tmux: str | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[str, ...]
     nvidia: str
     work: WorkFolder
     shared: SharedFolder

@@ -18,7 +18,6 @@ import pwd
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
 
-from .checks import DataFolder, Gpu, MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
+from .checks import DataFolder, MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -41,7 +40,6 @@ TMUX_TIMEOUT_SECONDS = 10.0
 AGENT_MODULE = "cluster.agent"
 MAX_OTHER_JOBS = 10  # in the answer
 AnswerT = TypeVar("AnswerT", SeenMarkers, SharedFolder, DataFolder)
-GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", default="", help="the folder of the images, if it is there before the job starts")
     parser.add_argument("--val-fraction", type=float, default=0.0, help="the part of train/ that is held out")
     parser.add_argument("--token", required=True, help="common part of the names of the marker files of this check")
-    parser.add_argument(
-        "--machine", default=socket.gethostname(), help="this machine's name in the job (default: the host name)"
-    )
+    parser.add_argument("--machine", required=True, help="this machine's name in the job")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
@@ -79,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     """Return the facts of this machine. Leaves a marker file in the shared folder for the other machines to see."""
     gpus, complaint = query_gpus()
+    memory = host.read_memory()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
     try:
         shared_facts = call_with_timeout(SharedFolder, lambda: folder_facts(shared, marker))
@@ -89,9 +86,8 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
         shared_facts = SharedFolder(path=str(shared), error=str(error))
     is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
     return MachineFacts(
-        hostname=socket.gethostname(),
         cpus=len(os.sched_getaffinity(0)),
-        memory_gb=memory_gb(),
+        memory_gb=round(memory.total_gb, 1) if memory else 0.0,
         work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb(work)),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         python=platform.python_version(),
@@ -133,12 +129,6 @@ def _user_name(user_id: int) -> str:
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
-
-
-def memory_gb(root: Path = Path("/")) -> float:
-    """Return this machine's memory in GB, 0 where the kernel does not say it."""
-    memory = host.read_memory(root)
-    return round(memory.total_gb, 1) if memory else 0.0
 
 
 def nearest_existing(path: Path) -> Path:
@@ -198,24 +188,17 @@ def data_folder_facts(path: Path, val_fraction: float) -> DataFolder:
     return DataFolder(path=str(path), error=error_text)
 
 
-def query_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or nvidia-smi's message."""
-    for fields in (GPU_QUERY_FIELDS, GPU_QUERY_FIELDS[:-1]):  # an older driver does not know compute_cap
-        code, output = run_with_timeout(host.gpu_query_command(fields), NVIDIA_SMI_TIMEOUT_SECONDS)
-        if code in (None, 127):
-            return (), "missing" if code else "hangs"
-        if "not a valid field" not in output:
-            break
-    cells_by_line = {line: host.gpu_query_cells(line) for line in output.splitlines()}
-    gpu_rows = [cells for cells in cells_by_line.values() if len(cells) == len(fields) and cells[3].startswith("GPU-")]
-    complaint = " ".join(line for line, cells in cells_by_line.items() if cells not in gpu_rows)[:300]
-    return tuple(_parse_gpu(*cells) for cells in gpu_rows), complaint
-
-
-def _parse_gpu(name: str, memory: str, driver: str, uuid: str, compute: str = "") -> Gpu:
-    memory_mib = int(memory) if memory.isdigit() else 0  # [N/A] for a GPU that shares the CPU's memory
-    memory_gb = round(memory_mib * (1 << 20) / 1e9, 1)
-    return Gpu(name=name, memory_gb=memory_gb, driver=driver, uuid=uuid, compute=compute)
+def query_gpus() -> tuple[tuple[str, ...], str]:
+    """Return the names of the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or its message."""
+    code, output = run_with_timeout(host.gpu_query_command(("name", "uuid")), NVIDIA_SMI_TIMEOUT_SECONDS)
+    if code in (None, 127):
+        return (), "missing" if code else "hangs"
+    names, complaints = [], []
+    for line in output.splitlines():
+        name, *cells = host.gpu_query_cells(line)
+        is_gpu = len(cells) == 1 and cells[0].startswith("GPU-")
+        (names if is_gpu else complaints).append(name if is_gpu else line)
+    return tuple(names), " ".join(complaints)[:300]
 
 
 # --- the shared folder --------------------------------------------------------------------------------------------
@@ -259,7 +242,7 @@ def _write_answer(writer: int, function: Callable[[], SeenMarkers | SharedFolder
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write time, hard-link support and free space of the shared folder, and leave the marker there.
+    """Return mount, write time, hard-link support of the shared folder, and leave the marker there.
 
     Raises `OSError` when the folder cannot be used.
     """
@@ -286,7 +269,6 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
         **vars(mount_of(shared.resolve())),
         path=str(shared),
         link=supports_links,
-        free_gb=free_gb(shared),
         fsync_ms=round((synced - written) * 1e3, 3),
     )
 

@@ -274,7 +274,7 @@ class Provisioner:
     def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
         errors = [untrusted.one_line(finding.what) for finding in findings if finding.level == "error"]
         warnings = [untrusted.one_line(finding.what) for finding in findings if finding.level == "warning"]
-        gpus = tuple(untrusted.one_line(gpu.name) for gpu in facts.gpus)
+        gpus = tuple(untrusted.one_line(gpu) for gpu in facts.gpus)
         self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.status_writer import StatusWriter, continue_clock
+from cluster.agent.status_writer import StatusWriter, continue_clock, read_previous_status
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
@@ -135,7 +135,7 @@ def test_clock_of_the_next_agent_goes_on_although_the_wall_clock_was_set_back(
     set_clocks(1000.0, "first", 50.0, 950.0)
     make_writer().write(STATUS)
     set_clocks(-6200.0, boot_id, since_boot)  # two hours back
-    continue_clock(tmp_path, "1")
+    continue_clock(read_previous_status(tmp_path, "1"))
     make_writer().write(replace(STATUS, state=MachineState.VALIDATING))
     status = read_status(tmp_path)
     assert status["time"] == expected and status["clock_jump"] < -7000

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import libtmux
 import pytest
 
 from cluster.connectors import tmux
@@ -66,20 +65,23 @@ def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Fixture
     sandbox.wait_for(lambda: len(sandbox.job_pids()) == 1)
 
 
+ENDED = SimpleNamespace(stdout="", stderr="server exited unexpectedly\n")
+
+
 def test_start_session_repeats_command_that_ending_server_lost(
     sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    command = libtmux.Server.cmd
+    run = tmux._tmux
     lost: list[str] = []
 
-    def lose_first(server: libtmux.Server, name: str, *arguments: Any, **settings: Any) -> Any:
+    def lose_first(name: str, *words: str) -> Any:
         if name == "start-server" and len(lost) < 3:
             lost.append(name)
-            return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
-        return command(server, name, *arguments, **settings)
+            return ENDED
+        return run(name, *words)
 
-    monkeypatch.setattr(libtmux.Server, "cmd", lose_first)
+    monkeypatch.setattr(tmux, "_tmux", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
     assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
@@ -87,10 +89,7 @@ def test_start_session_repeats_command_that_ending_server_lost(
 
 def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-    monkeypatch.setattr(
-        libtmux.Server, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
-    )
-    monkeypatch.setattr(tmux, "session_owner", lambda _: None)
+    monkeypatch.setattr(tmux, "_tmux", lambda *_: ENDED)
     with pytest.raises(ClusterError, match="server exited unexpectedly"):
         tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
 
