@@ -40,14 +40,6 @@ class SharedFolder(Mount):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFolder:
-    """The folder of a job's images. `error` says why it cannot be used."""
-
-    path: str
-    error: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OtherJob:
     """Another job that is at work on the machine: its uid, the user of its agent, and how long that has run."""
 
@@ -61,7 +53,7 @@ class MachineFacts:
     """The facts that the probe reports about a machine.
 
     `time` is its clock. `gpus` are the names of its GPUs. `nvidia` is what is wrong with them: "", "missing", "hangs",
-    or nvidia-smi's message. `tmux` is its version. `data` is None where the job's images are generated or fetched.
+    or nvidia-smi's message. `tmux` is its version. `data_error` says why the folder of the job's images cannot be used.
     """
 
     time: float
@@ -74,7 +66,7 @@ class MachineFacts:
     nvidia: str
     work: WorkFolder
     shared: SharedFolder
-    data: DataFolder | None = None
+    data_error: str = ""
     other_jobs: tuple[OtherJob, ...] = ()
 
 
@@ -139,7 +131,6 @@ def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: flo
         *_check_gpus(facts, required_gpus),
         *_check_work_folder(facts.work, required_free_gb),
         *_check_shared_folder(facts.shared),
-        *_check_data(facts.data),
     ]
 
 
@@ -161,6 +152,9 @@ def _check_machine(facts: MachineFacts) -> Iterator[Finding]:
             f"/dev/shm has only {facts.shm_bytes / 1e6:.0f} MB, and loader workers pass images through it; "
             "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
         )
+    if facts.data_error:
+        remedy = "put the images there, or name another folder on the machine: --data DIR"
+        yield Finding("error", f"{facts.data_error}; {remedy}")
     for job in facts.other_jobs:
         yield Finding(
             "warning",
@@ -211,11 +205,6 @@ def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[Fi
             f"{work.path}: {work.free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
             "or set another `folder` in hosts.toml",
         )
-
-
-def _check_data(data: DataFolder | None) -> Iterator[Finding]:
-    if data and data.error:
-        yield Finding("error", f"{data.error}; put the images there, or name another folder on the machine: --data DIR")
 
 
 def _check_shared_folder(shared: SharedFolder) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import Any
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
@@ -31,7 +31,7 @@ from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
 
-from .checks import DataFolder, MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
+from .checks import MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -39,7 +39,6 @@ MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
 AGENT_MODULE = "cluster.agent"
 MAX_OTHER_JOBS = 10  # in the answer
-AnswerT = TypeVar("AnswerT", SeenMarkers, SharedFolder, DataFolder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
         answer = SeenMarkers(seen={})
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
-            answer = call_with_timeout(SeenMarkers, lambda: SeenMarkers(seen=find_markers(marker.parent, marker_names)))
+            answer = SeenMarkers(seen=call_with_timeout(lambda: find_markers(marker.parent, marker_names)))
     else:
         answer = gather_facts(args.shared, args.work, marker)
         if args.data:
-            data = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
-            answer = dataclasses.replace(answer, data=data)
+            data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
+            answer = dataclasses.replace(answer, data_error=data_error)
         answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
     print(json.dumps(dataclasses.asdict(answer)), flush=True)
     return 0
@@ -78,7 +77,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     memory = host.read_memory()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
     try:
-        shared_facts = call_with_timeout(SharedFolder, lambda: folder_facts(shared, marker))
+        shared_facts = SharedFolder(**call_with_timeout(lambda: dataclasses.asdict(folder_facts(shared, marker))))
     except TimeoutError:
         late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
         shared_facts = SharedFolder(path=str(shared), error=f"{shared}: {late}")
@@ -162,30 +161,28 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
     return process.returncode, stdout.decode(errors="replace").strip()
 
 
-def query_data_folder(path: Path, val_fraction: float) -> DataFolder:
-    """Return whether the images can be used, as far as the names of folders tell."""
+def query_data_folder(path: Path, val_fraction: float) -> str:
+    """Return why the images cannot be used, as far as the names of folders tell; "" if they can."""
     try:
-        return call_with_timeout(DataFolder, lambda: data_folder_facts(path, val_fraction))
+        return str(call_with_timeout(lambda: find_data_error(path, val_fraction)))
     except TimeoutError:
-        error_text = f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
+        return f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
     except OSError as error:
-        error_text = str(error)
-    return DataFolder(path=str(path), error=error_text)
+        return str(error)
 
 
-def data_folder_facts(path: Path, val_fraction: float) -> DataFolder:
+def find_data_error(path: Path, val_fraction: float) -> str:
     """Return what is wrong with the layout of a data folder. Raises `OSError`."""
     if not path.is_dir():
-        return DataFolder(path=str(path), error=f"{path}: there is no such data folder")
-    error_text = ""
+        return f"{path}: there is no such data folder"
     with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
         from train.data.index.open import DataError, check_layout
 
         try:
             check_layout(path, val_fraction)
         except DataError as error:
-            error_text = str(error)
-    return DataFolder(path=str(path), error=error_text)
+            return str(error)
+    return ""
 
 
 def query_gpus() -> tuple[tuple[str, ...], str]:
@@ -204,7 +201,7 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
-def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT]) -> AnswerT:
+def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the function returns, which JSON can hold
     """Call a function in a forked process and return its answer.
 
     In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
@@ -227,22 +224,22 @@ def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT
             os.waitpid(pid, 0)
             if error:
                 raise OSError(error)
-            return answer_type(**answer)
+            return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
     raise TimeoutError
 
 
-def _write_answer(writer: int, function: Callable[[], SeenMarkers | SharedFolder | DataFolder]) -> None:
+def _write_answer(writer: int, function: Callable[[], object]) -> None:
     with os.fdopen(writer, "w") as file:
         try:
-            answer = dataclasses.asdict(function()), ""
+            answer = function(), ""
         except Exception as error:
-            answer = {}, one_line_error(error)
+            answer = None, one_line_error(error)
         json.dump(answer, file)
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write time, hard-link support of the shared folder, and leave the marker there.
+    """Return mount, write time and hard-link support of the shared folder, and leave the marker there.
 
     Raises `OSError` when the folder cannot be used.
     """

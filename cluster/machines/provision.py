@@ -156,7 +156,7 @@ class Provisioner:
             result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
             received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
-        environment = python_env.parse_output(text, connector.name)
+        environment, answer = python_env.parse_output(text, connector.name)
         found_python = untrusted.absolute_path(environment.python.encode())
         progress.update(name, lambda row: replace(row, python=found_python))
         # The machine says how long the environment took. The checks took the rest.
@@ -165,12 +165,12 @@ class Provisioner:
         if not with_checks:
             return None
         progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
-        last_line = (environment.answer.splitlines() or ["no output"])[-1]
+        last_line = (answer.splitlines() or ["no output"])[-1]
         if code:
             raise SetupFailed(f"{connector.name}: {last_line}")
         facts = _decode_answer(checks.MachineFacts, last_line)
         skew = checks.clock_skew(sent_at + environment_seconds, received_at, facts.time)
-        return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing_packages)
+        return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing)
 
     def _probe_argv(self, name: str) -> list[str]:
         """Return module and first arguments of the probe on a machine."""

@@ -142,7 +142,7 @@ def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
     uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_modules(monkeypatch, *PACKAGING_MODULES)
-    assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"])["made"]
+    assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"]).made
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=2 pytest>=1")
 
@@ -184,7 +184,7 @@ THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for n
 def test_ensure_environment_installs_what_is_missing_with_uv(
     uv_only: Path, tmp_path: Path, needs: list[str], installed: list[str], constraints: list[str]
 ) -> None:
-    assert python_env.ensure_environment(tmp_path / "here", needs)["made"]
+    assert python_env.ensure_environment(tmp_path / "here", needs).made
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert venv.startswith(f"venv --python {sys.executable}") and install.endswith(" ".join(["", *installed]))
     assert ("pytest>=1" in install) == ("pytest>=1" in installed)
@@ -229,14 +229,14 @@ def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("fault", ["no mark", "no python"])
 def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Path, fault: str) -> None:
     needs = ["imgnet-dummy>=1"]
-    venv = Path(python_env.ensure_environment(tmp_path, needs)["python"] or "").parents[1]
+    venv = Path(python_env.ensure_environment(tmp_path, needs).python).parents[1]
     (venv / "rest").write_text("of the old venv")
     if fault == "no mark":
         (venv / python_env.COMPLETE_MARKER).unlink()
     else:
         (venv / "bin/python").unlink()
-    assert python_env.ensure_environment(tmp_path, needs)["made"] and not (venv / "rest").exists()
-    assert not python_env.ensure_environment(tmp_path, needs)["made"]
+    assert python_env.ensure_environment(tmp_path, needs).made and not (venv / "rest").exists()
+    assert not python_env.ensure_environment(tmp_path, needs).made
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ INSTALLER_ERRORS = {
 def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output: str) -> None:
     (uv / "fail").write_text(output)
     answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here", str(uv)))
-    assert (answer["code"], answer["python"], answer["made"]) == (1, None, False)
+    assert (answer["code"], answer["python"], answer["made"]) == (1, "", False)
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
@@ -276,7 +276,8 @@ def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output:
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:
     good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
-    assert python_env.parse_output(good, "box-1") == ("/p", 1.0, "2", (), "more")
+    environment = python_env.Environment(python="/p", torch="2", why="made", seconds=1.0)
+    assert python_env.parse_output(good, "box-1") == (environment, "more")
     for out, message in {
         '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
@@ -292,18 +293,17 @@ def test_parse_output_returns_python_seconds_and_what_follows() -> None:
 def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
     completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    found = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and found.python == sys.executable and found.seconds >= 0
-    assert found.answer.startswith("Linux")
+    found, answer = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and found.python == sys.executable and answer.startswith("Linux")
 
 
 def test_main_find_names_what_is_missing_and_makes_nothing(uv_only: Path, tmp_path: Path) -> None:
     code = copy_project(tmp_path / "code", "imgnet-dummy>=1")
     argv = [sys.executable, "-m", "cluster.machines.python_env", "--find", str(tmp_path / "here")]
     completed = subprocess.run(argv, cwd=code, capture_output=True, text=True)
-    found = python_env.parse_output(completed.stdout, "box-1")
+    found, _ = python_env.parse_output(completed.stdout, "box-1")
     assert completed.returncode == 0 and found.python == sys.executable and not (tmp_path / "here").exists()
-    assert found.missing_packages == ("imgnet-dummy>=1",)
+    assert found.missing == ("imgnet-dummy>=1",)
 
 
 def test_find_environment_says_when_none_could_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,5 +322,5 @@ def test_main_on_older_python_says_what_is_needed(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(lines.replace("0x030B0000", "0x7F0B0000"))
     completed = subprocess.run([sys.executable, str(tmp_path / "old.py")], capture_output=True, text=True)
     answer = json.loads(completed.stdout)
-    assert completed.returncode == 1 and not completed.stderr and answer["python"] is None
+    assert completed.returncode == 1 and not completed.stderr and answer["python"] == ""
     assert "and 3.11 or newer is needed: sudo apt-get install python3.11" in answer["why"]
