@@ -268,10 +268,10 @@ LIES = [
 ]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[Path, bytes]:
     """The files in a folder, without locks and the record of the set-up."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if name not in (".home.lock", "machines.json")}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in (".home.lock", "machines.json")]
+    return {path: path.read_bytes() for path in files}
 
 
 def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: Path) -> None:
@@ -279,9 +279,7 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     victim.mkdir()
     (victim / "bashrc").write_text("mine\n")
     up = "../" * 20 + str(victim).lstrip("/")
-    fleet = job.fleet
-    run_folder = fleet.folders.path
-    (job.shared / "logs" / "a.log").write_text("one\n")
+    fleet, run_folder = job.fleet, job.fleet.folders.path
     with (
         log_lines("cluster.machines.fleet") as lines,
         lying(job.machines[0]) as lie_of_first,
@@ -294,7 +292,7 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
             fleet.pull_files()
             assert fleet.agents_alive()
             assert contents(run_folder) == before, path
-            assert contents(victim) == {"bashrc": b"mine\n"}, path
+            assert contents(victim) == {victim / "bashrc": b"mine\n"}, path
     messages = [line for line in lines if "its answer was dropped" in line]
     assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"], "once for each"
     assert all("\n" not in message and "names the file" in message for message in messages)
@@ -303,8 +301,8 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     assert fleet.explain_end() == "; ".join(messages)
     for name in ("0", "1"):
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
-    copy = run_folder / "logs" / "a.log"
-    job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
+    (job.shared / "logs" / "a.log").write_text("one\n")
+    job.pull_until((run_folder / "logs" / "a.log").exists)
 
 
 def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:

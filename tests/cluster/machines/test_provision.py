@@ -126,14 +126,6 @@ def test_set_up_machines_full_disk_is_named(make_job: Callable[..., SetupJob], f
     assert not job.stub.calls("cluster.agent")
 
 
-def test_set_up_machines_two_faults_are_both_named(make_job: Callable[..., SetupJob]) -> None:
-    job = make_job(0, 1)
-    for machine, why in ((0, "too old"), (1, "no pip")):
-        job.stub.override(f"{PYTHON_ENV}-{machine}", f"""echo '{{"python": null, "why": "{why}"}}'; exit 1""")
-    with pytest.raises(SetupFailed, match=r"^machine 0 .*too old\nmachine 1 .*no pip$"):
-        job.fleet().set_up_machines()
-
-
 def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
     make_job: Callable[..., SetupJob], tmp_path: Path
 ) -> None:
