@@ -190,7 +190,8 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
     code, output = run_with_timeout(host.gpu_query_command(("name", "uuid")), NVIDIA_SMI_TIMEOUT_SECONDS)
     if code in (None, 127):
         return (), "missing" if code else "hangs"
-    names, complaints = [], []
+    names: list[str] = []
+    complaints: list[str] = []
     for line in output.splitlines():
         name, *cells = host.gpu_query_cells(line)
         is_gpu = len(cells) == 1 and cells[0].startswith("GPU-")
