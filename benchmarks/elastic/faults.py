@@ -140,7 +140,6 @@ def serve_forks() -> None:
 
 
 def _preload_torch() -> None:
-    import libtmux  # noqa: F401 - imported for the forks
     import torch
 
     import train.engine.run  # noqa: F401 - imported for the forks

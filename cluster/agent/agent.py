@@ -77,10 +77,9 @@ class Agent:
         self.spec = JobSpec.parse(read_file(spec_path), spec_path).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
-        self.traffic_meter = None
-        if self.spec.cloud:
-            self.traffic_meter = TrafficMeter(shared, address, read_previous_status(shared, machine))
-        continue_clock(shared, machine)
+        previous = read_previous_status(shared, machine)
+        self.traffic_meter = TrafficMeter(shared, address, previous) if self.spec.cloud else None
+        continue_clock(previous)
         self.temp_folder = TempFolder()
         self.trainers = self._make_processes(user_project)
         self.rules = self.spec.membership_rules

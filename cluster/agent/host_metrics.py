@@ -11,10 +11,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from cluster.state.heartbeats import GpuLoad, MachineLoad
-from train.tools import host
+from train.tools import host, process
 
 # Of a port: the files that count what it received and sent, and the bytes of one count.
 EFA_COUNTERS = ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1)
@@ -95,56 +94,62 @@ NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: name here, factor from nv
     "temperature.gpu": ("temperature", 1.0),
     "power.draw": ("watts", 1.0),
 }
-QUERY_SECONDS = 5.0  # between two starts of nvidia-smi
+QUERY_SECONDS = 5  # between two measurements by nvidia-smi
 STALE_SECONDS = 20.0  # older values are not shown
-HUNG_SECONDS = 60.0  # then nvidia-smi is killed; it takes long on machines with many GPUs
 
 
 class GpuSampler:
-    """Starts nvidia-smi every few seconds, and reads its output when it has ended. Never two at once, if one hangs."""
+    """Reads what nvidia-smi prints every few seconds. Starts it again when it has ended; one that hangs may go on."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.nvidia_smi_path = shutil.which("nvidia-smi")
         self.clock = clock
         self.process: subprocess.Popen[bytes] | None = None
         self.start_time = float("-inf")
-        self.loads: tuple[GpuLoad, ...] = ()
-        self.loads_time = float("-inf")
+        self.unread = b""  # the beginning of a line
+        self.loads: dict[int, tuple[float, GpuLoad]] = {}  # by GPU index, with the time when it was read
 
     def read(self) -> tuple[GpuLoad, ...]:
         """Return each GPU's newest load, by GPU index; none while nvidia-smi is missing or does not answer."""
         now = self.clock()
-        if self.process and self.process.stdout and self.process.poll() is not None:
-            self._read_output(self.process.stdout, now)
-            self.process = None
-        elif self.process and now - self.start_time > HUNG_SECONDS:
-            self.process.kill()
+        if self.process and self.process.stdout:
+            has_ended = self.process.poll() is not None  # asked before the read, which then brings all
+            *lines, self.unread = (self.unread + (self.process.stdout.read() or b"")).split(b"\n")
+            loads = filter(None, map(_parse_line, lines))
+            self.loads |= {index: (now, load) for index, load in loads}
+            if has_ended:
+                self.process.stdout.close()
+                self.process = None
         if self.process is None and self.nvidia_smi_path and now - self.start_time >= QUERY_SECONDS:
-            self.start_time = now
-            argv = host.gpu_query_command([*NVIDIA_SMI_FIELDS], program=self.nvidia_smi_path)
-            with contextlib.suppress(OSError):
-                self.process = subprocess.Popen(argv, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        return self.loads if now - self.loads_time < STALE_SECONDS else ()
+            self._start(self.nvidia_smi_path, now)
+        return tuple(load for _, (read_at, load) in sorted(self.loads.items()) if now - read_at < STALE_SECONDS)
 
-    def _read_output(self, pipe: IO[bytes], now: float) -> None:
-        with pipe:
-            os.set_blocking(pipe.fileno(), False)  # a process that nvidia-smi has started may hold the pipe
-            lines = (pipe.read() or b"").decode(errors="replace").splitlines()
-        self.loads, self.loads_time = tuple(filter(None, map(_parse_line, lines))), now
+    def _start(self, program: str, now: float) -> None:
+        self.start_time, self.unread = now, b""
+        argv = host.gpu_query_command(["index", *NVIDIA_SMI_FIELDS], "-l", str(QUERY_SECONDS), program=program)
+        with contextlib.suppress(OSError):
+            self.process = subprocess.Popen(
+                argv, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=process.die_with_parent
+            )
+            if self.process.stdout:
+                os.set_blocking(self.process.stdout.fileno(), False)
 
     def close(self) -> None:
         """Kill nvidia-smi, and start none again. One that hangs in the driver is left behind after a second."""
         self.nvidia_smi_path = None
-        if self.process:
+        if self.process and self.process.stdout:
             self.process.kill()
+            self.process.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
+        self.process = None
 
 
-def _parse_line(line: str) -> GpuLoad | None:
-    """Return the load in a line of nvidia-smi, None for other lines. A value that the GPU lacks ("[N/A]") is None."""
+def _parse_line(line: bytes) -> tuple[int, GpuLoad] | None:
+    """Return GPU index and load in a line of nvidia-smi, None for others. What the GPU lacks ("[N/A]") is None."""
+    index, *cells = host.gpu_query_cells(line.decode(errors="replace"))
     values = {}
-    for (name, factor), cell in zip(NVIDIA_SMI_FIELDS.values(), host.gpu_query_cells(line), strict=False):
+    for (name, factor), cell in zip(NVIDIA_SMI_FIELDS.values(), cells, strict=False):
         with contextlib.suppress(ValueError):
             values[name] = round(float(cell) * factor, 2)
-    return GpuLoad(**values) if values else None
+    return (int(index), GpuLoad(**values)) if index.isdecimal() and values else None

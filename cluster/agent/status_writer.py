@@ -34,13 +34,12 @@ def read_previous_status(shared: Path, machine: str) -> MachineStatus | None:
     return None
 
 
-def continue_clock(shared: Path, machine: str) -> None:
-    """Let this process's clock go on from that of the machine's previous agent.
+def continue_clock(previous: MachineStatus | None) -> None:
+    """Let this process's clock go on from that of the machine's previous agent, with this last status.
 
     So all agents and trainers of a machine have one clock, which nobody sets. After a boot it starts from the wall
     clock again, but never goes back.
     """
-    previous = read_previous_status(shared, machine)
     if previous is None:
         return
     if previous.boot_id and previous.boot_id == host.boot_id():
@@ -118,11 +117,10 @@ class StatusWriter:
 
     def _log_end_of_previous_agent(self) -> None:
         """If the previous agent ended without a final status, log the time of its last heartbeat as its end."""
-        with contextlib.suppress(DamagedRecord):
-            previous = read_status(self.status_path)
-            if previous and not previous.ended:
-                end = StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
-                self._append_to_state_log(end)
+        previous = read_previous_status(self.shared, self.status_path.stem)
+        if previous and not previous.ended:
+            end = StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
+            self._append_to_state_log(end)
 
     def _append_to_state_log(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}

@@ -61,8 +61,7 @@ class Trainers(AttemptProcesses):
             folders = spec.user_project.search_folders(user_project.absolute())
             self.environment |= agent_protocol.module_folders_variable(folders)
         self.attempt_folder = work / "000000"
-        self.is_save_requested = False
-        self.is_abort_requested = False
+        self.requests: set[str] = set()  # of this attempt: the names of their files
         self.standby_processes: list[subprocess.Popen[bytes]] = []
 
     # --- standby -------------------------------------------------------------------------------------------------
@@ -119,8 +118,7 @@ class Trainers(AttemptProcesses):
         first_log = rank_log_file(self.work, attempt.number, self.first_rank)
         first_log.parent.mkdir(parents=True, exist_ok=True)
         self.is_exit_requested = False
-        self.is_save_requested = False
-        self.is_abort_requested = False
+        self.requests = set()
         argv = self.job_arguments() + self.attempt_arguments(attempt)
         shared_environment = {
             **self.environment,
@@ -165,23 +163,24 @@ class Trainers(AttemptProcesses):
         options = {"--options": self.options_path, "--out": self.shared, "--local": self.work}
         return [str(recipe_path), *(str(word) for option in options.items() for word in option)]
 
+    def _request(self, file: str) -> None:
+        """Make a file by which the trainers learn of a request, once in each attempt."""
+        if file not in self.requests:
+            self.requests.add(file)
+            (self.attempt_folder / file).touch()
+
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""
-        if not self.is_exit_requested:
-            (self.attempt_folder / agent_protocol.STOP_REQUEST_FILE).touch()
-            self.is_exit_requested = True
+        self._request(agent_protocol.STOP_REQUEST_FILE)
+        self.is_exit_requested = True
 
     def request_save(self) -> None:
         """Ask the trainers to save soon and go on. Has an effect once in each attempt."""
-        if not self.is_save_requested:
-            (self.attempt_folder / agent_protocol.SAVE_REQUEST_FILE).touch()
-            self.is_save_requested = True
+        self._request(agent_protocol.SAVE_REQUEST_FILE)
 
     def request_abort(self) -> None:
         """Ask the trainers to end their collectives and to keep their state for the next attempt."""
-        if not self.is_abort_requested:
-            (self.attempt_folder / agent_protocol.ABORT_REQUEST_FILE).touch()
-            self.is_abort_requested = True
+        self._request(agent_protocol.ABORT_REQUEST_FILE)
 
     def read_kept_states(self) -> list[KeptStateReport]:
         """Return the reports of the trainers that keep their state and wait for the next attempt."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cluster.connectors import tmux
-from cluster.connectors.local import Connector
+from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import openssh_argv
 from cluster.errors import ClusterError
 from cluster.machines import trained_files
@@ -80,7 +80,7 @@ class RemoteBackend(Backend):
             )
         )
 
-    def _ask_machines(self, ask: Callable[[Connector, str], AnswerT]) -> AnswerT:
+    def _ask_machines(self, ask: Callable[[SSHConnector, str], AnswerT]) -> AnswerT:
         """Return the answer of the first machine that answers; `ask` takes its connector and the job's folder there.
 
         Raises the `ClusterError` of the last one when none does.

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from cluster.connectors import log_sync, tmux
-from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
 from cluster.machines import trained_files
 from cluster.state.run_folder import REHEARSED_NOTICE, RunFolder
@@ -33,7 +32,7 @@ class SharedFolderBackend(Backend):
         """Copy new log lines and the network of a finished run to the run folder, and restart a killed supervisor."""
         spec, folder = self.run.spec, self.run.folder
         is_running = self.agents_alive()  # before the copy: everything that a dead agent wrote is then copied
-        log_sync.pull_logs(Connector(), str(folder.shared), folder.path)
+        log_sync.pull_logs(folder.shared, folder.path)
         if not is_running:
             self.fetch_network()
         # Without a supervisor, lost machines of a job with several would never be replaced, and nobody would be told.

@@ -6,41 +6,60 @@ which does not mean that it is gone.
 """
 
 import contextlib
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 from cluster.errors import ClusterError
 
 from . import ssh_scripts, untrusted
 from .hosts_file import Host
-from .local import CommandFailed, CommandResult, Connector
 from .ssh_channel import AnswerTimeLimit, SSHChannel
 from .ssh_config import Route, resolve_route
 from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
 from .untrusted import BadAnswer, CommandExit, NewBytes
 
-__all__ = ["SSHConnector", "SSHRefused", "Unreachable"]
+__all__ = ["CommandFailed", "CommandResult", "SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
 DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
 SCRIPT_SECONDS = 120.0  # for reading or writing a file, beside the time that its bytes take
 READ_LIMIT_BYTES = 1 << 24
-NEW_BYTES_LIMIT = 1 << 24
 # Of a command's answer, the bytes for whose way a slow link gets more time: a minute in all. The set-up of a machine
 # has about six commands. Whoever answers bit by bit can hold it up for hardly longer than a machine that hangs.
 MAX_COUNTED_BYTES = 1 << 17
 EXTRA_BYTES = 1 << 16  # of an answer beside what was asked for: what the login shell prints, and stderr
+MAX_QUOTED_BYTES = 10_000  # of a failed command's output
 MAX_QUICK_DROPS = 5  # how often in a row a connection may drop within a second of being used
 ReturnType = TypeVar("ReturnType")
 
 
-class SSHConnector(Connector):
-    """Runs commands and moves files on a machine over ssh.
+@dataclass(frozen=True)
+class CommandResult:
+    """The outcome of a command: its arguments, exit code (negative: killed by that signal), output and seconds."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: bytes
+    err: bytes
+    seconds: float
+
+
+class CommandFailed(ClusterError):
+    """A command ended with a non-zero exit code. Carries its `CommandResult`; the text shows its last ten lines."""
+
+    def __init__(self, result: CommandResult, machine_name: str) -> None:
+        output = (result.out + result.err)[-MAX_QUOTED_BYTES:].decode(errors="replace")
+        lines = [untrusted.one_line(line) for line in output.strip().splitlines()[-10:]]
+        super().__init__("\n".join([f"{machine_name}: {result.argv[0]} ended with code {result.code}", *lines]))
+        self.result = result
+
+
+class SSHConnector:
+    """Runs commands and moves files on a machine over ssh. Commands are argument lists; no shell interprets them.
 
     Connects at the first use. May be used from several threads, which share the connection. `name` precedes the text of
     its errors. Paths on the machine may begin with ~/. An answer that breaks a rule of `untrusted` raises `BadAnswer`
@@ -104,15 +123,15 @@ class SSHConnector(Connector):
         check: bool = True,
         timeout: float | None = None,
         input: bytes = b"",
-        env: Mapping[str, str] | None = None,
     ) -> CommandResult:
         """Run a command and wait until it ends. A reconnection does not run it again.
 
         Background processes that the command leaves running do not delay the return.
 
-        Raises `CommandFailed` as `Connector.run` does, and `Unreachable` if the connection is lost for
-        `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still run
-        on the machine.
+        Raises `CommandFailed` if the command fails and `check` is true, and always if it is not over after `timeout`
+        seconds; then it is killed with every process that it started. Raises `Unreachable` if the connection is lost
+        for `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still
+        run on the machine.
         """
         command_id = uuid.uuid4().hex
         start = time.monotonic()
@@ -131,7 +150,6 @@ class SSHConnector(Connector):
                 argv,
                 input_bytes=len(input),
                 timeout=timeout,
-                env=env,
                 is_retry=was_sent,
                 sweep=sweep,
                 owner=self.owner,
@@ -144,9 +162,6 @@ class SSHConnector(Connector):
             command_exit, output = self._retry_on_reconnect(attempt)
         except Unreachable as error:
             raise Unreachable(f"{error}; {argv[0]} may still run there") if was_sent else error from None
-        except (KeyboardInterrupt, SystemExit):
-            self._kill_command(command_id)
-            raise
         stdout, stderr = output[: command_exit.stdout_bytes], output[command_exit.stdout_bytes :]
         seconds = time.monotonic() - start
         if timeout is not None and command_exit.code == -9 and seconds >= timeout:
@@ -193,15 +208,6 @@ class SSHConnector(Connector):
         )
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
-    def _kill_command(self, command_id: str) -> None:
-        """Kill a command whose result is no longer needed, if the machine can be reached within 5 s."""
-        with contextlib.suppress(Exception):
-            connection = self._connect(5.0)
-            script = ssh_scripts.kill_script(command_id, self.host.folder, self.owner)
-            with self._open_channel(connection, script, EXTRA_BYTES) as channel:
-                for _ in channel.receive(5.0):
-                    pass
-
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
         """End all commands of the job, also those that another process started, with all that they started.
 
@@ -217,57 +223,29 @@ class SSHConnector(Connector):
         `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
         """
         script_bytes = ssh_scripts.build_script(script, **variables)
-        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, EXTRA_BYTES)
-        return self._retry_on_reconnect(
-            lambda connection: self._run_script(
-                connection, script_bytes, self.host.folder, limit_bytes=EXTRA_BYTES, time_limit=time_limit
-            )
-        )
+        return self._run_script(script_bytes, self.host.folder, bytes, limit_bytes=EXTRA_BYTES)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
-    def put(self, source: Path, target: str) -> None:
-        """Copy a file of this computer to the machine atomically. Creates its folder."""
-        with source.open("rb") as file:
-            self._write_file(target, file, os.fstat(file.fileno()).st_size)
-
     def write(self, path: str, content: bytes) -> None:
         """Replace a file of the machine atomically. Creates its folder."""
-        self._write_file(path, content, len(content))
-
-    def _write_file(self, path: str, content: bytes | BinaryIO, size: int) -> None:
-        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, size + EXTRA_BYTES)
-
-        def attempt(connection: SSHConnection) -> None:
-            script = ssh_scripts.write_script(path, size, uuid.uuid4().hex)
-            self._run_script(connection, script, path, content, time_limit=time_limit)
-
-        self._retry_on_reconnect(attempt)
+        self._run_script(ssh_scripts.write_script(path, len(content)), path, bytes, content)
 
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
-        script = ssh_scripts.read_script(path, offset, limit)
-        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, limit + EXTRA_BYTES)
-        return self._retry_on_reconnect(
-            lambda connection: self._run_script(connection, script, path, limit_bytes=limit, time_limit=time_limit)
-        )[:limit]
+        return self._run_script(ssh_scripts.read_script(path, offset, limit), path, bytes, limit_bytes=limit)[:limit]
 
     def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by relative path; of hidden files if wanted."""
         script, limit = ssh_scripts.list_files_script(folder, with_hidden), untrusted.MAX_LISTING_BYTES
-        time_limit = AnswerTimeLimit(SCRIPT_SECONDS, limit + EXTRA_BYTES)
-        return self._retry_on_reconnect(
-            lambda connection: untrusted.parse_listing(
-                self._run_script(connection, script, folder, limit_bytes=limit, time_limit=time_limit)
-            )
-        )
+        return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=limit)
 
     def read_new_bytes(
         self,
         folder: str,
         machine_names: Sequence[str],
         known_sizes: Mapping[str, int],
-        limit: int = NEW_BYTES_LIMIT,
+        limit: int = READ_LIMIT_BYTES,
         on_data: Callable[[], None] = lambda: None,
     ) -> NewBytes:
         """Return what the mirrored files of a job's folder have gained beyond their known sizes, in one round trip.
@@ -278,41 +256,48 @@ class SSHConnector(Connector):
         """
         delimiter = uuid.uuid4().hex
         script = ssh_scripts.new_bytes_script(folder, machine_names, known_sizes, delimiter, limit)
-        # The last file may exceed the limit by its header, and status files do not count.
-        limit_bytes = limit + untrusted.MAX_PATH_BYTES + untrusted.MAX_RECORD_BYTES * len(machine_names)
-
-        def attempt(connection: SSHConnection) -> NewBytes:
-            stdout = self._run_script(connection, script, folder, limit_bytes=limit_bytes, on_data=on_data)
-            return untrusted.parse_new_bytes(stdout, delimiter, known_sizes, machine_names)
-
-        return self._retry_on_reconnect(attempt)
+        return self._run_script(
+            script,
+            folder,
+            lambda stdout: untrusted.parse_new_bytes(stdout, delimiter, known_sizes, machine_names),
+            # The last file may exceed the limit by its header, and status files do not count.
+            limit_bytes=limit + untrusted.MAX_PATH_BYTES + untrusted.MAX_RECORD_BYTES * len(machine_names),
+            is_time_limited=False,
+            on_data=on_data,
+        )
 
     def _run_script(
         self,
-        connection: SSHConnection,
         script: bytes,
         path: str,
-        content: bytes | BinaryIO = b"",
+        parse: Callable[[bytes], ReturnType],
+        content: bytes = b"",
         limit_bytes: int = 0,
+        is_time_limited: bool = True,
         on_data: Callable[[], None] = lambda: None,
-        time_limit: AnswerTimeLimit | None = None,
-    ) -> bytes:
-        """Run a script to its end, with `content` as its input, and return its stdout of at most `limit_bytes`.
+    ) -> ReturnType:
+        """Run a script to its end, again when the connection drops. Return its parsed stdout of at most `limit_bytes`.
 
-        Raises `ClusterError` with the path and the last line of stderr if the script fails.
+        `content` is the script's input. Raises `ClusterError` with the path and the last line of stderr if it fails.
         """
-        stdout = bytearray()
-        with self._open_channel(connection, script, limit_bytes + EXTRA_BYTES, time_limit) as channel:
-            with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
-                channel.send(content)
-                channel.paramiko_channel.shutdown_write()
-            for data in channel.receive(None):
-                stdout += data
-                on_data()
-            code, stderr = channel.wait_for_exit()
-        if code:
-            raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
-        return bytes(stdout)
+        seconds, counted_bytes = SCRIPT_SECONDS, len(content) + limit_bytes + EXTRA_BYTES
+        time_limit = AnswerTimeLimit(seconds, counted_bytes) if is_time_limited else None
+
+        def attempt(connection: SSHConnection) -> ReturnType:
+            stdout = bytearray()
+            with self._open_channel(connection, script, limit_bytes + EXTRA_BYTES, time_limit) as channel:
+                with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
+                    channel.send(content)
+                    channel.paramiko_channel.shutdown_write()
+                for data in channel.receive(None):
+                    stdout += data
+                    on_data()
+                code, stderr = channel.wait_for_exit()
+            if code:
+                raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
+            return parse(bytes(stdout))
+
+        return self._retry_on_reconnect(attempt)
 
     @contextlib.contextmanager
     def _open_channel(
@@ -349,18 +334,18 @@ class SSHConnector(Connector):
                 self._discard_connection(connection)
                 raise BadAnswer(error.rule, self.name) from None
 
-    def _connect(self, reconnect_seconds: float | None = None) -> SSHConnection:
+    def _connect(self) -> SSHConnection:
         """Return the connection, made anew if there is none.
 
         Raises `Unreachable` if that fails for `reconnect_seconds`, and `SSHRefused` at the first refusal.
         """
-        reconnect_seconds = self.reconnect_seconds if reconnect_seconds is None else reconnect_seconds
-        deadline = time.monotonic() + reconnect_seconds
+        deadline = time.monotonic() + self.reconnect_seconds
         pause = 0.1
         with self._lock:
             while not (self._connection and self._connection.is_alive):
                 try:
-                    self._connection = connect(self.route, self.name, max(1.0, min(CONNECT_SECONDS, reconnect_seconds)))
+                    seconds = max(1.0, min(CONNECT_SECONDS, self.reconnect_seconds))
+                    self._connection = connect(self.route, self.name, seconds)
                 except Unreachable:
                     if time.monotonic() + pause > deadline:
                         raise

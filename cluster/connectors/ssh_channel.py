@@ -6,8 +6,8 @@ short, and after it the connection is checked.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO, Self
+from collections.abc import Iterator
+from typing import Self
 
 from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
 from .untrusted import BadAnswer
@@ -74,17 +74,10 @@ class SSHChannel:
     def __exit__(self, *error: object) -> None:
         self.exit_stack.close()
 
-    def send(self, content: bytes | BinaryIO) -> None:
+    def send(self, content: bytes) -> None:
         """Send all of the content to the script's stdin. Raises `BrokenPipeError` if the script has ended."""
-        if isinstance(content, bytes):
-            parts: Iterable[bytes] = (
-                content[start : start + PACKET_BYTES] for start in range(0, len(content), PACKET_BYTES)
-            )
-        else:
-            content.seek(0)
-            parts = iter(lambda: content.read(PACKET_BYTES), b"")
-        for part in parts:
-            unsent = part
+        for start in range(0, len(content), PACKET_BYTES):
+            unsent = content[start : start + PACKET_BYTES]
             while unsent:
                 try:
                     sent_bytes = self.paramiko_channel.send(unsent)

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from uuid import uuid4
 
 from train.tools.agent_protocol import LOG_FOLDERS
 
@@ -78,22 +79,6 @@ find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r o
   if [ ! -e "$old/code" ] && {{ read -r p q <"$old/pid"; }} 2>/dev/null && kill -0 "$p" 2>/dev/null; then continue; fi
   rm -rf "$old"
 done >/dev/null 2>&1 &
-"""
-
-# Kills every process of the command's session, whatever its process group, then removes the command's folder.
-KILL_SCRIPT = r"""
-read -r p q <"$d/pid" || exit 0
-again=1
-while [ -n "$again" ]; do
-  again=
-  for stat in /proc/[0-9]*/stat; do
-    { read -r line <"$stat"; } 2>/dev/null || continue
-    pid=${line%% *}
-    set -- ${line##*) }
-    [ "$4" = "$p" ] && [ "$1" != Z ] && kill -9 "$pid" 2>/dev/null && again=1
-  done
-done
-rm -rf "$d"
 """
 
 # Ends the commands whose folders begin with $g, and lets no more begin under the mark $e. What they started gets
@@ -179,7 +164,6 @@ def run_script(
     *,
     input_bytes: int = 0,
     timeout: float | None = None,
-    env: Mapping[str, str] | None = None,
     is_retry: bool = False,
     sweep: bool = False,
     owner: str = "",
@@ -192,14 +176,10 @@ def run_script(
     also removes what commands of more than a day ago left behind. The command is one of the launch `launch` of the job
     `owner`, by which `end_commands_script` ends it.
     """
-    full_argv = list(argv)
-    if env:
-        full_argv = ["env", *(f"{name}={value}" for name, value in env.items()), *full_argv]
-    if timeout is not None:
-        full_argv = ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}", *full_argv]
+    limit_argv = [] if timeout is None else ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}"]
     sweep_script = SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ""
     return build_script(
-        f"{sweep_script}set -- {shlex.join(full_argv)}\n{RUN_SCRIPT}",
+        f"{sweep_script}set -- {shlex.join([*limit_argv, *argv])}\n{RUN_SCRIPT}",
         d=quote_path(f"{folder}/commands"),
         i=command_id,
         n=str(input_bytes),
@@ -228,17 +208,14 @@ def _end_mark(owner: str, launch: str) -> str:
     return f"ended-{owner}-{launch}"
 
 
-def kill_script(command_id: str, folder: str, owner: str = "") -> bytes:
-    """Return the script that kills a command with every process that it started, and removes its folder."""
-    name = f"{owner}.{command_id}" if owner else command_id
-    return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{name}"))
+def write_script(path: str, content_bytes: int) -> bytes:
+    """Return the script that replaces a file atomically by `content_bytes` bytes of stdin.
 
-
-def write_script(path: str, content_bytes: int, unique_suffix: str) -> bytes:
-    """Return the script that replaces a file atomically by `content_bytes` bytes of stdin."""
+    Another call may write the same file at this moment, also one that was cut off, or on another machine.
+    """
     folder, _, name = path.rpartition("/")
     folder = folder or ("/" if path.startswith("/") else ".")
-    temp = quote_path(f"{folder}/.{name[:200]}.{unique_suffix}")
+    temp = quote_path(f"{folder}/.{name[:200]}.{uuid4().hex}") + ".$$"
     return build_script(WRITE_SCRIPT, p=quote_path(path), f=quote_path(folder), t=temp, n=str(content_bytes))
 
 

@@ -1,4 +1,4 @@
-"""tmux sessions on this computer, through libtmux: one private tmux server, one session per job.
+"""tmux sessions on this computer: one private tmux server, one session per job.
 
 A window runs its command as its process; nothing is typed into a shell. The user's ~/.tmux.conf applies, so that an
 attached session behaves as usual. `new_session_argv` and `new_window_argv` are commands for other machines.
@@ -10,12 +10,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
-
-if TYPE_CHECKING:
-    from libtmux import Server, Session
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
@@ -53,51 +49,41 @@ def require_tmux() -> None:
         )
 
 
-def _server() -> "Server":
-    """Return the private tmux server. Raises `ClusterError` if it does not answer; libtmux would wait forever."""
-    import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
-
+def _tmux(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of the private tmux server. Raises `ClusterError` when tmux is missing or does not answer."""
     require_tmux()
+    argv = ["tmux", "-L", SOCKET_NAME, *words]
     try:
-        subprocess.run(
-            ["tmux", "-L", SOCKET_NAME, "list-sessions"], capture_output=True, timeout=SERVER_TIMEOUT_SECONDS
+        return subprocess.run(
+            argv, capture_output=True, text=True, errors="surrogateescape", timeout=SERVER_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise ClusterError(
             f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
             f"tmux -L {SOCKET_NAME} kill-server"
         ) from None
-    return libtmux.Server(socket_name=SOCKET_NAME)
 
 
 def session_names() -> set[str]:
     """Return the names of all living sessions, also those of other run folders."""
-    return {session.session_name or "" for session in _server().sessions}
-
-
-def find_session(name: str) -> "Session | None":
-    """Return the session of exactly this name, None if there is none."""
-    for session in _server().sessions:
-        if session.session_name == name:
-            return session
-    return None
+    return set(_tmux("list-sessions", "-F", "#{session_name}").stdout.splitlines())
 
 
 def window_names(name: str) -> list[str]:
     """Return the names of a session's windows, [] if there is no such session."""
-    session = find_session(name)
-    return [window.window_name or "" for window in session.windows] if session else []
+    return _tmux("list-windows", "-t", f"={name}", "-F", "#{window_name}").stdout.splitlines()
 
 
 def session_owners() -> list[str]:
     """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [str(session.show_environment().get(OWNER_VARIABLE) or "") for session in _server().sessions]
+    return [session_owner(name) or "" for name in session_names()]
 
 
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
-    session = find_session(name)
-    return str(session.show_environment().get(OWNER_VARIABLE) or "") if session else None
+    if name not in session_names():
+        return None
+    return _tmux("show-environment", "-t", f"={name}", OWNER_VARIABLE).stdout.rstrip("\n").partition("=")[2]
 
 
 def is_owned_by(name: str, run_folder: Path) -> bool:
@@ -117,20 +103,20 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
         raise ClusterError(f"the tmux session {name} belongs to {owner}; end that job first, or wait for it")
     # The variables are listed by name, because a pattern such as * copies only the first match (tmux 3.3). A variable
     # that is listed but not in our environment, because it came from an earlier job, is removed from the session.
-    server = _server()
-    global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
+    lines = _tmux("show-environment", "-g").stdout.splitlines()
+    global_variables = [line.partition("=")[0].lstrip("-") for line in lines]
     options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
     folder = str(Path.cwd()).replace("#", "##")
     new_session = _escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv])
     deadline = time.monotonic() + SERVER_TIMEOUT_SECONDS
     while True:
-        completed = server.cmd("start-server", ";", *_set_options(options), *new_session)
+        completed = _tmux("start-server", ";", *_set_options(options), *new_session)
         if not completed.stderr:
             return
         # The server ends with its last session. A command that reaches it at that moment is lost; the next one starts
         # another server.
         if SERVER_ENDED not in completed.stderr or time.monotonic() > deadline:
-            raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+            raise ClusterError(f"tmux -L {SOCKET_NAME}: {completed.stderr.strip()}")
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
@@ -140,10 +126,10 @@ def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = Fal
     """
     for place in ("",) if index is None else (str(index), ""):
         new_window = ["new-window", "-t", f"={name}:{place}", "-n", window, *([] if in_front else ["-d"])]
-        completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
+        completed = _tmux(*_escape_semicolons([*new_window, *argv]))
         if not completed.stderr:
             return
-    raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+    raise ClusterError(f"tmux -L {SOCKET_NAME}: {completed.stderr.strip()}")
 
 
 def _new_session(name: str, window: str, owner: str) -> list[str]:
@@ -188,7 +174,7 @@ def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
 def kill_session(name: str, run_folder: Path) -> None:
     """End the session of this name with all its windows, if it exists and belongs to this run folder."""
     if shutil.which("tmux") and is_owned_by(name, run_folder):
-        _server().cmd("kill-session", "-t", f"={name}")
+        _tmux("kill-session", "-t", f"={name}")
 
 
 def attach_argv(name: str, window: str = "") -> list[str]:

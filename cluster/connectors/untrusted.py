@@ -81,14 +81,6 @@ def parent_folders(path: str) -> list[str]:
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
 
-def is_obstructed(path: str, known_paths: Collection[str], folders: Collection[str]) -> bool:
-    """Whether a new file would need the place of a known file or folder of this computer.
-
-    `folders` are the parent folders of `known_paths`. No machine has both, but it may have had one after the other.
-    """
-    return path in folders or any(folder in known_paths for folder in parent_folders(path))
-
-
 def is_below(path: str) -> bool:
     """Whether a relative path stays below its folder: no empty part, no "." or "..", nothing absolute."""
     return bool(path) and "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
@@ -231,8 +223,9 @@ class ArrivalFolder:
 
         Returns the file's size, also when it is shorter than `offset` and nothing can be appended.
         """
+        _require_below(path)
         self.require_space(len(data))
-        with self._open(path, os.O_WRONLY | os.O_APPEND) as file:
+        with open_below(self.path, path, os.O_WRONLY | os.O_APPEND) as file:
             size = file.seek(0, os.SEEK_END)
             if offset <= size < offset + len(data):
                 file.write(memoryview(data)[size - offset :])
@@ -247,9 +240,10 @@ class ArrivalFolder:
         """Write or replace a file atomically and durably."""
         folder, slash, name = path.rpartition("/")
         temp_name = f".{name}.{uuid4().hex}"
-        with self._open_parent(path) as parent:
+        _require_below(path)
+        with folder_below(self.path, path) as parent:
             try:
-                with self._open(f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_EXCL) as file:
+                with open_below(self.path, f"{folder}{slash}{temp_name}", os.O_WRONLY | os.O_EXCL) as file:
                     write_content(file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -274,19 +268,19 @@ class ArrivalFolder:
                             sizes[str(Path(parent, name).relative_to(self.path))] = status.st_size
         return sizes
 
+    def has_place(self, path: str) -> bool:
+        """Whether a file can be here: there is no folder of this path, and no file where one of its folders would be.
+
+        No machine has both a file and a folder of one path, but it may have had one after the other.
+        """
+        is_folder = (self.path / path).is_dir()
+        return not is_folder and not any((self.path / folder).is_file() for folder in parent_folders(path))
+
     def require_space(self, size: int) -> None:
         """Raise `OSError` when the disk has no room for `size` bytes from a machine."""
         usage = shutil.disk_usage(self.path)
         if usage.free - size < min(FREE_DISK_BYTES, usage.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-
-    def _open_parent(self, path: str) -> contextlib.AbstractContextManager[int]:
-        _require_below(path)
-        return folder_below(self.path, path)
-
-    def _open(self, path: str, flags: int) -> contextlib.AbstractContextManager[BinaryIO]:
-        _require_below(path)
-        return open_below(self.path, path, flags)
 
 
 def _require_below(path: str) -> None:

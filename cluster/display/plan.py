@@ -151,7 +151,7 @@ def _fact_cells(report: HostReport) -> Sequence[object]:
     facts = report.facts
     if not facts:
         return (None,) * 7
-    gpu_names = list(dict.fromkeys(gpu.name for gpu in facts.gpus))
+    gpu_names = list(dict.fromkeys(facts.gpus))
     gpus = f"{len(facts.gpus)} x {', '.join(gpu_names)}" if gpu_names else "none"
     torch = report.torch or "none"
     return facts.python, torch, gpus, facts.cpus, facts.memory_gb, facts.work.free_gb, facts.shared.fsync_ms

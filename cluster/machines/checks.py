@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 from cluster.connectors.mounts import Mount
 
@@ -14,17 +15,6 @@ DOCKER_SHM_BYTES = 64 << 20  # Docker's default size of /dev/shm
 MAX_CLOCK_SKEW_SECONDS = 30.0
 # nfs(5). Without these options a machine may use outdated directory entries for up to a minute.
 NFS_OPTIONS = "lookupcache=positive,acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU as nvidia-smi describes it. `compute` is its compute capability, "" with an older driver."""
-
-    name: str
-    memory_gb: float = 0.0
-    driver: str = ""
-    uuid: str = ""
-    compute: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +30,13 @@ class WorkFolder:
 class SharedFolder(Mount):
     """The folder that all machines mount, and its file system. `error` says why it cannot be used.
 
-    `link` says whether hard links can be made, and only once. `write_ms` and `fsync_ms` are of a file of 64 KiB.
+    `link` says whether hard links can be made, and only once. `fsync_ms` is of a file of 64 KiB.
     """
 
     path: str = ""
     error: str = ""
     link: bool = False
-    free_gb: float | None = None
-    write_ms: float | None = None
     fsync_ms: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFolder:
-    """The folder of a job's images. `error` says why it cannot be used."""
-
-    path: str
-    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +52,21 @@ class OtherJob:
 class MachineFacts:
     """The facts that the probe reports about a machine.
 
-    `time` is its clock. `nvidia` is what is wrong with the GPUs: "", "missing", "hangs", or nvidia-smi's message.
-    `tmux` is its version. `data` is None where the job's images are generated or fetched.
+    `time` is its clock. `gpus` are the names of its GPUs. `nvidia` is what is wrong with them: "", "missing", "hangs",
+    or nvidia-smi's message. `tmux` is its version. `data_error` says why the folder of the job's images cannot be used.
     """
 
     time: float
-    hostname: str = ""
     cpus: int = 0
     memory_gb: float = 0.0
     shm_bytes: int
     python: str = ""
     tmux: str | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[str, ...]
     nvidia: str
     work: WorkFolder
     shared: SharedFolder
-    data: DataFolder | None = None
+    data_error: str = ""
     other_jobs: tuple[OtherJob, ...] = ()
 
 
@@ -102,7 +81,7 @@ class SeenMarkers:
 class Finding:
     """What is wrong with a machine, where, and what to do. An error prevents the job, a warning hampers it."""
 
-    level: str  # "error" or "warning"
+    level: Literal["error", "warning"]
     what: str
 
 
@@ -147,14 +126,12 @@ def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: flo
 
     The job needs `required_gpus` GPUs and `required_free_gb` GB (1e9 bytes) of free space in the work folder.
     """
-    problems = [
+    return [
         *_check_machine(facts),
         *_check_gpus(facts, required_gpus),
         *_check_work_folder(facts.work, required_free_gb),
         *_check_shared_folder(facts.shared),
-        *_check_data(facts.data),
     ]
-    return [Finding(level, message) for level, message in problems]
 
 
 def is_broken(facts: MachineFacts, required_gpus: int) -> bool:
@@ -166,17 +143,20 @@ def is_broken(facts: MachineFacts, required_gpus: int) -> bool:
     return has_driver and len(facts.gpus) < required_gpus
 
 
-def _check_machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
+def _check_machine(facts: MachineFacts) -> Iterator[Finding]:
     if not facts.tmux:
-        yield "error", "tmux is missing; install it: sudo apt-get install tmux"
+        yield Finding("error", "tmux is missing; install it: sudo apt-get install tmux")
     if facts.shm_bytes <= DOCKER_SHM_BYTES:
-        yield (
+        yield Finding(
             "warning",
             f"/dev/shm has only {facts.shm_bytes / 1e6:.0f} MB, and loader workers pass images through it; "
             "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
         )
+    if facts.data_error:
+        remedy = "put the images there, or name another folder on the machine: --data DIR"
+        yield Finding("error", f"{facts.data_error}; {remedy}")
     for job in facts.other_jobs:
-        yield (
+        yield Finding(
             "warning",
             f"{job.uid} of the user {job.user} began {describe_age(job.seconds)} and is at work here; two jobs share "
             "processors, GPUs and memory: wait for its end, stop it, or use other machines",
@@ -191,54 +171,48 @@ def describe_age(seconds: float) -> str:
     return f"{seconds // unit_seconds:.0f} {unit}s ago" if unit_seconds else "a moment ago"
 
 
-def _check_gpus(facts: MachineFacts, required_gpus: int) -> Iterator[tuple[str, str]]:
+def _check_gpus(facts: MachineFacts, required_gpus: int) -> Iterator[Finding]:
     gpu_count = len(facts.gpus)
     complaint = facts.nvidia
     quote = f" (nvidia-smi: {complaint})" if complaint else ""
     if gpu_count >= required_gpus:
         return
     if gpu_count:
-        yield (
+        yield Finding(
             "error",
             f"{gpu_count} of {required_gpus} GPUs visible{quote}; "
             f"look for errors (sudo dmesg | grep -i xid), reboot, or ask for {gpu_count}",
         )
     elif complaint == "missing":
-        yield (
-            "error",
-            "no GPU: nvidia-smi is missing; install the NVIDIA driver, or start the container with --gpus all",
+        yield Finding(
+            "error", "no GPU: nvidia-smi is missing; install the NVIDIA driver, or start the container with --gpus all"
         )
     elif complaint == "hangs":
-        yield "error", "no GPU: nvidia-smi does not answer; reboot this machine"
+        yield Finding("error", "no GPU: nvidia-smi does not answer; reboot this machine")
     else:
-        yield "error", f"no GPU{quote}; install the NVIDIA driver that fits the kernel, or reboot this machine"
+        yield Finding("error", f"no GPU{quote}; install the NVIDIA driver that fits the kernel, or reboot this machine")
 
 
-def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[tuple[str, str]]:
+def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[Finding]:
     if not work.writable:
-        yield (
+        yield Finding(
             "error",
             f"{work.path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml",
         )
     if work.free_gb < required_free_gb:
-        yield (
+        yield Finding(
             "error",
             f"{work.path}: {work.free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
             "or set another `folder` in hosts.toml",
         )
 
 
-def _check_data(data: DataFolder | None) -> Iterator[tuple[str, str]]:
-    if data and data.error:
-        yield "error", f"{data.error}; put the images there, or name another folder on the machine: --data DIR"
-
-
-def _check_shared_folder(shared: SharedFolder) -> Iterator[tuple[str, str]]:
+def _check_shared_folder(shared: SharedFolder) -> Iterator[Finding]:
     if shared.error:
-        yield "error", shared.error
+        yield Finding("error", shared.error)
         return
     if not shared.link:
-        yield (
+        yield Finding(
             "error",
             f"{shared.path}: no hard links on {shared.type}, and attempt files need them; use NFS, EFS or another disk",
         )
@@ -246,9 +220,8 @@ def _check_shared_folder(shared: SharedFolder) -> Iterator[tuple[str, str]]:
         version = re.search(r"\bvers=[\d.]+", shared.options)
         options = ",".join(filter(None, [version and version[0], "hard,timeo=600,retrans=2", NFS_OPTIONS]))
         remount = f"sudo umount {shared.point} && sudo mount -t nfs -o {options} {shared.source} {shared.point}"
-        yield (
-            "warning",
-            f"{shared.path}: NFS shows new files up to a minute late; mount it with other options: {remount}",
+        yield Finding(
+            "warning", f"{shared.path}: NFS shows new files up to a minute late; mount it with other options: {remount}"
         )
 
 

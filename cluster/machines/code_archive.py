@@ -12,7 +12,8 @@ import tarfile
 from pathlib import Path
 from uuid import uuid4
 
-from cluster.connectors.local import PROJECT_ROOT, Connector
+from cluster.connectors.local import PROJECT_ROOT
+from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError
 
 CODE_PACKAGES = ("cluster", "infra", "recipes", "train")
@@ -63,7 +64,7 @@ def code_folder(folder: str, code_hash: str) -> str:
     return f"{folder}/code/{code_hash}"
 
 
-def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
+def upload_code(machine: SSHConnector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
     """Place packed code on a machine that lacks it. Returns its `code_folder`.
 
     The folder appears atomically, also if several jobs place it at once. Raises `ClusterError` when the disk is full

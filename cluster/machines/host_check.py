@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import uuid4
 
-from cluster.connectors.local import CommandResult
-from cluster.connectors.ssh import SSHConnector
+from cluster.connectors.ssh import CommandResult, SSHConnector
 from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state.spec import JobSpec

@@ -2,7 +2,7 @@
 
 One question at most is under way to each machine, and its answer is used whenever it comes: a slow link carries each
 byte once. A machine is passed over when it is silent, not when its answer takes long, unless it takes so long that
-somebody seems to hold this computer up. A question asks for as much as the link brings in about a second.
+somebody seems to hold this computer up.
 
 Before the agents run, `SetupLogCopy` brings the log of a machine's set-up.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.connectors.ssh import SSHConnector, Unreachable
-from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes, is_obstructed, parent_folders
+from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes
 from cluster.errors import ClusterError
 from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import RunFolder, install_log_path
@@ -30,13 +30,10 @@ MAX_ANSWER_SECONDS = 10.0  # of one call for an answer that comes bit by bit, be
 ANSWER_POLL_SECONDS = 0.05
 PULL_SECONDS = 2.0  # for how long one call goes on asking while there is more
 UNREACHABLE_RETRY_SECONDS = 10.0  # how long a machine that did not answer is asked last
-FIRST_QUESTION_BYTES = 1 << 18
-MIN_QUESTION_BYTES = 1 << 17  # holds the largest attempt file
-MAX_QUESTION_BYTES = 1 << 24
-FAST_ANSWER_SECONDS = 1.0  # a faster answer doubles the size of the next question
-SLOW_ANSWER_SECONDS = 2.0  # a slower one halves it
+QUESTION_BYTES = 1 << 19  # what an answer may have: a slow link brings that in seconds
 SETUP_LOG_SECONDS = 5.0  # between two looks at the log of a machine that is being set up
-SETUP_LOG_BYTES = 1 << 18  # of one look
+SETUP_LOG_BYTES = 1 << 20  # of one look
+LAST_LOOK_SECONDS = 5.0  # for the last look, which a set-up waits for
 
 
 class SetupLogCopy:
@@ -51,70 +48,49 @@ class SetupLogCopy:
         self.remote_path = remote_path
         self.arrivals = ArrivalFolder(run_path)
         self.path = str(install_log_path(run_path, name).relative_to(run_path))
-        self.remote_size = remote_size
-        # The copy is longer when the machine before this one had the same name.
-        self.position = min(remote_size, self._append(b""))  # in the machine's log: up to there it is copied
+        # Up to there the machine's log is copied. The copy is longer when the machine before had the same name.
+        self.position = 0
         self.lock = threading.Lock()
-
-    def _append(self, data: bytes) -> int:
-        """Append to the copy, and return its size."""
         with contextlib.suppress(OSError):
-            size = self.arrivals.append(self.path, 0, b"")
-            return self.arrivals.append(self.path, size, data) if data else size
-        return 0
+            self.position = min(remote_size, self.arrivals.append(self.path, 0, b""))
 
-    def pull(self) -> bool:
-        """Copy what is new in the log. Returns whether there was anything."""
-        position = self.position
-        data = b""
-        with contextlib.suppress(ClusterError):
-            data = self.connector.read_from(self.remote_path, position, SETUP_LOG_BYTES)
-            with self.lock:
-                if position == self.position:  # else the command has ended meanwhile
-                    self._append(data)
-                    self.position += len(data)
-        return bool(data)
+    def pull(self) -> None:
+        """Copy what is new in the log."""
+        with self.lock, contextlib.suppress(ClusterError, OSError):
+            data = self.connector.read_from(self.remote_path, self.position, SETUP_LOG_BYTES)
+            self.arrivals.append(self.path, self.arrivals.append(self.path, 0, b""), data)
+            self.position += len(data)
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[Callable[[bytes], None]]:
-        """Copy the log now and then while a command writes it. Call the result with all that the command has written.
-
-        Of a command that is over soon, the machine is asked nothing.
-        """
+    def following(self) -> Iterator[None]:
+        """Copy the log now and then while a command writes it, and when the command has ended."""
         is_over = threading.Event()
-        while self.position < self.remote_size and self.pull():  # a supervisor was killed before it had all
-            pass
-        start = self.position = max(self.position, self.remote_size)
 
         def follow() -> None:
             while not is_over.wait(SETUP_LOG_SECONDS):
                 self.pull()
+            self.pull()
 
-        def complete(output: bytes) -> None:
-            with self.lock:
-                self._append(output[max(0, self.position - start) :])
-                self.position = start + len(output)
-
-        threading.Thread(target=follow, daemon=True).start()
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
         try:
-            yield complete
+            yield
         finally:
             is_over.set()
+            follower.join(LAST_LOOK_SECONDS)  # the machine may be cut off, or answer bit by bit
 
 
 @dataclass
 class Question:
-    """A question that is under way to a machine. `limit` is the number of bytes that it asks for.
+    """A question that is under way to a machine. The answer continues files at `known_sizes`.
 
-    The answer continues files at `known_sizes`. Times are of a monotonic clock.
+    Times are of a monotonic clock.
     """
 
     name: str
     known_sizes: Mapping[str, int]
-    limit: int
     asked_at: float = field(default_factory=time.monotonic)
     last_heard: float = 0.0
-    answered_at: float = 0.0
 
     def heard(self) -> None:
         """Note that a part of the answer has come."""
@@ -150,7 +126,6 @@ class Mirror:
         self.last_responder = ""  # the machine that answered last; it is asked first
         self.last_failure: dict[str, float] = {}  # when each machine last failed to answer
         self.questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = {}
-        self.question_bytes: dict[str, int] = {}
         self.local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
         self.refused_sizes: dict[str, int] = {}  # up to where files that have no place here are not asked for again
         self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
@@ -174,7 +149,6 @@ class Mirror:
             self._write(question, new_bytes, result)
             if new_bytes.is_complete and question.asked_at >= start:
                 return True
-            self._adapt_size(question, new_bytes.is_complete)
             if time.monotonic() > start + PULL_SECONDS:
                 if not new_bytes.is_complete:
                     self._ask(question.name)  # the link has work until the next call
@@ -247,29 +221,21 @@ class Mirror:
         if self.local_sizes is None:
             self.local_sizes = self._read_local_sizes()
         known_sizes = {**self.local_sizes, **self.refused_sizes}
-        question = Question(name, known_sizes, self.question_bytes.get(name, FIRST_QUESTION_BYTES))
+        question = Question(name, known_sizes)
         self.questions[name] = question, self.pool.submit(self._fetch, question)
 
     def _fetch(self, question: Question) -> tuple[NewBytes, bytes]:
         """Return the answer, and the trainers' result when a status says that the job is done."""
         connector, job_folder = self.connectors[question.name], self.job_folder(question.name)
         new_bytes = connector.read_new_bytes(
-            job_folder, tuple(self.connectors), question.known_sizes, question.limit, question.heard
+            job_folder, tuple(self.connectors), question.known_sizes, QUESTION_BYTES, question.heard
         )
-        question.answered_at = time.monotonic()
         is_done = any(
             (status := parse_status(data)) and status.state == MachineState.DONE
             for path, data in new_bytes.contents.items()
             if path.startswith("status/")
         )
         return new_bytes, connector.read_from(f"{job_folder}/{RESULT_FILE}", 0) if is_done else b""
-
-    def _adapt_size(self, question: Question, is_complete: bool) -> None:
-        seconds = question.answered_at - question.asked_at
-        if seconds < FAST_ANSWER_SECONDS and not is_complete:
-            self.question_bytes[question.name] = min(2 * question.limit, MAX_QUESTION_BYTES)
-        elif seconds > SLOW_ANSWER_SECONDS:
-            self.question_bytes[question.name] = max(question.limit // 2, MIN_QUESTION_BYTES)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -286,16 +252,15 @@ class Mirror:
         now = time.monotonic()
         self.arrivals.require_space(sum(map(len, new_bytes.contents.values())))
         with locked(self.folders.path / ".home.lock"):
-            folders = {folder for path in sizes for folder in parent_folders(path)}
             for path, data in new_bytes.contents.items():
-                if path not in sizes and is_obstructed(path, sizes, folders):
+                is_log = path.startswith(LOG_FOLDERS)
+                if is_log and path not in sizes and not self.arrivals.has_place(path):
                     rule = f"has the file {path}, of which a part was a file or a folder of another kind before"
                     label = self.connectors[question.name].name
                     self.report_bad_answer(question.name, str(BadAnswer(rule, label)))
                     self.refused_sizes[path] = question.known_sizes.get(path, 0) + len(data)
                     continue
-                folders.update(parent_folders(path))
-                if path.startswith(LOG_FOLDERS):
+                if is_log:
                     sizes[path] = self.arrivals.append(path, question.known_sizes.get(path, 0), data)
                 elif path.startswith("attempts"):
                     self._create(path, data)

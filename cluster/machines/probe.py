@@ -18,13 +18,12 @@ import pwd
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import Any
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
@@ -32,7 +31,7 @@ from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
 
-from .checks import DataFolder, Gpu, MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
+from .checks import MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -40,8 +39,6 @@ MARKER_TIMEOUT_SECONDS = 5.0
 TMUX_TIMEOUT_SECONDS = 10.0
 AGENT_MODULE = "cluster.agent"
 MAX_OTHER_JOBS = 10  # in the answer
-AnswerT = TypeVar("AnswerT", SeenMarkers, SharedFolder, DataFolder)
-GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", default="", help="the folder of the images, if it is there before the job starts")
     parser.add_argument("--val-fraction", type=float, default=0.0, help="the part of train/ that is held out")
     parser.add_argument("--token", required=True, help="common part of the names of the marker files of this check")
-    parser.add_argument(
-        "--machine", default=socket.gethostname(), help="this machine's name in the job (default: the host name)"
-    )
+    parser.add_argument("--machine", required=True, help="this machine's name in the job")
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
@@ -65,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
         answer = SeenMarkers(seen={})
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
-            answer = call_with_timeout(SeenMarkers, lambda: SeenMarkers(seen=find_markers(marker.parent, marker_names)))
+            answer = SeenMarkers(seen=call_with_timeout(lambda: find_markers(marker.parent, marker_names)))
     else:
         answer = gather_facts(args.shared, args.work, marker)
         if args.data:
-            data = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
-            answer = dataclasses.replace(answer, data=data)
+            data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
+            answer = dataclasses.replace(answer, data_error=data_error)
         answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
     print(json.dumps(dataclasses.asdict(answer)), flush=True)
     return 0
@@ -79,9 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     """Return the facts of this machine. Leaves a marker file in the shared folder for the other machines to see."""
     gpus, complaint = query_gpus()
+    memory = host.read_memory()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
     try:
-        shared_facts = call_with_timeout(SharedFolder, lambda: folder_facts(shared, marker))
+        shared_facts = SharedFolder(**call_with_timeout(lambda: dataclasses.asdict(folder_facts(shared, marker))))
     except TimeoutError:
         late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
         shared_facts = SharedFolder(path=str(shared), error=f"{shared}: {late}")
@@ -89,9 +85,8 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
         shared_facts = SharedFolder(path=str(shared), error=str(error))
     is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
     return MachineFacts(
-        hostname=socket.gethostname(),
         cpus=len(os.sched_getaffinity(0)),
-        memory_gb=memory_gb(),
+        memory_gb=round(memory.total_gb, 1) if memory else 0.0,
         work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb(work)),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         python=platform.python_version(),
@@ -135,12 +130,6 @@ def _user_name(user_id: int) -> str:
 # --- this machine -------------------------------------------------------------------------------------------------
 
 
-def memory_gb(root: Path = Path("/")) -> float:
-    """Return this machine's memory in GB, 0 where the kernel does not say it."""
-    memory = host.read_memory(root)
-    return round(memory.total_gb, 1) if memory else 0.0
-
-
 def nearest_existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that exists."""
     return next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
@@ -172,56 +161,48 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
     return process.returncode, stdout.decode(errors="replace").strip()
 
 
-def query_data_folder(path: Path, val_fraction: float) -> DataFolder:
-    """Return whether the images can be used, as far as the names of folders tell."""
+def query_data_folder(path: Path, val_fraction: float) -> str:
+    """Return why the images cannot be used, as far as the names of folders tell; "" if they can."""
     try:
-        return call_with_timeout(DataFolder, lambda: data_folder_facts(path, val_fraction))
+        return str(call_with_timeout(lambda: find_data_error(path, val_fraction)))
     except TimeoutError:
-        error_text = f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
+        return f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
     except OSError as error:
-        error_text = str(error)
-    return DataFolder(path=str(path), error=error_text)
+        return str(error)
 
 
-def data_folder_facts(path: Path, val_fraction: float) -> DataFolder:
+def find_data_error(path: Path, val_fraction: float) -> str:
     """Return what is wrong with the layout of a data folder. Raises `OSError`."""
     if not path.is_dir():
-        return DataFolder(path=str(path), error=f"{path}: there is no such data folder")
-    error_text = ""
+        return f"{path}: there is no such data folder"
     with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
         from train.data.index.open import DataError, check_layout
 
         try:
             check_layout(path, val_fraction)
         except DataError as error:
-            error_text = str(error)
-    return DataFolder(path=str(path), error=error_text)
+            return str(error)
+    return ""
 
 
-def query_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or nvidia-smi's message."""
-    for fields in (GPU_QUERY_FIELDS, GPU_QUERY_FIELDS[:-1]):  # an older driver does not know compute_cap
-        code, output = run_with_timeout(host.gpu_query_command(fields), NVIDIA_SMI_TIMEOUT_SECONDS)
-        if code in (None, 127):
-            return (), "missing" if code else "hangs"
-        if "not a valid field" not in output:
-            break
-    cells_by_line = {line: host.gpu_query_cells(line) for line in output.splitlines()}
-    gpu_rows = [cells for cells in cells_by_line.values() if len(cells) == len(fields) and cells[3].startswith("GPU-")]
-    complaint = " ".join(line for line, cells in cells_by_line.items() if cells not in gpu_rows)[:300]
-    return tuple(_parse_gpu(*cells) for cells in gpu_rows), complaint
-
-
-def _parse_gpu(name: str, memory: str, driver: str, uuid: str, compute: str = "") -> Gpu:
-    memory_mib = int(memory) if memory.isdigit() else 0  # [N/A] for a GPU that shares the CPU's memory
-    memory_gb = round(memory_mib * (1 << 20) / 1e9, 1)
-    return Gpu(name=name, memory_gb=memory_gb, driver=driver, uuid=uuid, compute=compute)
+def query_gpus() -> tuple[tuple[str, ...], str]:
+    """Return the names of the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or its message."""
+    code, output = run_with_timeout(host.gpu_query_command(("name", "uuid")), NVIDIA_SMI_TIMEOUT_SECONDS)
+    if code in (None, 127):
+        return (), "missing" if code else "hangs"
+    names: list[str] = []
+    complaints: list[str] = []
+    for line in output.splitlines():
+        name, *cells = host.gpu_query_cells(line)
+        is_gpu = len(cells) == 1 and cells[0].startswith("GPU-")
+        (names if is_gpu else complaints).append(name if is_gpu else line)
+    return tuple(names), " ".join(complaints)[:300]
 
 
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
-def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT]) -> AnswerT:
+def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the function returns, which JSON can hold
     """Call a function in a forked process and return its answer.
 
     In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
@@ -244,22 +225,22 @@ def call_with_timeout(answer_type: type[AnswerT], function: Callable[[], AnswerT
             os.waitpid(pid, 0)
             if error:
                 raise OSError(error)
-            return answer_type(**answer)
+            return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
     raise TimeoutError
 
 
-def _write_answer(writer: int, function: Callable[[], SeenMarkers | SharedFolder | DataFolder]) -> None:
+def _write_answer(writer: int, function: Callable[[], object]) -> None:
     with os.fdopen(writer, "w") as file:
         try:
-            answer = dataclasses.asdict(function()), ""
+            answer = function(), ""
         except Exception as error:
-            answer = {}, one_line_error(error)
+            answer = None, one_line_error(error)
         json.dump(answer, file)
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write times, hard-link support and free space of the shared folder, and leave the marker there.
+    """Return mount, write time and hard-link support of the shared folder, and leave the marker there.
 
     Raises `OSError` when the folder cannot be used.
     """
@@ -272,7 +253,6 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
     test_file = marker.with_name(f"{unique_prefix}.test")
     second_name = marker.with_name(f"{unique_prefix}.link")
     try:
-        start = time.monotonic()
         with test_file.open("wb") as file:
             file.write(bytes(1 << 16))
             file.flush()
@@ -284,11 +264,9 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
         test_file.unlink(missing_ok=True)
         second_name.unlink(missing_ok=True)
     return SharedFolder(
-        **vars(mount_of(shared.resolve(), Path("/proc/self/mountinfo").read_text())),
+        **vars(mount_of(shared.resolve())),
         path=str(shared),
         link=supports_links,
-        free_gb=free_gb(shared),
-        write_ms=round((written - start) * 1e3, 3),
         fsync_ms=round((synced - written) * 1e3, 3),
     )
 

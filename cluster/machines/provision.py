@@ -17,8 +17,7 @@ from typing import ClassVar, TypeVar
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
-from cluster.connectors.local import CommandResult
-from cluster.connectors.ssh import SSHConnector
+from cluster.connectors.ssh import CommandResult, SSHConnector
 from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.script import secret_values
@@ -153,12 +152,11 @@ class Provisioner:
         timeout_seconds = ENVIRONMENT_TIMEOUT_SECONDS + (PROBE_TIMEOUT_SECONDS if with_checks else 0)
         progress.set_step(name, SetupStep.ENVIRONMENT)
         start, sent_at = time.monotonic(), time.time()
-        with self.log_copies[name].following() as complete_log:
+        with self.log_copies[name].following():
             result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
-            complete_log(result.out)
-        received_at, seconds = time.time(), time.monotonic() - start
+            received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
-        environment = python_env.parse_output(text, connector.name)
+        environment, answer = python_env.parse_output(text, connector.name)
         found_python = untrusted.absolute_path(environment.python.encode())
         progress.update(name, lambda row: replace(row, python=found_python))
         # The machine says how long the environment took. The checks took the rest.
@@ -167,12 +165,12 @@ class Provisioner:
         if not with_checks:
             return None
         progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
-        last_line = (environment.answer.splitlines() or ["no output"])[-1]
+        last_line = (answer.splitlines() or ["no output"])[-1]
         if code:
             raise SetupFailed(f"{connector.name}: {last_line}")
         facts = _decode_answer(checks.MachineFacts, last_line)
         skew = checks.clock_skew(sent_at + environment_seconds, received_at, facts.time)
-        return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing_packages)
+        return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing)
 
     def _probe_argv(self, name: str) -> list[str]:
         """Return module and first arguments of the probe on a machine."""
@@ -208,7 +206,7 @@ class Provisioner:
         if result.code == 127:
             raise SetupFailed(f"{connector.name}: tmux is missing; install it: sudo apt-get install tmux")
         if result.code:
-            raise SetupFailed(f"{connector.name}: {_decode_stderr(result.err)}")
+            raise SetupFailed(f"{connector.name}: {untrusted.one_line(result.err)}")
         return result
 
     # --- all machines ---------------------------------------------------------------------------------------------
@@ -276,7 +274,7 @@ class Provisioner:
     def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
         errors = [untrusted.one_line(finding.what) for finding in findings if finding.level == "error"]
         warnings = [untrusted.one_line(finding.what) for finding in findings if finding.level == "warning"]
-        gpus = tuple(untrusted.one_line(gpu.name) for gpu in facts.gpus)
+        gpus = tuple(untrusted.one_line(gpu) for gpu in facts.gpus)
         self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
         if errors:
             self.setup_progress.set_failure_reason(name, "; ".join(errors))
@@ -292,9 +290,8 @@ class Provisioner:
             argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names)]
             line = self._logged_line(name, argv, {})
             with timed_step(self.setup_progress, name, SetupStep.CHECKS):
-                with self.log_copies[name].following() as complete_log:
+                with self.log_copies[name].following():
                     result = self.connectors[name].run(["sh", "-c", line], timeout=PROBE_TIMEOUT_SECONDS)
-                    complete_log(result.out)
                 code, text = _exit_code_and_output(result)
                 last_line = (text.splitlines() or ["no output"])[-1]
                 if code:
@@ -302,7 +299,13 @@ class Provisioner:
                 return _decode_answer(checks.SeenMarkers, last_line)
 
         if len(names) > 1:
-            self._judge_markers(self.run_on_each(names, check))
+            answers = self.run_on_each(names, check)
+            for first, second in checks.pairs_without_common_folder(answers):
+                shared = self.shared_folder(first)
+                reason = (
+                    f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
+                )
+                self.setup_progress.set_failure_reason(second, reason)
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         threading.Thread(target=self._remove_markers, args=(names[0],), daemon=True).start()
 
@@ -310,13 +313,6 @@ class Provisioner:
         marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
         with contextlib.suppress(ClusterError):  # markers that stay do no harm
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)
-
-    def _judge_markers(self, answers: Mapping[str, checks.SeenMarkers]) -> None:
-        """Set the failure reason of machines that do not see the markers of others."""
-        for first, second in checks.pairs_without_common_folder(answers):
-            shared = self.shared_folder(first)
-            reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
-            self.setup_progress.set_failure_reason(second, reason)
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
         """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
@@ -368,10 +364,6 @@ def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
     except DamagedRecord as error:
         damage = f"{type(error).__name__}: {untrusted.one_line(str(error))}"
         raise SetupFailed(f"its answer to the checks is damaged ({damage})") from None
-
-
-def _decode_stderr(stderr: bytes) -> str:
-    return untrusted.one_line(stderr)
 
 
 def _error_line(error: Exception, machine_name: str) -> str:

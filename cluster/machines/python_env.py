@@ -20,9 +20,7 @@ if sys.hexversion < 0x030B0000:
             sys.executable, ".".join(map(str, sys.version_info[:3]))
         )
     )
-    print(
-        json.dumps({"python": None, "made": False, "seconds": 0, "torch": None, "missing": [], "why": _TOO_OLD_MESSAGE})
-    )
+    print(json.dumps({"python": "", "why": _TOO_OLD_MESSAGE}))
     sys.exit(1)
 
 import argparse
@@ -40,8 +38,8 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict
 
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
@@ -70,36 +68,24 @@ ERROR_EXPLANATIONS = (
 )
 
 
-class Environment(TypedDict):
-    """A Python environment: path of its Python (None: none was found or made), whether it was made now, its torch.
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment: path of its Python ("": none), whether it was made now, version of its torch.
 
-    `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen.
-
-    This is no dataclass like other records, because the packages that read records may be missing here.
+    `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen, or why there is
+    none. `seconds` is the time that the search took.
     """
 
-    python: str | None
-    made: bool
-    torch: str | None
-    missing: list[str]
-    why: str
-
-
-class FoundEnvironment(NamedTuple):
-    """The parsed output of `main`: path of the Python, seconds, version of torch, and missing packages (with --find).
-
-    `answer` is the output of the module of --then.
-    """
-
-    python: str
-    seconds: float
-    torch: str
-    missing_packages: tuple[str, ...]
-    answer: str
+    python: str = ""
+    made: bool = False
+    torch: str = ""
+    missing: tuple[str, ...] = ()
+    why: str = ""
+    seconds: float = 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Find or make the environment and print it as JSON, with "seconds". Returns 1 on failure."""
+    """Find or make the environment and print it as JSON. Returns 1 on failure."""
     parser = argparse.ArgumentParser(
         prog="python3 -m cluster.machines.python_env", description="Find or make a Python environment for trainers."
     )
@@ -111,25 +97,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], metavar="...", help="a module to run then")
     start = time.monotonic()
     then: list[str] = []
-    environment: Environment = {"python": None, "made": False, "torch": None, "missing": [], "why": ""}
+    environment = Environment()
     try:
         args = parser.parse_args(argv)
         then = args.then
         environment = ensure_environment(args.folder, project_requirements() + args.packages, args.find)
     except ClusterError as error:
-        environment["why"] = str(error)
+        environment = Environment(why=str(error))
     except OSError as error:
         message = one_line_error(error)
-        environment["why"] = "; ".join(filter(None, [message, _explain_error([message])]))
-    print(json.dumps({**environment, "seconds": round(time.monotonic() - start, 3)}), flush=True)
-    python = environment["python"]
-    if python and then:
-        os.execv(python, [python, "-m", *then])
-    return 0 if python else 1
+        environment = Environment(why="; ".join(filter(None, [message, _explain_error([message])])))
+    print(json.dumps({**vars(environment), "seconds": round(time.monotonic() - start, 3)}), flush=True)
+    if environment.python and then:
+        os.execv(environment.python, [environment.python, "-m", *then])
+    return 0 if environment.python else 1
 
 
-def parse_output(text: str, machine_name: str) -> FoundEnvironment:
-    """Parse the output of `main`.
+def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
+    """Return the environment in the output of `main`, and the output of the module of --then.
 
     Raises `ClusterError` when no environment was printed, found or made.
     """
@@ -138,13 +123,17 @@ def parse_output(text: str, machine_name: str) -> FoundEnvironment:
         if not line.startswith('{"python": '):
             continue
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            environment = json.loads(line)
-            python, reason = environment["python"], environment["why"]
-            if not python:
-                raise ClusterError(f"{machine_name}: {reason}")
-            missing_packages = tuple(map(str, environment.get("missing", ())))
-            torch, answer = str(environment.get("torch") or ""), "\n".join(lines[number:])
-            return FoundEnvironment(str(python), float(environment["seconds"]), torch, missing_packages, answer)
+            values = json.loads(line)
+            environment = Environment(
+                python=str(values["python"] or ""),
+                torch=str(values.get("torch") or ""),
+                missing=tuple(map(str, values.get("missing", ()))),
+                why=str(values["why"]),
+                seconds=float(values.get("seconds", 0)),
+            )
+            if not environment.python:
+                raise ClusterError(f"{machine_name}: {environment.why}")
+            return environment, "\n".join(lines[number:])
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "
@@ -208,7 +197,7 @@ def _find_environment(venv: Path, missing: Sequence[str]) -> Environment:
     has_installer = shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")
     if not has_installer:
         raise ClusterError(_explain_error(["No module named ensurepip"]))
-    return {**_describe_environment(sys.executable, False, "lacks packages"), "missing": [*missing]}
+    return replace(_describe_environment(sys.executable, False, "lacks packages"), missing=tuple(missing))
 
 
 def is_complete(venv: Path) -> bool:
@@ -392,7 +381,7 @@ def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
-    return {"python": python, "made": was_made, "torch": completed.stdout.strip() or None, "missing": [], "why": why}
+    return Environment(python, was_made, completed.stdout.strip(), why=why)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 
 MAX_NAMED_MACHINES = 8  # in a line about several machines
-WRITE_DELAY_SECONDS = 0.2  # collects changes between two writes: 64 machines make 30 changes a second
 
 
 def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) -> list[str]:
@@ -41,7 +40,6 @@ class SetupProgress:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = threading.Lock()
-        self.pending_write: threading.Timer | None = None
         self.is_abandoned = False  # nobody waits any longer for the threads that set machines up
         self.record = SetupRecord()
         with contextlib.suppress(DamagedRecord):  # the machines are then set up again
@@ -87,15 +85,11 @@ class SetupProgress:
         self.update(name, change)
 
     def update(self, name: str, change: Callable[[MachineSetup], MachineSetup]) -> None:
-        """Replace a machine's row by what `change` makes of it. The reason of a failure is written at once."""
+        """Replace a machine's row by what `change` makes of it."""
         with self.lock:
-            old_row = self.rows[name]
-            row = change(old_row)
-            self.record = replace(self.record, machines={**self.rows, name: row})
-        if row.reason != old_row.reason:
+            self.record = replace(self.record, machines={**self.rows, name: change(self.rows[name])})
+        with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
             self._write()
-        else:
-            self._write_soon()
 
     def set_failure_reason(self, name: str, reason: str) -> None:
         """Record why a machine cannot be used; "" if it can be used again."""
@@ -116,41 +110,15 @@ class SetupProgress:
         """The reason of the failure of each machine that cannot be used."""
         return {name: row.reason for name, row in self.rows.items() if row.reason}
 
-    def _write_soon(self) -> None:
-        """Write all changes within `WRITE_DELAY_SECONDS`.
-
-        A supervisor that is killed before that loses nothing: the next one sets the machines up again anyway.
-        """
-        with self.lock:
-            if not self.pending_write:
-                self.pending_write = threading.Timer(WRITE_DELAY_SECONDS, self._write_now)
-                self.pending_write.daemon = True
-                self.pending_write.start()
-
-    def _write_now(self) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
-            self._write()
-
     def _write(self) -> None:
         with self.lock:
-            if self.pending_write:
-                self.pending_write.cancel()
-            self.pending_write = None
             write_atomic(self.path, to_json_bytes(encode(replace(self.record, time=time.time()))), durable=False)
 
 
-class timed_step:
-    """A context in which a machine is at a set-up step. Records the seconds if the step succeeds."""
-
-    def __init__(self, setup_progress: SetupProgress, machine_name: str, step: SetupStep) -> None:
-        self.setup_progress = setup_progress
-        self.machine_name = machine_name
-        self.step = step
-
-    def __enter__(self) -> None:
-        self.started = time.monotonic()
-        self.setup_progress.set_step(self.machine_name, self.step)
-
-    def __exit__(self, error_type: object, *_: object) -> None:
-        if error_type is None:
-            self.setup_progress.set_step(self.machine_name, self.step, time.monotonic() - self.started)
+@contextlib.contextmanager
+def timed_step(setup_progress: SetupProgress, machine_name: str, step: SetupStep) -> Iterator[None]:
+    """Record that a machine is at a set-up step and, if the step succeeds, its seconds."""
+    start = time.monotonic()
+    setup_progress.set_step(machine_name, step)
+    yield
+    setup_progress.set_step(machine_name, step, time.monotonic() - start)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from cluster.connectors.local import Connector
+from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.untrusted import MAX_CHECKPOINT_BYTES, ArrivalFolder, BadAnswer, checkpoint_age
 from cluster.errors import ClusterError
 from cluster.script import snapshot
@@ -66,7 +66,9 @@ def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     return end is not None and end.end_state in (MachineState.DONE, MachineState.FAILED)
 
 
-def download_checkpoint(machine: Connector, remote_shared: str, local_shared: Path, progress: Progress) -> Path | None:
+def download_checkpoint(
+    machine: SSHConnector, remote_shared: str, local_shared: Path, progress: Progress
+) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
     `progress` is called with the bytes received so far and the size of the file. Raises `ClusterError` when the machine
@@ -93,7 +95,7 @@ def download_checkpoint(machine: Connector, remote_shared: str, local_shared: Pa
     return None
 
 
-def download_version(machine: Connector, remote_shared: str, local_shared: Path, progress: Progress) -> Path | None:
+def download_version(machine: SSHConnector, remote_shared: str, local_shared: Path, progress: Progress) -> Path | None:
     """Copy the newest version of a command's checkpoint folder to the local shared folder; None if there is none.
 
     The copy gets its name when it is complete; a call after an interrupted one takes over the files that are here.
@@ -115,7 +117,7 @@ def download_version(machine: Connector, remote_shared: str, local_shared: Path,
 
 
 def _download_version(
-    machine: Connector, remote_shared: str, local_shared: Path, name: str, sizes: dict[str, int], progress: Progress
+    machine: SSHConnector, remote_shared: str, local_shared: Path, name: str, sizes: dict[str, int], progress: Progress
 ) -> bool:
     """Copy the files of a version; return whether it is complete, not replaced by a newer one meanwhile."""
     attempt, _, version = name.partition("/")
@@ -148,7 +150,7 @@ def _add_to_progress(progress: Progress, offset: int, total: int, done: int, _: 
     progress(offset + done, total)
 
 
-def download_network(machine: Connector, remote_shared: str, run_folder: Path, progress: Progress) -> None:
+def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path, progress: Progress) -> None:
     """Copy the files of a finished run's network from a machine's shared folder to the run folder.
 
     Intact files that are here already stay. Only the known names are asked for. `progress` is called as by
@@ -218,7 +220,7 @@ def link_network(shared: Path, run_folder: Path) -> None:
                     write_atomic_with(target, partial(shutil.copyfileobj, file))
 
 
-def _download(machine: Connector, source: str, size: int, progress: Progress, file: BinaryIO) -> None:
+def _download(machine: SSHConnector, source: str, size: int, progress: Progress, file: BinaryIO) -> None:
     """Write the first `size` bytes of a machine's file into a local one, fewer if the machine has fewer."""
     done = 0
     while done < size and (part := machine.read_from(source, done)):

@@ -16,6 +16,8 @@ from train.tools.agent_protocol import rank_log_file
 from train.tools.process_log import log_end
 from train.tools.trainer_reports import Fault, KeptStateReport, TrainerProgress
 
+from . import guard
+
 KILL_TIMEOUT_SECONDS = 20.0
 OWNER_VARIABLE = "IMGNET_AGENT"  # in the environment of all that an agent's processes start: its temporary folder
 LOG_END_BYTES = 16_000  # of the log of a process, in which the reason for its end is looked for
@@ -58,17 +60,17 @@ class AttemptProcesses(ABC):
         attempt, which have kept their state (`read_kept_states`), take part in this one. Raises `UnkillableProcess`.
         """
 
-    @abstractmethod
     def ensure_standby(self) -> bool:
         """Prepare for the next attempt. Returns whether this machine is ready for it. Raises `UnkillableProcess`."""
+        return True
 
     @abstractmethod
     def request_save_and_exit(self) -> None:
         """Ask the processes to save and to exit."""
 
-    @abstractmethod
     def request_save(self) -> None:
         """Ask the processes to save soon and go on, if they can. Has an effect once in each attempt."""
+        return
 
     @abstractmethod
     def read_progress(self) -> TrainerProgress | None:
@@ -78,9 +80,9 @@ class AttemptProcesses(ABC):
     def collect_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
         """Return how the processes ended, None while they run. May block for a moment when only some have ended."""
 
-    @abstractmethod
     def dump_stacks(self) -> None:
         """Make each process write the stacks of its threads to its log, if it can."""
+        return
 
     def problem(self) -> str:
         """Return one line about what goes wrong beside the processes, which go on meanwhile; "" for nothing."""
@@ -139,7 +141,7 @@ class AttemptProcesses(ABC):
         spared_pids = {pid for child in spared or [] for pid in (child.pid, *process.descendant_pids(child.pid))}
         for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
             with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
-                if _has_variable(pid, f"{OWNER_VARIABLE}={self.environment[OWNER_VARIABLE]}"):
+                if guard.has_variable(pid, f"{OWNER_VARIABLE}={self.environment[OWNER_VARIABLE]}"):
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)  # also reaps processes that an earlier call has killed
 
@@ -160,10 +162,3 @@ def kill_process_groups(processes: "list[subprocess.Popen[bytes]]") -> None:
         raise UnkillableProcess(
             "a process cannot be killed: it hangs in the kernel, in a driver or on a file system"
         ) from None
-
-
-def _has_variable(pid: int, variable: str) -> bool:
-    """Return whether a process was started with an environment variable, given as NAME=value."""
-    with contextlib.suppress(OSError):
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False

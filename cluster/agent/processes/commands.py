@@ -7,7 +7,7 @@
     <work>/progress             IMGNET_PROGRESS: a file that the command may touch, with its step or without
 
 Nothing is known of what the command does. It is alive while its processes are; it is asked to save and exit by a
-signal, and killed when it has not ended after `SAVE_GRACE_SECONDS`.
+signal, and killed when it has not ended after `SAVE_GRACE_SECONDS`. It is started anew in each attempt.
 """
 
 import contextlib
@@ -276,10 +276,6 @@ class CommandProcesses(AttemptProcesses):
         folder.mkdir(parents=True, exist_ok=True)  # a folder without files does not travel
         return folder
 
-    def ensure_standby(self) -> bool:
-        """Return True: a command is started anew in each attempt."""
-        return True
-
     def request_save_and_exit(self) -> None:
         """Send the command's signal to each of its processes, once in each attempt."""
         if self.is_exit_requested:
@@ -290,12 +286,6 @@ class CommandProcesses(AttemptProcesses):
         for child in self.processes:
             if child.poll() is None:
                 child.send_signal(signal.Signals[f"SIG{self.command.save_signal}"])
-
-    def request_save(self) -> None:
-        """Do nothing: a command has no signal for this."""
-
-    def dump_stacks(self) -> None:
-        """Do nothing: a command need not know a signal for this."""
 
     def read_progress(self) -> TrainerProgress:
         """Return that the command trains, because its processes live, with the numbers that it has told."""

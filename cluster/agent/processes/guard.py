@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 MAX_ROUNDS = 100  # a process may start others while it is looked for
@@ -20,13 +19,17 @@ ROUND_SECONDS = 0.05
 DOCKER_SECONDS = 60.0
 
 
-def marked_pids(assignment: bytes) -> Iterator[int]:
-    """Yield the processes of this user that were started with an environment variable, given as NAME=value."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if assignment in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name)
+def has_variable(pid: int, assignment: str) -> bool:
+    """Whether a process was started with an environment variable, given as NAME=value."""
+    with contextlib.suppress(OSError):
+        return os.fsencode(assignment) in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def marked_pids(assignment: str) -> list[int]:
+    """Return the processes of this user, but for this one, that were started with an environment variable."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    return [pid for pid in pids if pid != os.getpid() and has_variable(pid, assignment)]
 
 
 def remove_containers(label: str) -> None:
@@ -45,7 +48,7 @@ def main() -> None:
     while sys.stdin.buffer.read(1):
         pass
     for _ in range(MAX_ROUNDS):
-        pids = list(marked_pids(os.fsencode(sys.argv[1])))
+        pids = marked_pids(sys.argv[1])
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.agent.status_writer import StatusWriter
+from cluster.connectors.log_sync import LogShipper
 from cluster.machines import probe
 from cluster.state import attempts
 from cluster.state.heartbeats import MachineStatus
@@ -37,6 +38,13 @@ def propose(shared: Path) -> None:
         attempts.propose(shared, newest, attempts.Attempt(launch_id="now", members=("0.a",)))
 
 
+def ship_logs(shared: Path) -> None:
+    work = shared.with_name("work")
+    (work / "logs/000001").mkdir(parents=True)
+    (work / "logs/000001/bashrc").write_text("evil")
+    LogShipper(work, shared).ship_new_bytes()
+
+
 def log_to(path: Path) -> None:
     process.start_process(["echo", "evil"], path).wait()
 
@@ -57,6 +65,9 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "folder of statuses": (write_statuses, "status", "."),
     "log of states": (write_statuses, "logs/agent-0.jsonl", "bashrc"),
     "folder of logs": (write_statuses, "logs", "."),
+    "log of a trainer": (ship_logs, "logs/000001/bashrc", "bashrc"),
+    "logs of an attempt": (ship_logs, "logs/000001", "."),
+    "logs of trainers": (ship_logs, "logs", "."),
     "attempt": (propose, "attempts/000001.json", "bashrc"),
     "attempts": (propose, "attempts", "."),
     "log of the set-up": (lambda shared: log_to(shared / "setup.log"), "setup.log", "bashrc"),

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.status_writer import StatusWriter, continue_clock
+from cluster.agent.status_writer import StatusWriter, continue_clock, read_previous_status
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
-from train.tools.records import decode
 
 Fixture = Any
 SETUP, TRAINING, FAILED = MachineState.SETUP, MachineState.TRAINING, MachineState.FAILED
@@ -45,27 +44,15 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 def test_write_has_status_numbers_and_machine_load(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     before = time.time()
     make_writer().write(replace(STATUS, images_per_second=5.0))
-    status = read_status(tmp_path)
-    assert before <= status["time"] <= time.time()
-    assert (status["id"], status["phase"], status["attempt"], status["last_step"], status["launch"]) == (
-        "1.b",
-        "running",
-        2,
-        8,
-        "now",
-    )
-    assert (status["state"], status["images_per_second"]) == ("training", 5.0)
-    assert decode(MachineLoad, status["use"]) == LOAD
     peers = PeerStatuses(tmp_path, ["1"], "now")
     peers.refresh(0.0)
-    assert peers.statuses["1.b"].state == "training" and peers.statuses["1.b"].last_step == 8
+    status = peers.statuses["1.b"]
+    assert before <= status.time <= time.time()
+    assert (status.state, status.last_step, status.images_per_second) == (TRAINING, 8, 5.0)
+    assert (status.launch, status.use) == ("now", LOAD)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}, {"fault": "own"}],
-    ids=["phase", "attempt", "leave_reason", "fault"],
-)
+@pytest.mark.parametrize("change", [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}], ids=str)
 def test_write_urgent_change_is_written_at_once(
     tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any]
 ) -> None:
@@ -97,9 +84,11 @@ def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable
         status = STATUS if state != SETUP else MachineStatus(id="1.b")
         writer.write(replace(status, state=state, reason=reason))
     lines = read_log(tmp_path)
-    assert [entry["state"] for entry in lines] == ["setup", "training", "failed"]
-    assert [entry.get("reason") for entry in lines] == [None, None, "why"]
-    assert [entry.get("step") for entry in lines] == [None, 8, 8] and [entry["attempt"] for entry in lines] == [0, 2, 2]
+    assert [{name: value for name, value in line.items() if name != "time"} for line in lines] == [
+        {"attempt": 0, "state": "setup"},
+        {"attempt": 2, "state": "training", "step": 8},
+        {"attempt": 2, "state": "failed", "reason": "why", "step": 8},
+    ]
     assert lines[0]["time"] <= lines[1]["time"] <= lines[2]["time"]
 
 
@@ -146,7 +135,7 @@ def test_clock_of_the_next_agent_goes_on_although_the_wall_clock_was_set_back(
     set_clocks(1000.0, "first", 50.0, 950.0)
     make_writer().write(STATUS)
     set_clocks(-6200.0, boot_id, since_boot)  # two hours back
-    continue_clock(tmp_path, "1")
+    continue_clock(read_previous_status(tmp_path, "1"))
     make_writer().write(replace(STATUS, state=MachineState.VALIDATING))
     status = read_status(tmp_path)
     assert status["time"] == expected and status["clock_jump"] < -7000

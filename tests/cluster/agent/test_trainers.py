@@ -108,29 +108,21 @@ def read_assignment(trainers: Trainers, rank: int) -> tuple[list[str], dict[str,
     return argv, environment, pid
 
 
-def test_start_ranks_follow_machine_rank(make_trainers: Fixture) -> None:
+def test_start_ranks_follow_machine_rank(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "has_efa", lambda: True)
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2)
     resume = "checkpoints/000001/resume-00000008-ab.pt"
     log = trainers.start(attempt(resume=resume, addresses=("10.0.0.1", "10.0.0.2")), 1)
     assert log == trainers.work / "logs/000001/rank-2.log" and trainers.first_rank == 2
     for rank in (2, 3):
         argv, environment, _ = read_assignment(trainers, rank)
-        assert (environment["RANK"], environment["LOCAL_RANK"]) == (str(rank), str(rank - 2))
-        assert (environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == ("4", "2")
-        assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "1234")
-        assert environment["IMGNET_WORK"] == str(trainers.work / "000001")
-        assert environment["IMGNET_PEERS"] == "10.0.0.1,10.0.0.2"
-        command_line = " ".join(argv)
-        assert f"--resume {trainers.shared}/{resume}" in command_line
-        assert "--attempt 1" in command_line
-
-
-def test_start_sets_efa_variables(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "has_efa", lambda: True)
-    trainers = make_trainers(WRITE_ASSIGNMENT)
-    trainers.start(attempt(), 0)
-    _, environment, _ = read_assignment(trainers, 0)
-    assert (environment["FI_EFA_USE_HUGE_PAGE"], environment["NCCL_SOCKET_FAMILY"]) == ("0", "AF_INET")
+        expected = {
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank - 2), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "IMGNET_WORK": str(trainers.work / "000001")},
+            **{"IMGNET_PEERS": "10.0.0.1,10.0.0.2", "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"},
+        }
+        assert {name: environment.get(name) for name in expected} == expected
+        assert f"--attempt 1 --resume {trainers.shared}/{resume}" in " ".join(argv)
 
 
 def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> None:

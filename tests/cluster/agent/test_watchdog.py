@@ -50,13 +50,6 @@ def watchdog(tmp_path: Path, service: Any) -> Watchdog:
 # --- the metadata service -------------------------------------------------------------------------------------------
 
 
-def test_poll_once_no_notice_gives_no_leave_reason(service: Any, watchdog: Watchdog) -> None:
-    watchdog.poll_once(watchdog.start_time)
-    assert (watchdog.leave_reason, watchdog.limit_reason, watchdog.is_deadline_near()) == ("", "", False)
-    assert watchdog.seconds_left() == float("inf")
-    assert service.requested == [SPOT, REBALANCE] and len(service.tokens) == 1
-
-
 def test_poll_once_spot_notice_sets_reason_and_deadline(
     service: Any, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,26 +84,6 @@ def test_poll_once_queries_metadata_every_two_seconds_until_notice(service: Any,
     assert service.requested == [*2 * [SPOT, REBALANCE], SPOT]
 
 
-def test_poll_once_expired_token_is_renewed(service: Any, watchdog: Watchdog) -> None:
-    watchdog.poll_once(watchdog.start_time)
-    service.tokens.append("of another time")
-    service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
-    watchdog.poll_once(watchdog.start_time + 3)
-    assert watchdog.leave_reason == ""
-    watchdog.poll_once(watchdog.start_time + 6)
-    assert watchdog.leave_reason == "spot/instance-action: stop at now"
-
-
-def test_poll_once_service_down_is_queried_again(tmp_path: Path, service: Any) -> None:
-    watchdog = make_watchdog(tmp_path, metadata_address="http://127.0.0.1:9")
-    watchdog.poll_once(watchdog.start_time)
-    assert watchdog.leave_reason == ""
-    watchdog.metadata_address = service.address.rstrip("/")
-    service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
-    watchdog.poll_once(watchdog.start_time + 3)
-    assert watchdog.leave_reason
-
-
 @pytest.mark.parametrize(
     "answer",
     ["<html>", "[]", "7", "null", '"soon"', b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"],
@@ -122,6 +95,22 @@ def test_poll_once_invalid_answer_is_no_notice(service: Any, watchdog: Watchdog,
         service.texts |= {SPOT: answer, REBALANCE: answer}
     poll_like_thread(watchdog, watchdog.start_time)
     assert watchdog.leave_reason == "" == watchdog.risk_reason
+
+
+@pytest.mark.parametrize("fault", ["down", "expired token"])
+def test_poll_once_service_that_answers_again_is_asked_again(service: Any, watchdog: Watchdog, fault: str) -> None:
+    address = watchdog.metadata_address
+    watchdog.poll_once(watchdog.start_time)
+    if fault == "down":
+        watchdog.metadata_address = "http://127.0.0.1:9"
+    else:
+        service.tokens.append("of another time")
+    service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
+    watchdog.poll_once(watchdog.start_time + 3)
+    assert watchdog.leave_reason == ""
+    watchdog.metadata_address = address
+    watchdog.poll_once(watchdog.start_time + 6)
+    assert watchdog.leave_reason == "spot/instance-action: stop at now"
 
 
 def test_poll_once_ignores_proxy_of_environment(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,20 +125,15 @@ def test_poll_once_ignores_proxy_of_environment(tmp_path: Path, service: Any, mo
 
 
 def test_poll_once_notice_file_sets_reason_and_seconds(tmp_path: Path) -> None:
-    watchdog = make_watchdog(tmp_path)
-    write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal", "seconds": 300}))
-    watchdog.poll_once(watchdog.start_time)
-    assert watchdog.leave_reason == "a rehearsal" and 295 < watchdog.seconds_left() <= 300
-    write_atomic(tmp_path / "notice", to_json_bytes({"reason": "another", "seconds": 1}))
-    watchdog.poll_once(watchdog.start_time + 1)
-    assert watchdog.leave_reason == "a rehearsal", "the first notice counts"
-
-
-def test_watchdog_deletes_notice_of_earlier_agent(tmp_path: Path) -> None:
-    (tmp_path / "notice").write_text("{}")
+    (tmp_path / "notice").write_text("{}")  # for an earlier agent
     watchdog = make_watchdog(tmp_path)
     watchdog.poll_once(watchdog.start_time)
     assert watchdog.leave_reason == "" and not (tmp_path / "notice").exists()
+    for reason, seconds in {"a rehearsal": 300, "another": 1}.items():
+        write_atomic(tmp_path / "notice", to_json_bytes({"reason": reason, "seconds": seconds}))
+        watchdog.poll_once(watchdog.start_time + 1)
+        assert watchdog.leave_reason == "a rehearsal", "the first notice counts"
+        assert 295 < watchdog.seconds_left() <= 300
 
 
 @pytest.mark.parametrize(

@@ -56,22 +56,12 @@ def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
 def test_read_hosts_names_only_leaves_defaults(tmp_path: Path) -> None:
     hosts = parse_text(tmp_path, 'shared = "/mnt/a"\nmachines = ["gpu1", "gpu2"]\n')
     assert hosts.machines == (Host(host="gpu1"), Host(host="gpu2"))
-    machine = hosts.machines[0]
-    assert (machine.port, machine.user, machine.key, machine.jump, machine.address, machine.host_key) == (None,) * 6
-    assert (machine.python, machine.folder) == ("python3", "~/.imgnet")
-
-
-def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
-    text = 'shared = "/a"\n[[machines]]\nhost = "a"\nport = 22\n[[machines]]\nhost = "a"\nport = 23\n'
-    assert [machine.port for machine in parse_text(tmp_path, text).machines] == [22, 23]
 
 
 def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
-    text = 'shared = "/a"\nport = 22\nmachines = ["a:2222", "b", {host = "[fd00::1]:23"}, "fd00::2"]\n'
-    machines = parse_text(tmp_path, text).machines
-    assert [(machine.host, machine.port) for machine in machines] == [
-        ("a", 2222), ("b", 22), ("fd00::1", 23), ("fd00::2", 22),
-    ]  # fmt: skip
+    text = 'shared = "/a"\nport = 22\nmachines = ["a:2222", "a", {host = "[fd00::1]:23"}, "fd00::2"]\n'
+    machines = [(machine.host, machine.port) for machine in parse_text(tmp_path, text).machines]
+    assert machines == [("a", 2222), ("a", 22), ("fd00::1", 23), ("fd00::2", 22)]
 
 
 TWO_MACHINES = 'machines = ["a", "b"]\n'

@@ -52,21 +52,19 @@ def test_mirrored_path_stays_below_the_run_folder(path: str) -> None:
         assert parts[0] != "status" or path in ("status/0.json", "status/1.json")
 
 
-@pytest.mark.parametrize("path", [
-    "status/0.json", "attempts/000001.json", "metrics/000001.jsonl", "logs/000001/rank-0.log", "logs/setup-0.log",
-    "logs/val-000002.json", "events/events.out.tfevents.1700000000.ip-10-0-0-1.ec2.internal.77.0",
-    "ids/000002-rank-3.jsonl",
+@pytest.mark.parametrize(("path", "is_mirrored"), [
+    *((path, True) for path in (
+        "status/0.json", "attempts/000001.json", "metrics/000001.jsonl", "logs/000001/rank-0.log", "logs/setup-0.log",
+        "logs/val-000002.json", "events/events.out.tfevents.1700000000.ip-10-0-0-1.ec2.internal.77.0",
+        "ids/000002-rank-3.jsonl",
+    )),
+    *((path, False) for path in (
+        "logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py",  # Python could import them
+        "metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b",  # folders in place of files
+    )),
 ])  # fmt: skip
-def test_paths_of_the_project_are_mirrored(path: str) -> None:
-    assert untrusted.is_mirrored_path(path, MACHINES)
-
-
-@pytest.mark.parametrize("path", [
-    "logs/evil.py", "logs/__pycache__/evil.pyc", "events/evil.abi3.so", "status/0.py",  # Python could import them
-    "metrics/000001.jsonl/x", "ids/000001-rank-0.jsonl/x", "logs/agent-0.jsonl/a/b",  # folders in place of files
-])  # fmt: skip
-def test_other_paths_are_not_mirrored(path: str) -> None:
-    assert not untrusted.is_mirrored_path(path, MACHINES)
+def test_paths_of_the_project_are_mirrored_and_others_are_not(path: str, is_mirrored: bool) -> None:
+    assert untrusted.is_mirrored_path(path, MACHINES) is is_mirrored
 
 
 @given(NOISE, st.dictionaries(st.sampled_from(["logs/a", "metrics/b"]), st.integers(0, 1 << 33)))

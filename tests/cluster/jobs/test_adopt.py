@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_connector import LocalConnector
 
-from cluster.connectors.local import Connector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import adopt, store, submit
 from cluster.jobs.job import Job
@@ -18,7 +18,7 @@ UID = "job-3-9073e811"
 Change = Callable[..., None]
 
 
-class ConnectorOfHost(Connector):
+class ConnectorOfHost(LocalConnector):
     """A connector to this computer in the place of an ssh connector."""
 
     def __init__(self, host: object) -> None:

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 from PIL import Image
+from support.local_connector import LocalConnector
 
 from cluster.backends.ssh import SshBackend
 from cluster.cli import evaluate
 from cluster.connectors import untrusted
-from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
 from cluster.machines import trained_files
@@ -51,7 +51,7 @@ def test_newest_checkpoint_without_any_raises(hand_made: Any) -> None:
         checkpoints.newest_checkpoint(hand_made().job)
 
 
-class SlowConnector(Connector):
+class SlowConnector(LocalConnector):
     """A machine that sends a file in pieces of 40 bytes, and records the reads."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_
 def test_download_checkpoint_of_a_lying_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: dict[str, int], error: str
 ) -> None:
-    class LyingConnector(Connector):
+    class LyingConnector(LocalConnector):
         name = "machine 0"
 
         def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.local_connector import LocalConnector
 
-from cluster.connectors.local import Connector
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import checkpoints
 from cluster.machines import trained_files
@@ -43,7 +43,7 @@ def write_network(folder: Path, **changes: bytes) -> None:
         (folder / "network" / name).write_bytes(content)
 
 
-class CountingConnector(Connector):
+class CountingConnector(LocalConnector):
     """This computer as a machine, which records what is read from it."""
 
     name = "machine 0"
@@ -89,7 +89,7 @@ def test_download_network_brings_the_known_files_once(tmp_path: Path) -> None:
 def test_download_network_of_a_lying_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: Mapping[str, int], content: bytes, error: str
 ) -> None:
-    class LyingConnector(Connector):
+    class LyingConnector(LocalConnector):
         name = "machine 0"
 
         def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
@@ -191,7 +191,7 @@ def test_download_version_that_is_replaced_meanwhile_brings_the_newer_one(tmp_pa
 
 
 def test_download_version_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
-    class LyingConnector(Connector):
+    class LyingConnector(LocalConnector):
         name = "machine 0"
 
         def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:

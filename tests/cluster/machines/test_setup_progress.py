@@ -1,18 +1,17 @@
 """Tests of the record of the set-up: one for each launch, also when many threads write it."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.known import known
 
 from cluster.errors import SetupFailed
 from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
-from train.tools.records import decode
+from train.tools.records import read_record
 
 
 @pytest.fixture
@@ -27,11 +26,6 @@ def test_fold_by_machine_says_each_line_once() -> None:
     lines = [("0", "full"), ("1", "no GPU"), ("2", "full"), ("1", "old")]
     assert fold_by_machine(lines, hosts) == ["machines 0, 2: full", "machine 1 (gpu1): no GPU", "machine 1 (gpu1): old"]
     assert fold_by_machine([(name, "x") for name in hosts], hosts) == ["machines 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: x"]
-
-
-def written_data(progress: SetupProgress) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(progress.path.read_text())
-    return data
 
 
 def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
@@ -49,12 +43,12 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        assert written_data(progress)["launch"] == "first"
-    progress.mark_ready()
-    assert decode(SetupRecord, written_data(progress)).machines == progress.rows and progress.failure_reasons == {
-        name: f"reason {name}" for name in names
+        assert known(read_record(progress.path, SetupRecord)).launch == "first"
+    assert known(read_record(progress.path, SetupRecord)).machines == progress.rows
+    notes = tuple(str(number) for number in range(30))
+    assert {name: (row.seconds, row.notes, row.reason) for name, row in progress.rows.items()} == {
+        name: ({SetupStep.CHECKS: 30}, notes, f"reason {name}") for name in names
     }
-    assert all(row.seconds[SetupStep.CHECKS] == 30 and row.notes[29] == "29" for row in progress.rows.values())
 
 
 def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupProgress) -> None:

@@ -57,6 +57,12 @@ def wait_for_exit(processes: CommandProcesses) -> ProcessesExit:
     return wait_for(lambda: processes.collect_exit(processes.exit_codes()))
 
 
+def start_and_end(processes: CommandProcesses) -> ProcessesExit:
+    """Start the command on machine 1, wait until it has ended, and return how."""
+    processes.start(ATTEMPT, 1)
+    return wait_for_exit(processes)
+
+
 def log(processes: CommandProcesses, rank: int = 1) -> str:
     return (processes.work / f"logs/000002/rank-{rank}.log").read_text()
 
@@ -75,18 +81,17 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
         **{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
         **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "OWN": "a b"},
         **{"TORCHELASTIC_RESTART_COUNT": "1", "OMP_NUM_THREADS": "7", "PYTHONPATH": "/own"},
-        **{"IMGNET_EVENTS": str(processes.work / "events")},
+        "IMGNET_EVENTS": str(processes.work / "events"),
+        "PYTHONSAFEPATH": None,  # Python would not search modules beside the script
     }
     assert {name: variables.get(name) for name in expected} == expected
-    assert "PYTHONSAFEPATH" not in variables, "Python would not search modules beside the script"
     assert variables["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert Path(variables["IMGNET_CHECKPOINTS"]).is_dir()
 
 
 def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_path: Path) -> None:
     processes = make("cat data.txt; pwd; echo mine >own.txt; echo changed >data.txt")
-    processes.start(ATTEMPT, 1)
-    wait_for_exit(processes)
+    start_and_end(processes)
     folder = processes.work / "project/sub"
     assert log(processes).splitlines()[1:] == ["first", str(folder)]
     assert (tmp_path / "source/sub/data.txt").read_text() == "first\n"
@@ -95,8 +100,7 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     later = CommandProcesses(  # of another agent of this machine
         processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source"
     )
-    later.start(ATTEMPT, 1)
-    wait_for_exit(later)
+    start_and_end(later)
     later.stop(include_standby=True)
     assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
 
@@ -104,8 +108,7 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
 def test_working_folder_without_files_is_there(make: Fixture) -> None:
     processes = make("pwd")
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
-    processes.start(ATTEMPT, 1)
-    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+    assert start_and_end(processes).phase == AgentPhase.FINISHED
     assert log(processes).splitlines()[-1].endswith("/project/only/ignored")
 
 
@@ -131,9 +134,7 @@ def test_failure_is_told_with_code_and_last_line(
     make: Fixture, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
 ) -> None:
     monkeypatch.setattr(commands, "COLLATERAL_SECONDS", 0.0)
-    processes = make(script)
-    processes.start(ATTEMPT, 1)
-    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, fault, rank=1)
+    assert start_and_end(make(script)) == ProcessesExit(AgentPhase.FAILED, reason, fault, rank=1)
 
 
 def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Fixture, tmp_path: Path) -> None:
@@ -168,9 +169,8 @@ def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_p
 
 def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
     processes = make("", argv=("no-such-program", "x"))
-    processes.start(ATTEMPT, 1)
     reason = "the command cannot be started: no-such-program: No such file or directory"
-    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
+    assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
     assert reason in log(processes)
 
 
@@ -201,8 +201,7 @@ def test_command_that_ignores_the_signal_is_killed_after_the_grace(
 
 def test_stop_ends_a_process_that_went_to_the_background(make: Fixture) -> None:
     processes = make("setsid sleep 1000 & echo $!")
-    processes.start(ATTEMPT, 1)
-    wait_for_exit(processes)
+    start_and_end(processes)
     pid = int(log(processes).splitlines()[-1])
     assert Path(f"/proc/{pid}").exists()
     processes.stop()

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.local_connector import LocalConnector
 from support.log_lines import log_lines
 
 from cluster.backends.rented import final_network
 from cluster.backends.rented.controller import RentedJobController
 from cluster.backends.rented.traffic import read_traffic
-from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import trained_files
 from cluster.state import supervisor_records
@@ -28,7 +28,7 @@ class FakeFleet:
     """Machines without a running agent; their shared folder is a local one."""
 
     def __init__(self, shared: Any) -> None:
-        self.connectors = {name: Connector() for name in ("0", "1")}
+        self.connectors = {name: LocalConnector() for name in ("0", "1")}
         self.provisioner = SimpleNamespace(job_folder=lambda name: str(shared))
         self.calls: list[str] = []
         self.mirror = SimpleNamespace(last_status={})
