@@ -5,8 +5,8 @@ attached session behaves as usual. `new_session_argv` and `new_window_argv` are 
 """
 
 import os
+import re
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 from cluster.errors import ClusterError
 
 if TYPE_CHECKING:
-    from libtmux import Server, Session
+    from .tmux_server import QuietServer
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
 SERVER_ENDED = "server exited unexpectedly"  # printed by tmux when the server ends before it answers
+# How tmux says that there is no server, session or variable.
+NOTHING_THERE = re.compile(
+    r"no server running|error connecting to .*\((No such file or directory|Connection refused)\)|can't find"
+    rf"|unknown variable|lost server|{SERVER_ENDED}"
+)
 DETACH_KEYS = "Ctrl-b d"
 NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
 # These override the user's configuration: a session lives while nobody is attached, and ends with its commands. The
@@ -45,6 +50,12 @@ DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal a
 FOLLOWED_COMMAND_SCRIPT = f'setsid "$@" </dev/null >>"$0" 2>&1 & set -- --pid=$! "$0"; {TAIL_SCRIPT}'
 
 
+# Attaches to the session "$1" of the server "$0". A terminal type that this computer does not know becomes a usual one.
+ATTACH_SCRIPT = (
+    'infocmp "$TERM" >/dev/null 2>&1 || TERM=xterm-256color; export TERM; exec tmux -L "$0" attach-session -t "$1"'
+)
+
+
 def require_tmux() -> None:
     """Raise `ClusterError` when tmux is not installed."""
     if not shutil.which("tmux"):
@@ -53,51 +64,47 @@ def require_tmux() -> None:
         )
 
 
-def _server() -> "Server":
-    """Return the private tmux server. Raises `ClusterError` if it does not answer; libtmux would wait forever."""
-    import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
+def _server() -> "QuietServer":
+    """Return the private tmux server."""
+    from .tmux_server import QuietServer  # libtmux takes 0.1 s, which `imgnet-cluster --help` need not wait for
 
     require_tmux()
-    try:
-        subprocess.run(
-            ["tmux", "-L", SOCKET_NAME, "list-sessions"], capture_output=True, timeout=SERVER_TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise ClusterError(
-            f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
-            f"tmux -L {SOCKET_NAME} kill-server"
-        ) from None
-    return libtmux.Server(socket_name=SOCKET_NAME)
+    return QuietServer(SOCKET_NAME, SERVER_TIMEOUT_SECONDS)
+
+
+def _ask(*words: str) -> list[str]:
+    """Return the lines that a tmux command prints, [] where there is no server or nothing of that name.
+
+    Raises `ClusterError` for every other failure, which must not be taken for the answer that there is nothing.
+    """
+    completed = _server().cmd(*words)
+    error = " ".join(completed.stderr)
+    if error and not NOTHING_THERE.match(error):
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {error}")
+    return [] if error else completed.stdout
 
 
 def session_names() -> set[str]:
     """Return the names of all living sessions, also those of other run folders."""
-    return {session.session_name or "" for session in _server().sessions}
-
-
-def find_session(name: str) -> "Session | None":
-    """Return the session of exactly this name, None if there is none."""
-    for session in _server().sessions:
-        if session.session_name == name:
-            return session
-    return None
+    return set(_ask("list-sessions", "-F", "#{session_name}"))
 
 
 def window_names(name: str) -> list[str]:
     """Return the names of a session's windows, [] if there is no such session."""
-    session = find_session(name)
-    return [window.window_name or "" for window in session.windows] if session else []
+    return _ask("list-windows", "-t", f"={name}", "-F", "#{window_name}")
 
 
 def session_owners() -> list[str]:
     """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [str(session.show_environment().get(OWNER_VARIABLE) or "") for session in _server().sessions]
+    return [session_owner(name) or "" for name in sorted(session_names())]
 
 
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
-    session = find_session(name)
-    return str(session.show_environment().get(OWNER_VARIABLE) or "") if session else None
+    if name not in session_names():
+        return None
+    lines = _ask("show-environment", "-t", f"={name}", OWNER_VARIABLE)
+    return lines[0].partition("=")[2] if lines else ""
 
 
 def is_owned_by(name: str, run_folder: Path) -> bool:
@@ -193,7 +200,8 @@ def kill_session(name: str, run_folder: Path) -> None:
 
 def attach_argv(name: str, window: str = "") -> list[str]:
     """Return the command that attaches this terminal to a session, or to a window of it."""
-    return ["tmux", "-L", SOCKET_NAME, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]
+    target = f"={name}:{window}" if window else f"={name}"
+    return ["sh", "-c", ATTACH_SCRIPT, SOCKET_NAME, target]
 
 
 def detach_keys() -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import libtmux
 import pytest
 
 from cluster.connectors import tmux
+from cluster.connectors.tmux_server import QuietServer
 from cluster.errors import ClusterError
 
 Fixture = Any
@@ -86,16 +86,16 @@ def test_start_session_repeats_command_that_ending_server_lost(
     sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    command = libtmux.Server.cmd
+    command = QuietServer.cmd
     lost: list[str] = []
 
-    def lose_first(server: libtmux.Server, name: str, *arguments: Any, **settings: Any) -> Any:
+    def lose_first(server: QuietServer, name: str, *arguments: Any) -> Any:
         if name == "start-server" and len(lost) < 3:
             lost.append(name)
             return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
-        return command(server, name, *arguments, **settings)
+        return command(server, name, *arguments)
 
-    monkeypatch.setattr(libtmux.Server, "cmd", lose_first)
+    monkeypatch.setattr(QuietServer, "cmd", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
     assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
@@ -104,7 +104,7 @@ def test_start_session_repeats_command_that_ending_server_lost(
 def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     monkeypatch.setattr(
-        libtmux.Server, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
+        QuietServer, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
     )
     monkeypatch.setattr(tmux, "session_owner", lambda _: None)
     with pytest.raises(ClusterError, match="server exited unexpectedly"):
@@ -144,3 +144,15 @@ def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch:
         assert "\n" not in str(caught.value)
     tmux.kill_session("job-1", sandbox.path)
     assert os.environ["PATH"] == str(sandbox.path)
+
+
+def test_failing_tmux_is_not_taken_for_no_session(
+    sandbox: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tmux.session_names() == set() and tmux.session_owner("job-1") is None and tmux.window_names("job-1") == []
+    (tmp_path / "tmux").write_text("#!/bin/sh\necho 'error connecting to /tmp/x (Permission denied)' >&2; exit 1\n")
+    (tmp_path / "tmux").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for ask in (tmux.session_names, lambda: tmux.window_names("job-1"), lambda: tmux.is_owned_by("job-1", tmp_path)):
+        with pytest.raises(ClusterError, match="tmux -L imgnet: error connecting"):
+            ask()
