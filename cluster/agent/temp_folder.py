@@ -4,8 +4,8 @@
     /tmp/.imgnet-agent-k3j9x2ab/lock    the agent holds a flock on it while it lives
 
 A folder belongs to nobody when its lock is free. The kernel releases the lock of a dead process, also for a reader in
-another container, where process ids mean nothing. Anything else in /tmp is left alone. Where /tmp cannot be written, the
-folder lies in TMPDIR, or in the agent's work folder.
+another container, where process ids mean nothing. Anything else in /tmp is left alone. Where /tmp cannot be written,
+the folder lies in TMPDIR, or in the agent's work folder.
 """
 
 import contextlib

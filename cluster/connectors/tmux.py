@@ -4,18 +4,20 @@ A window runs its command as its process; nothing is typed into a shell. The use
 attached session behaves as usual. `new_session_argv` and `new_window_argv` are commands for other machines.
 """
 
+import functools
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ClusterError
 
 if TYPE_CHECKING:
-    from .tmux_server import QuietServer
+    from libtmux import Server
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
@@ -64,12 +66,50 @@ def require_tmux() -> None:
         )
 
 
-def _server() -> "QuietServer":
-    """Return the private tmux server."""
-    from .tmux_server import QuietServer  # libtmux takes 0.1 s, which `imgnet-cluster --help` need not wait for
+@functools.cache
+def server_class() -> type["Server"]:
+    """Return libtmux's server, which asks tmux in a way that depends on neither our terminal nor our locale.
 
+    The tmux client refuses a terminal whose type this computer does not know, replaces characters where the locale is
+    not UTF-8 by name, and waits for ever for a server that is stopped. So it gets no standard input, `-u`, and a time
+    limit.
+    """
+    import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
+    from libtmux.common import tmux_cmd
+
+    class QuietCommand(tmux_cmd):
+        def __init__(self, *arguments: str) -> None:
+            self.cmd = ["tmux", "-u", *arguments]
+            completed = subprocess.run(
+                self.cmd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=SERVER_TIMEOUT_SECONDS,
+            )
+            self.returncode = completed.returncode
+            self.stdout = completed.stdout.splitlines()
+            self.stderr = [line for line in completed.stderr.splitlines() if line]
+
+    class QuietServer(libtmux.Server):
+        def cmd(self, cmd: str, *args: Any, target: str | int | None = None) -> tmux_cmd:
+            targets = [] if target is None else ["-t", str(target)]
+            try:
+                return QuietCommand(f"-L{self.socket_name}", cmd, *targets, *map(str, args))
+            except subprocess.TimeoutExpired:
+                raise ClusterError(
+                    f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
+                    f"tmux -L {SOCKET_NAME} kill-server"
+                ) from None
+
+    return QuietServer
+
+
+def _server() -> "Server":
+    """Return the private tmux server. Its commands raise `ClusterError` if it does not answer."""
     require_tmux()
-    return QuietServer(SOCKET_NAME, SERVER_TIMEOUT_SECONDS)
+    return server_class()(socket_name=SOCKET_NAME)
 
 
 def _ask(*words: str) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cluster.connectors import tmux
-from cluster.connectors.tmux_server import QuietServer
 from cluster.errors import ClusterError
 
 Fixture = Any
@@ -86,16 +85,16 @@ def test_start_session_repeats_command_that_ending_server_lost(
     sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    command = QuietServer.cmd
+    command = tmux.server_class().cmd
     lost: list[str] = []
 
-    def lose_first(server: QuietServer, name: str, *arguments: Any) -> Any:
+    def lose_first(server: Any, name: str, *arguments: Any) -> Any:
         if name == "start-server" and len(lost) < 3:
             lost.append(name)
             return SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
         return command(server, name, *arguments)
 
-    monkeypatch.setattr(QuietServer, "cmd", lose_first)
+    monkeypatch.setattr(tmux.server_class(), "cmd", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
     assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
@@ -104,7 +103,7 @@ def test_start_session_repeats_command_that_ending_server_lost(
 def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     monkeypatch.setattr(
-        QuietServer, "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
+        tmux.server_class(), "cmd", lambda *_, **__: SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
     )
     monkeypatch.setattr(tmux, "session_owner", lambda _: None)
     with pytest.raises(ClusterError, match="server exited unexpectedly"):
