@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOT_PACKAGES = ("cluster", "infra", "recipes", "train")
 FILES = [path for name in ROOT_PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
 SLOW_TO_IMPORT = {
-    *("torch", "numpy", "boto3", "botocore", "paramiko", "rich"),
+    *("torch", "numpy", "boto3", "botocore", "paramiko", "rich", "libtmux"),
     *("tensorboard", "PIL", "simplejpeg", "matplotlib", "jinja2"),
 }
 MAX_MODULES_PER_PACKAGE = 12
@@ -242,6 +242,7 @@ THIRD_PARTY = {
     "paramiko": ["cluster.connectors"],
     "click": ["cluster.cli"],
     "rich": ["cluster.display"],
+    "libtmux": ["cluster.connectors"],
     "matplotlib": ["cluster.plots", "cluster.report"],
     "jinja2": ["cluster.report"],
     "packaging": [],  # cluster.machines.python_env imports it by name, or pip's own copy
@@ -449,4 +450,4 @@ def test_completion_imports_no_large_package(tmp_path: Path) -> None:
 
 def test_plan_imports_no_torch() -> None:
     modules, _ = imported(COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py"))
-    assert_none({"plan": modules & {"torch", "boto3", "paramiko", "tensorboard"}})
+    assert_none({"plan": modules & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}})

@@ -140,6 +140,7 @@ def serve_forks() -> None:
 
 
 def _preload_torch() -> None:
+    import libtmux  # noqa: F401 - imported for the forks
     import torch
 
     import train.engine.run  # noqa: F401 - imported for the forks

@@ -40,7 +40,7 @@ from .processes.attempt_state import AttemptState
 from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
 from .status_writer import StatusWriter, continue_clock, read_previous_status
-from .temp_folder import TempFolder
+from .temp_folder import TempFolder, temp_parents
 from .traffic import TrafficMeter
 from .trainers import Trainers
 from .watchdog import Watchdog
@@ -80,7 +80,7 @@ class Agent:
         previous = read_previous_status(shared, machine)
         self.traffic_meter = TrafficMeter(shared, address, previous) if self.spec.cloud else None
         continue_clock(previous)
-        self.temp_folder = TempFolder()
+        self.temp_folder = TempFolder(temp_parents(work))
         self.trainers = self._make_processes(user_project)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)

@@ -4,7 +4,8 @@
     /tmp/.imgnet-agent-k3j9x2ab/lock    the agent holds a flock on it while it lives
 
 A folder belongs to nobody when its lock is free. The kernel releases the lock of a dead process, also for a reader in
-another container, where process ids mean nothing. Anything else in /tmp is left alone.
+another container, where process ids mean nothing. Anything else in /tmp is left alone. Where /tmp cannot be written,
+the folder lies in TMPDIR, or in the agent's work folder.
 """
 
 import contextlib
@@ -13,17 +14,32 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PREFIX = ".imgnet-agent-"
 LOCK_FILE = "lock"
 
 
+def temp_parents(work: Path) -> list[Path]:
+    """Return where the temporary files of an agent may lie: /tmp, whose path is short, TMPDIR, its work folder."""
+    return [Path("/tmp"), *([Path(os.environ["TMPDIR"])] if os.environ.get("TMPDIR") else []), work]
+
+
 class TempFolder:
     """A new folder for temporary files. Its path is short, because the loaders' sockets lie in it."""
 
-    def __init__(self, parent: Path = Path("/tmp")) -> None:
+    def __init__(self, parents: Sequence[Path]) -> None:
+        """Make the folder in the first of `parents` that can be written. Raises `OSError` of the last one."""
+        for number, parent in enumerate(parents, 1):
+            try:
+                self._make(parent)
+                return
+            except OSError:
+                if number == len(parents):
+                    raise
+
+    def _make(self, parent: Path) -> None:
         remove_abandoned_folders(parent)
         self._stack = contextlib.ExitStack()
         while True:

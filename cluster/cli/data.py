@@ -180,12 +180,20 @@ def _pack(
 def check(folder: Path, val_fraction: float | None, output: str) -> None:
     """Decode every image of the data set in FOLDER once, and count.
 
-    Every problem is listed: broken files, folders inside a class folder, images beside the class folders, classes of
-    val/ that train/ lacks. Exit code 1 if there is any. A class without validation images is a warning. The second
-    line says how many images the smallest and the largest class have, and how many times larger the largest one is.
+    Every problem is listed: broken files, folders inside a class folder, images and broken links beside the class
+    folders, classes without training images, classes of val/ that train/ lacks. Exit code 1 if there is any. A class
+    without validation images is a warning. The second line says how many images the smallest and the largest class
+    have, and how many times larger the largest one is.
     Packed data sets are compared with their checksums, as `data verify` does.
     """
-    from train.data.index.open import check_layout, images_by_class, layout_problems, load_index
+    from train.data.index.open import (
+        archives,
+        check_layout,
+        empty_classes,
+        images_by_class,
+        layout_problems,
+        load_index,
+    )
 
     if not folder.is_dir():
         check_layout(folder)
@@ -201,13 +209,21 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     broken += _verify_packed_splits(folder, list(dict.fromkeys((train.folder, val.folder))))
     counts_by_split = {"train": images_by_class(train), "val": images_by_class(val)}
     unvalidated = [name for name, count in counts_by_split["val"].items() if not count]
+    untrained = [
+        (str(train.folder / name), "a class without training images; add some, or remove it")
+        for name in empty_classes(train)
+    ]
     if output == "json":
-        bad = dict(misplaced + broken)
+        bad = dict(misplaced + untrained + broken)
         counts = {"train": len(train), "val": len(val), "classes": list(train.classes)}
         print_json({**counts, "images_by_class": counts_by_split, "bad": bad, "without_validation": unvalidated})
     else:
         for path, reason in misplaced:
             click.echo(f"misplaced: {path}: {reason}", err=True)
+        for path, reason in untrained:
+            click.echo(f"missing: {path}: {reason}", err=True)
+        for path in archives(folder):
+            click.echo(f"warning: {path}: an archive beside the class folders; unpack or remove it", err=True)
         for path, reason in broken:
             click.echo(f"broken: {path}: {reason}", err=True)
         if broken:
@@ -226,7 +242,7 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
         click.echo(f"{folder}: {len(train.classes)} classes, {image_counts}{held_out}, {broken_count}{misplaced_count}")
         balances = [_describe_balance(split, counts) for split, counts in counts_by_split.items()]
         click.echo(f"images of a class: {'; '.join(balances)}")
-    sys.exit(EXIT_ERROR if misplaced or broken else EXIT_OK)
+    sys.exit(EXIT_ERROR if misplaced or untrained or broken else EXIT_OK)
 
 
 def _describe_balance(split: str, counts: Mapping[str, int]) -> str:

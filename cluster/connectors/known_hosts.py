@@ -5,6 +5,7 @@ The file format is OpenSSH's: sshd(8), section "SSH_KNOWN_HOSTS FILE FORMAT".
 
 import base64
 import binascii
+import contextlib
 import fnmatch
 import hashlib
 import hmac
@@ -50,6 +51,16 @@ def _read_known_hosts_file(path: Path, host_name: str) -> list[KnownHostKey]:
     return keys
 
 
+def _has_authority(path: Path, host_name: str) -> bool:
+    """Whether a known_hosts file accepts a host by the certificate of an authority."""
+    with contextlib.suppress(OSError):
+        rows = [line.split() for line in path.read_text(errors="replace").splitlines()]
+        return any(
+            row[:1] == ["@cert-authority"] and _host_patterns_match(row[1], host_name) for row in rows if row[1:]
+        )
+    return False
+
+
 def _host_patterns_match(patterns: str, host_name: str) -> bool:
     """Whether the first column of a known_hosts line matches a name.
 
@@ -88,14 +99,17 @@ def host_key_error_message(
     offered = f"{fingerprint(key_base64)} ({key_type})"
     hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
     if not accepted_keys:
+        authority = ""
+        if any(_has_authority(path, route.known_hosts_name) for path in route.known_hosts_files):
+            authority = " (a @cert-authority of known_hosts is not read here, only the key itself)"
         add_key = (
             f"ssh-keyscan -p {route.port} {route.host} >> {route.known_hosts_files[0]}"
             if route.known_hosts_files
             else hosts_toml_line
         )
         return (
-            f"{machine_label}: its host key is not known: it offers {offered}; compare it with the output of "
-            f"ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}, "
+            f"{machine_label}: its host key is not known{authority}: it offers {offered}; compare it with the "
+            f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}, "
             f"or in hosts.toml: {hosts_toml_line}"
         )
     accepted = accepted_keys[0]

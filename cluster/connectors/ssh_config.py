@@ -32,7 +32,8 @@ class Route:
     user: str
     key_files: tuple[Path, ...]
     requires_keys: bool  # hosts.toml names the key file, so it is an error if the file is missing
-    uses_ssh_agent: bool
+    agent_socket: str | None  # of the ssh-agent whose keys are offered as well; None: of no agent
+    identities_only: bool  # of the agent's keys, only those whose public keys lie in the key files
     host_key_alias: str | None
     known_hosts_files: tuple[Path, ...]
     pinned_host_key: str | None
@@ -75,8 +76,8 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         user=user,
         key_files=tuple(_expand_path(path) for path in key_files),
         requires_keys=bool(host.key),
-        uses_ssh_agent=_first_value(options, "identityagent") is None
-        and (bool(host.key) or _first_value(options, "identitiesonly") != "yes"),
+        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0]),
+        identities_only=not host.key and _first_value(options, "identitiesonly") == "yes",
         host_key_alias=_first_value(options, "hostkeyalias"),
         known_hosts_files=tuple(
             _expand_path(path)
@@ -148,6 +149,15 @@ def _expand_path(text: str) -> Path:
     if text.startswith(f"{home}/.ssh/"):
         text = "~" + text[len(home) :]
     return Path(_expand_tokens(text, {"d": "~", "h": "%h"})).expanduser()
+
+
+def _agent_socket(value: str) -> str | None:
+    """Return the socket that IdentityAgent names: a path, a variable such as $SSH_AUTH_SOCK, or none."""
+    if value.lower() == "none":
+        return None
+    if value == "SSH_AUTH_SOCK" or value.startswith("$"):
+        return os.environ.get(value.lstrip("$").strip("{}"))
+    return str(_expand_path(value.strip('"')))
 
 
 def _first_value(options: dict[str, list[str]], name: str) -> str | None:

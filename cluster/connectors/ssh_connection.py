@@ -4,12 +4,15 @@ There are two classes of errors, because a machine that cannot be reached is not
 `SSHRefused` needs a change by the user.
 """
 
+import base64
+import binascii
 import contextlib
 import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
@@ -237,6 +240,11 @@ def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -
                 f"{machine_label}: takes no keys from {route.user}, only {allowed_types}; change its sshd_config"
             ) from None
         except paramiko.AuthenticationException as error:
+            if not transport.is_active() and tried_keys > 1:
+                raise SSHRefused(
+                    f"{machine_label}: closed the connection after {tried_keys} keys; name the right one as key in "
+                    "hosts.toml, or in ~/.ssh/config with IdentityFile and IdentitiesOnly yes"
+                ) from None
             if not transport.is_active() or "timeout" in str(error).lower():
                 raise EOFError("it closed the connection during the login") from None
     destination = f"-p {route.port} {route.user}@{route.host}"
@@ -269,6 +277,8 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
                     f"make it: ssh-keygen -f {path}, or name another key file"
                 )
             continue
+        if _read_public_key(path):
+            continue  # the key itself is in the agent
         try:
             yield paramiko.PKey.from_path(path)
         except (TypeError, paramiko.PasswordRequiredException):
@@ -278,6 +288,65 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
                 raise SSHRefused(
                     f"{machine_label}: the key {path} cannot be used: {error}; name another key file"
                 ) from None
-    if route.uses_ssh_agent:
-        with contextlib.closing(paramiko.Agent()) as agent:
-            yield from agent.get_keys()
+    with _agent_keys(route) as keys:
+        yield from keys
+
+
+def _read_public_key(path: Path) -> bytes | None:
+    """Return the public key that a file of OpenSSH's one-line form has, None for any other file."""
+    try:
+        columns = path.read_bytes().split(None, 2)
+        return (
+            base64.b64decode(columns[1], validate=True) if columns[0].startswith((b"ssh-", b"ecdsa-", b"sk-")) else None
+        )
+    except (OSError, IndexError, binascii.Error):
+        return None
+
+
+@contextlib.contextmanager
+def _agent_keys(route: Route) -> "Iterator[list[paramiko.PKey]]":
+    """Yield the keys of ssh-agent to offer, as OpenSSH chooses them; none where the agent cannot be reached.
+
+    paramiko knows only the agent of SSH_AUTH_SOCK.
+    """
+    import paramiko
+    from paramiko.agent import AgentSSH
+
+    agent = AgentSSH()
+    with contextlib.ExitStack() as stack:
+        if route.agent_socket:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            with contextlib.suppress(OSError, paramiko.SSHException):
+                connection.connect(route.agent_socket)
+                agent._connect(connection)  # paramiko's own Agent does the same with SSH_AUTH_SOCK
+        named = [
+            _read_public_key(path) or _read_public_key(path.with_name(f"{path.name}.pub")) for path in route.key_files
+        ]
+        keys = sorted(agent.get_keys(), key=lambda key: key.asbytes() not in named)
+        if route.identities_only:
+            keys = [key for key in keys if key.asbytes() in named]
+        for key in keys:
+            key.sign_ssh_data = _signer(key)
+        yield keys
+
+
+def _signer(key: "paramiko.AgentKey") -> Callable[..., bytes]:
+    """Return the key's method that signs, which for a key that the agent does not sign with returns a wrong signature.
+
+    An agent declines for a FIDO key that is not plugged in, a key that asks its user, a smart card that was removed;
+    paramiko's connection would end. So the machine refuses this key, and the next one is offered.
+    """
+    import paramiko
+
+    sign = key.sign_ssh_data
+
+    def sign_or_give_up(data: bytes, algorithm: str | None = None) -> bytes:
+        try:
+            return bytes(sign(data, algorithm))
+        except paramiko.SSHException:
+            message = paramiko.Message()
+            message.add_string(algorithm or key.get_name())
+            message.add_string(b"declined")
+            return message.asbytes()
+
+    return sign_or_give_up

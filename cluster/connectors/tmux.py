@@ -1,21 +1,32 @@
-"""tmux sessions on this computer: one private tmux server, one session per job.
+"""tmux sessions on this computer, through libtmux: one private tmux server, one session per job.
 
 A window runs its command as its process; nothing is typed into a shell. The user's ~/.tmux.conf applies, so that an
 attached session behaves as usual. `new_session_argv` and `new_window_argv` are commands for other machines.
 """
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from libtmux import Server
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
 SERVER_ENDED = "server exited unexpectedly"  # printed by tmux when the server ends before it answers
+# How tmux says that there is no server, session or variable.
+NOTHING_THERE = re.compile(
+    r"no server running|error connecting to .*\((No such file or directory|Connection refused)\)|can't find"
+    rf"|unknown variable|lost server|{SERVER_ENDED}"
+)
 DETACH_KEYS = "Ctrl-b d"
 NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
 # These override the user's configuration: a session lives while nobody is attached, and ends with its commands. The
@@ -41,6 +52,12 @@ DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal a
 FOLLOWED_COMMAND_SCRIPT = f'setsid "$@" </dev/null >>"$0" 2>&1 & set -- --pid=$! "$0"; {TAIL_SCRIPT}'
 
 
+# Attaches to the session "$1" of the server "$0". A terminal type that this computer does not know becomes a usual one.
+ATTACH_SCRIPT = (
+    'infocmp "$TERM" >/dev/null 2>&1 || TERM=xterm-256color; export TERM; exec tmux -L "$0" attach-session -t "$1"'
+)
+
+
 def require_tmux() -> None:
     """Raise `ClusterError` when tmux is not installed."""
     if not shutil.which("tmux"):
@@ -49,41 +66,86 @@ def require_tmux() -> None:
         )
 
 
-def _tmux(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command of the private tmux server. Raises `ClusterError` when tmux is missing or does not answer."""
+@functools.cache
+def server_class() -> type["Server"]:
+    """Return libtmux's server, which asks tmux in a way that depends on neither our terminal nor our locale.
+
+    The tmux client refuses a terminal whose type this computer does not know, replaces characters where the locale is
+    not UTF-8 by name, and waits for ever for a server that is stopped. So it gets no standard input, `-u`, and a time
+    limit.
+    """
+    import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
+    from libtmux.common import tmux_cmd
+
+    class QuietCommand(tmux_cmd):
+        def __init__(self, *arguments: str) -> None:
+            self.cmd = ["tmux", "-u", *arguments]
+            completed = subprocess.run(
+                self.cmd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=SERVER_TIMEOUT_SECONDS,
+            )
+            self.returncode = completed.returncode
+            self.stdout = completed.stdout.splitlines()
+            self.stderr = [line for line in completed.stderr.splitlines() if line]
+
+    class QuietServer(libtmux.Server):
+        def cmd(self, cmd: str, *args: str, target: str | int | None = None) -> tmux_cmd:
+            """Run a tmux command. Raises `ClusterError` when the server does not answer."""
+            targets = [] if target is None else ["-t", str(target)]
+            try:
+                return QuietCommand(f"-L{self.socket_name}", cmd, *targets, *args)
+            except subprocess.TimeoutExpired:
+                raise ClusterError(
+                    f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
+                    f"tmux -L {SOCKET_NAME} kill-server"
+                ) from None
+
+    return QuietServer
+
+
+def _server() -> "Server":
+    """Return the private tmux server. Its commands raise `ClusterError` if it does not answer."""
     require_tmux()
-    argv = ["tmux", "-L", SOCKET_NAME, *words]
-    try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, errors="surrogateescape", timeout=SERVER_TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise ClusterError(
-            f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "
-            f"tmux -L {SOCKET_NAME} kill-server"
-        ) from None
+    return server_class()(socket_name=SOCKET_NAME)
+
+
+def _ask(*words: str) -> list[str]:
+    """Return the lines that a tmux command prints, [] where there is no server or nothing of that name.
+
+    Raises `ClusterError` for every other failure, which must not be taken for the answer that there is nothing.
+    """
+    completed = _server().cmd(*words)
+    error = " ".join(completed.stderr)
+    if error and not NOTHING_THERE.match(error):
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {error}")
+    return [] if error else completed.stdout
 
 
 def session_names() -> set[str]:
     """Return the names of all living sessions, also those of other run folders."""
-    return set(_tmux("list-sessions", "-F", "#{session_name}").stdout.splitlines())
+    return set(_ask("list-sessions", "-F", "#{session_name}"))
 
 
 def window_names(name: str) -> list[str]:
     """Return the names of a session's windows, [] if there is no such session."""
-    return _tmux("list-windows", "-t", f"={name}", "-F", "#{window_name}").stdout.splitlines()
+    return _ask("list-windows", "-t", f"={name}", "-F", "#{window_name}")
 
 
 def session_owners() -> list[str]:
     """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [session_owner(name) or "" for name in session_names()]
+    return [session_owner(name) or "" for name in sorted(session_names())]
 
 
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
     if name not in session_names():
         return None
-    return _tmux("show-environment", "-t", f"={name}", OWNER_VARIABLE).stdout.rstrip("\n").partition("=")[2]
+    lines = _ask("show-environment", "-t", f"={name}", OWNER_VARIABLE)
+    return lines[0].partition("=")[2] if lines else ""
 
 
 def is_owned_by(name: str, run_folder: Path) -> bool:
@@ -103,20 +165,20 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
         raise ClusterError(f"the tmux session {name} belongs to {owner}; end that job first, or wait for it")
     # The variables are listed by name, because a pattern such as * copies only the first match (tmux 3.3). A variable
     # that is listed but not in our environment, because it came from an earlier job, is removed from the session.
-    lines = _tmux("show-environment", "-g").stdout.splitlines()
-    global_variables = [line.partition("=")[0].lstrip("-") for line in lines]
+    server = _server()
+    global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
     options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
     folder = str(Path.cwd()).replace("#", "##")
     new_session = _escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv])
     deadline = time.monotonic() + SERVER_TIMEOUT_SECONDS
     while True:
-        completed = _tmux("start-server", ";", *_set_options(options), *new_session)
+        completed = server.cmd("start-server", ";", *_set_options(options), *new_session)
         if not completed.stderr:
             return
         # The server ends with its last session. A command that reaches it at that moment is lost; the next one starts
         # another server.
         if SERVER_ENDED not in completed.stderr or time.monotonic() > deadline:
-            raise ClusterError(f"tmux -L {SOCKET_NAME}: {completed.stderr.strip()}")
+            raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
@@ -126,10 +188,10 @@ def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = Fal
     """
     for place in ("",) if index is None else (str(index), ""):
         new_window = ["new-window", "-t", f"={name}:{place}", "-n", window, *([] if in_front else ["-d"])]
-        completed = _tmux(*_escape_semicolons([*new_window, *argv]))
+        completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
         if not completed.stderr:
             return
-    raise ClusterError(f"tmux -L {SOCKET_NAME}: {completed.stderr.strip()}")
+    raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
 
 
 def _new_session(name: str, window: str, owner: str) -> list[str]:
@@ -174,12 +236,13 @@ def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
 def kill_session(name: str, run_folder: Path) -> None:
     """End the session of this name with all its windows, if it exists and belongs to this run folder."""
     if shutil.which("tmux") and is_owned_by(name, run_folder):
-        _tmux("kill-session", "-t", f"={name}")
+        _server().cmd("kill-session", "-t", f"={name}")
 
 
 def attach_argv(name: str, window: str = "") -> list[str]:
     """Return the command that attaches this terminal to a session, or to a window of it."""
-    return ["tmux", "-L", SOCKET_NAME, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]
+    target = f"={name}:{window}" if window else f"={name}"
+    return ["sh", "-c", ATTACH_SCRIPT, SOCKET_NAME, target]
 
 
 def detach_keys() -> str:

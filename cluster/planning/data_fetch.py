@@ -184,11 +184,12 @@ def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Pat
 
 @dataclass(frozen=True)
 class SetCounts:
-    """Image and class counts of a data folder (0: none found), and the classes without validation images."""
+    """Image and class counts of a data folder (0: none found), and the classes without images."""
 
     train: int = 0
     val: int = 0
     classes: int = 0
+    untrained: tuple[str, ...] = ()
     unvalidated: tuple[str, ...] = ()
 
 
@@ -201,22 +202,24 @@ def count_set(root: Path, val_fraction: float) -> SetCounts:
     train_folder, val_folder = root / "train", root / "val"
     try:
         manifest = Manifest.parse((train_folder / MANIFEST_FILE).read_bytes())
-        classes, train = manifest.classes, manifest.images
+        train_counts = dict.fromkeys(manifest.classes, 1)  # a manifest has only their sum
+        train = manifest.images
     except (OSError, ManifestError):
         train_counts = _count_files(train_folder)
-        classes, train = [*train_counts], sum(train_counts.values())
+        train = sum(train_counts.values())
         if val_fraction and not val_folder.is_dir():
             val_counts = {name: held_out_count(count, val_fraction) for name, count in train_counts.items()}
             train -= sum(val_counts.values())
-            return _make_counts(train, classes, val_counts)
+            return _make_counts(train, train_counts, val_counts)
     is_packed = (val_folder / MANIFEST_FILE).exists()
-    return _make_counts(train, classes, _count_names(val_folder) if is_packed else _count_files(val_folder))
+    return _make_counts(train, train_counts, _count_names(val_folder) if is_packed else _count_files(val_folder))
 
 
-def _make_counts(train: int, classes: Sequence[str], val_counts: Mapping[str, int]) -> SetCounts:
+def _make_counts(train: int, train_counts: Mapping[str, int], val_counts: Mapping[str, int]) -> SetCounts:
     val = sum(val_counts.values())
-    unvalidated = tuple(name for name in classes if not val_counts.get(name)) if val else ()
-    return SetCounts(train, val, len(classes), unvalidated)
+    untrained = tuple(name for name, count in train_counts.items() if not count)
+    unvalidated = tuple(name for name in train_counts if not val_counts.get(name)) if val else ()
+    return SetCounts(train, val, len(train_counts), untrained, unvalidated)
 
 
 def _count_files(folder: Path) -> dict[str, int]:

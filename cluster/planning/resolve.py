@@ -12,7 +12,7 @@ from cluster.machines.user_project import find_project
 from cluster.notifications.targets import chosen_targets
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.spec import MAX_MACHINES, JobSpec, Workload
-from train.data.validation_split import note_on_missing_copies, note_on_unvalidated
+from train.data.validation_split import note_on_missing_copies, notes_on_empty_classes
 from train.recipe.components import SAMPLE
 from train.recipe.files import RecipeError, read_recipes, read_work, select_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
@@ -138,8 +138,7 @@ def plan(
         notes.append(schedule.small_set_note)
     if data is not None and not is_synthetic:
         notes += planner.notes_on_data(root, counts.train)
-    if unvalidated_note := note_on_unvalidated(counts.unvalidated, counts.classes):
-        notes.append(unvalidated_note)
+    notes += notes_on_empty_classes(counts.untrained, counts.unvalidated, counts.classes)
     missing_copies: tuple[int, ...] = ()
     if planner.is_this_computer and not remote_dataset and not is_synthetic:
         missing_copies = tuple(size for size in recipe.copy_sizes if not (copies_root / str(size)).is_dir())

@@ -24,7 +24,7 @@ from botocore.exceptions import NoCredentialsError
 
 from infra.errors import NoAnswer, NoCredentials
 
-from .errors import ErrorKind, classify_error, explain_error
+from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
 from .tags import Resource
 
 PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the price list
@@ -46,14 +46,16 @@ class Account:
         # Kept because the session reports "default" for no profile, and would then ignore keys in the environment.
         self._profile = profile
         with _explain_errors("AWS"):
+            # boto3 itself knows AWS_DEFAULT_REGION and the profile's region, which come after AWS_REGION.
+            region = region or os.environ.get("AWS_REGION")
             self._session = boto3.session.Session(profile_name=profile, region_name=region)
-        resolved_region = self._session.region_name or os.environ.get("AWS_REGION")
-        if not resolved_region:
+            _forbid_questions(self._session)
+        if not self._session.region_name:
             with _explain_errors("AWS"):
                 has_credentials = self._session.get_credentials() is not None
             more = "" if has_credentials else "; there are no credentials either; type: aws configure"
             raise NoCredentials(f"AWS: no region is set; pass --region us-east-1, or set AWS_REGION{more}")
-        self.region: str = resolved_region
+        self.region: str = self._session.region_name
 
     def in_region(self, region: str) -> "Account":
         """Return the same account in another region."""
@@ -183,6 +185,16 @@ def paginate(action: str, client: Client, operation: str, result_key: str, **par
         for page in client.get_paginator(operation).paginate(**params):
             items += page.get(result_key, [])
         return items
+
+
+def _forbid_questions(session: Any) -> None:  # Any: boto3 ships no types
+    """Let a profile that wants an MFA code fail: a supervisor would wait for the code in a window that nobody sees."""
+
+    def refuse(_prompt: str) -> str:
+        raise mfa_refusal()
+
+    provider = session._session.get_component("credential_provider").get_provider("assume-role")
+    provider._prompter = refuse
 
 
 def get_public_address() -> str:

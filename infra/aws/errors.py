@@ -4,6 +4,8 @@ Decisions go by the error's code, never by its text, to which botocore appends. 
 Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
+import os
+import shlex
 from enum import Enum
 
 from botocore import exceptions as boto
@@ -44,7 +46,7 @@ _CODES_BY_KIND = {
     ),
     ErrorKind.THROTTLED: (
         "RequestLimitExceeded EC2ThrottledException Throttling ThrottlingException ThrottledException "
-        "TooManyRequestsException SlowDown"
+        "TooManyRequestsException SlowDown RequestThrottled RequestThrottledException BandwidthLimitExceeded"
     ),
     ErrorKind.OUTCOME_UNKNOWN: (
         "InternalError InternalFailure Unavailable ServiceUnavailable InternalServerError 500 503"
@@ -84,10 +86,15 @@ AUTHENTICATION_CODES = (
     "UnrecognizedClientException",
     "InvalidAccessKeyId",
     "OptInRequired",
+    "InvalidToken",
+    "TokenRefreshRequired",
     "Blocked",
     "PendingVerification",
 )
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
+# Errors of botocore without a code of AWS: a login in a browser that has ended, and keys that cannot be had otherwise.
+LOGIN_ERRORS = (boto.SSOError, boto.TokenRetrievalError, boto.LoginError, boto.NoAuthTokenError)
+CREDENTIAL_ERRORS = (boto.CredentialRetrievalError, boto.UnknownCredentialError, boto.InvalidConfigError)
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
 # Any other refusal that is not known concerns the place that was asked.
@@ -126,10 +133,17 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return error
     code = get_error_code(error)
     message = " ".join(str(error).split())
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         return NoCredentials(
             "AWS: no credentials; type: aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
+    if isinstance(error, LOGIN_ERRORS):
+        login = "login" if isinstance(error, boto.LoginError) else "sso login"
+        return NoCredentials(f"AWS: the login has ended ({_shorten(message)}); type: aws {login}{_profile_option()}")
+    if isinstance(error, boto.RefreshWithMFAUnsupportedError):
+        return mfa_refusal()
+    if isinstance(error, CREDENTIAL_ERRORS):
+        return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
     if isinstance(error, boto.NoRegionError):
@@ -146,6 +160,20 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(
             f"AWS does not accept the credentials ({code}: {message}); see: aws sts get-caller-identity"
         )
+    if code == "RequestTimeTooSkewed":
+        return NoCredentials(
+            f"AWS: the clock of this computer is wrong ({_shorten(message)}); set it, by NTP for example"
+        )
+    if code in DENIED_CODES and "sts:AssumeRole" in message:
+        return NoCredentials(
+            f"AWS: the profile's role cannot be assumed ({_shorten(message)}); see: aws sts get-caller-identity"
+        )
+    if code in DENIED_CODES and "explicit deny" in message:
+        return NoAnswer(
+            f"{action}: a policy forbids it, whatever else permits it ({_shorten(message)}); ask who administers the "
+            "account or the organization",
+            code,
+        )
     if code in DENIED_CODES:
         return NoAnswer(
             f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
@@ -158,13 +186,26 @@ def explain_error(error: Exception, action: str) -> CloudError:
     return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)
 
 
+def mfa_refusal() -> NoCredentials:
+    """Return the error of a profile that wants a code from an MFA device: a job renews its keys without its user."""
+    return NoCredentials(
+        "AWS: the profile wants an MFA code, for which a job cannot ask; type: "
+        f'eval "$(aws configure export-credentials{_profile_option()} --format env)", and unset AWS_PROFILE'
+    )
+
+
+def _profile_option() -> str:
+    profile = os.environ.get("AWS_PROFILE")
+    return f" --profile {shlex.quote(profile)}" if profile else ""
+
+
 def _shorten(text: str) -> str:
     """Return at most 300 characters of a message, without the encoded text that AWS appends to a denial.
 
-    That text has 1,500 characters, and only AWS can decode it.
+    That text has 1,500 characters, and only AWS can decode it. The end is kept: it says which policy denies.
     """
     text = text.partition(" Encoded authorization failure message")[0]
-    return text if len(text) < 300 else text[:297] + "..."
+    return text if len(text) < 300 else f"{text[:150]} ... {text[-145:]}"
 
 
 def describe_error(error: Exception) -> str:

@@ -1,8 +1,10 @@
 """Decoding of one image from bytes to pixels, the same way in preparation, training and validation.
 
 simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files that it refuses, such as a PNG named
-.JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. EXIF orientation is
-not applied, because ImageNet's readers do not apply it.
+.JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. PIL gets only the
+formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that ends before its last pixel
+is refused, because decoders fill the rest with gray. EXIF orientation is not applied, because ImageNet's readers do not
+apply it.
 
 Where the extra `nvimgcodec` is installed, a region of an image is decoded without the rest. The pixels are the same,
 bit for bit. A tenth of the image takes half the time; a region of MAX_REGION_FRACTION takes as long as the whole
@@ -31,6 +33,10 @@ from train.tools.filesystem import one_line_error
 JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
 JPEG_END = b"\xff\xd9"  # the marker that a JPEG file ends with
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
+MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
+PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
+LOST_PIXELS = "premature end of data segment"  # libjpeg's words for a JPEG whose data ends before its last pixel
 
 # Share of an image's pixels. From here on, decoding the whole image and slicing it is as fast, at 160 pixels as at 352.
 MAX_REGION_FRACTION = 0.7
@@ -47,9 +53,20 @@ class BadImage(Exception):
 def decode_image(data: bytes) -> Pixels:
     """Return uint8 RGB pixels [height, width, 3]. Raises `BadImage`."""
     try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        _check_size(width, height)
         return np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
     except ValueError as error:
+        if LOST_PIXELS in str(error):
+            raise BadImage(f"a part of its pixels is lost ({LOST_PIXELS})") from None
         return _decode_with_pil(data, str(error))
+
+
+def _check_size(width: int, height: int) -> None:
+    if max(width, height) > MAX_JPEG_SIDE:
+        raise BadImage(f"{width} x {height} pixels do not fit into a JPEG file")
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{width} x {height} pixels are more than {MAX_PIXELS}")
 
 
 def decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels:
@@ -71,14 +88,13 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
     if not data:
         raise BadImage("the file is empty")
     try:
-        with Image.open(BytesIO(data)) as image:
+        with Image.open(BytesIO(data), formats=PIL_FORMATS) as image:
+            _check_size(*image.size)
             if image.mode.startswith(("I", "F")):  # convert() would clip these to white
                 raise BadImage(f"{image.format} with more than 8 bits per channel (mode {image.mode})")
-            if max(image.size) > MAX_JPEG_SIDE:
-                raise BadImage(f"{image.width} x {image.height} pixels do not fit into a JPEG file")
             return np.array(image.convert("RGB"))
     except UnidentifiedImageError as error:
-        raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else "not an image") from error
+        raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else NOT_AN_IMAGE) from error
     except BadImage:
         raise
     except Exception as error:  # PIL's readers may raise any exception on a damaged file

@@ -1,4 +1,4 @@
-"""Chooses the images of train/ that are held out for validation where there is no val/; names classes without any.
+"""Chooses the images of train/ that are held out for validation where there is no val/; names classes without images.
 
 The same fraction of each class is held out, so the proportions of the classes stay the same. The choice is a pure
 function of the names: it depends on neither the machine, the number of processes, the seed nor the order of files on a
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-MAX_NAMED_CLASSES = 3  # in the note on classes without validation images
+MAX_NAMED_CLASSES = 3  # in the notes on classes without images
 
 
 def held_out_count(images: int, fraction: float) -> int:
@@ -37,17 +37,22 @@ def held_out_names(names: Iterable[str], fraction: float) -> set[str]:
     }
 
 
-def note_on_unvalidated(unvalidated: Sequence[str], class_count: int) -> str:
-    """Return one line about the classes that have no validation images; "" when each class has some."""
-    if not unvalidated:
-        return ""
-    named = ", ".join(unvalidated[:MAX_NAMED_CLASSES])
-    others = len(unvalidated) - MAX_NAMED_CLASSES
-    more = f" and {others} more" if others > 0 else ""
-    return (
-        f"{len(unvalidated)} of {class_count} classes have no validation images, so the accuracy does not count them: "
-        f"{named}{more}"
-    )
+def notes_on_empty_classes(untrained: Sequence[str], unvalidated: Sequence[str], class_count: int) -> list[str]:
+    """Return a line each about the classes that have no training images, and no validation images."""
+
+    def named(classes: Sequence[str]) -> str:
+        others = len(classes) - MAX_NAMED_CLASSES
+        return ", ".join(classes[:MAX_NAMED_CLASSES]) + (f" and {others} more" if others > 0 else "")
+
+    notes = []
+    if untrained:
+        notes.append(f"{len(untrained)} of {class_count} classes have no training images: {named(untrained)}")
+    if unvalidated:
+        notes.append(
+            f"{len(unvalidated)} of {class_count} classes have no validation images, so the accuracy does not count "
+            f"them: {named(unvalidated)}"
+        )
+    return notes
 
 
 def note_on_missing_copies(sizes: Sequence[int], root: Path, copies: Path, fraction: float, skip_bad: bool) -> str:

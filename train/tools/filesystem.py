@@ -110,6 +110,8 @@ def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(LOCK_POLL_SECONDS)
+            except OSError as error:  # such as ENOSYS of Lustre without `-o flock`
+                raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()

@@ -5,11 +5,12 @@ The trainer, the agent and the probe of a new machine read these through here. S
 """
 
 import contextlib
+import math
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -183,9 +184,37 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def usable_cpu_count() -> int:
-    """Return the number of processors that this process may use; a container or Slurm may give it few of many."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cpu_count(root: Path = Path("/")) -> int:
+    """Return the number of processors that this process may use; a container or Slurm may give it few of many.
+
+    It is bounded by the process's affinity, and by the quotas of its control groups (`docker run --cpus 2`).
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([count, *(math.ceil(quota) for quota in _cpu_quotas(root))]))
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """Yield how many processors each limited control group of this process may use (versions 1 and 2)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        folder = top / group.strip("/")  # a container may see only its own group, at the top
+        for place in (folder, *folder.parents):
+            if not place.is_relative_to(top):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                if controllers:
+                    quota, period = (int((place / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+                else:
+                    quota, period = map(int, (place / "cpu.max").read_text().split())
+                if quota > 0:
+                    yield quota / period
 
 
 def threads_per_process(processes: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from train.data.decode import NOT_AN_IMAGE
 from train.weights.safetensors_file import read_safetensors
 
 Fixture = Any
@@ -58,7 +59,7 @@ def test_predict_answers_for_each_image(finished: Fixture, tmp_path: Path) -> No
     ran = finished.cli("predict", "job-1", images[0], tmp_path / "bad.jpg")
     assert ran.code == 1 and ran.out.splitlines()[0] == str(images[0]) and len(ran.out.splitlines()) == 6
     assert ran.err.splitlines() == [
-        f"warning: {tmp_path / 'bad.jpg'}: not an image",
+        f"warning: {tmp_path / 'bad.jpg'}: {NOT_AN_IMAGE}",
         "error: 1 of 2 images could not be read",
     ]
 

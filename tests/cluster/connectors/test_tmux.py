@@ -65,23 +65,23 @@ def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Fixture
     sandbox.wait_for(lambda: len(sandbox.job_pids()) == 1)
 
 
-ENDED = SimpleNamespace(stdout="", stderr="server exited unexpectedly\n")
+ENDED = SimpleNamespace(stdout=[], stderr=["server exited unexpectedly"])
 
 
 def test_start_session_repeats_command_that_ending_server_lost(
     sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
-    run = tmux._tmux
+    command = tmux.server_class().cmd
     lost: list[str] = []
 
-    def lose_first(name: str, *words: str) -> Any:
+    def lose_first(server: Any, name: str, *words: str) -> Any:
         if name == "start-server" and len(lost) < 3:
             lost.append(name)
             return ENDED
-        return run(name, *words)
+        return command(server, name, *words)
 
-    monkeypatch.setattr(tmux, "_tmux", lose_first)
+    monkeypatch.setattr(tmux.server_class(), "cmd", lose_first)
     tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
     assert len(lost) == 3
     assert sandbox.tmux("list-sessions", "-F", "#S").split() == ["job-1"]
@@ -89,7 +89,7 @@ def test_start_session_repeats_command_that_ending_server_lost(
 
 def test_start_session_gives_up_when_server_keeps_ending(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmux, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-    monkeypatch.setattr(tmux, "_tmux", lambda *_: ENDED)
+    monkeypatch.setattr(tmux.server_class(), "cmd", lambda *_: ENDED)
     with pytest.raises(ClusterError, match="server exited unexpectedly"):
         tmux.start_session("job-1", sandbox.path, "first", ["sleep", "1000"])
 
@@ -125,3 +125,15 @@ def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch:
         with pytest.raises(ClusterError, match=r"^tmux is missing; install it[^\n]*$"):
             call()
     tmux.kill_session("job-1", sandbox.path)
+
+
+def test_failing_tmux_is_not_taken_for_no_session(
+    sandbox: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tmux.session_names() == set() and tmux.session_owner("job-1") is None and tmux.window_names("job-1") == []
+    (tmp_path / "tmux").write_text("#!/bin/sh\necho 'error connecting to /tmp/x (Permission denied)' >&2; exit 1\n")
+    (tmp_path / "tmux").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for ask in (tmux.session_names, lambda: tmux.window_names("job-1"), lambda: tmux.is_owned_by("job-1", tmp_path)):
+        with pytest.raises(ClusterError, match="tmux -L imgnet: error connecting"):
+            ask()

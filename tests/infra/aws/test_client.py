@@ -1,5 +1,6 @@
 """Account and its clients: regions, credentials, retries, pagination."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +15,37 @@ from infra.errors import CloudError, NoCredentials
 __all__ = ["bed"]
 
 
-def test_account_region_comes_from_argument_or_environment(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Account("eu-west-1").region == "eu-west-1" and Account().region == "us-east-1"
+def test_account_region_is_found_in_the_order_of_aws(
+    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[profile corp]\nregion = sa-east-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "corp")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
+    assert Account("eu-west-1").region == "eu-west-1" and Account().region == "us-west-2"
+    monkeypatch.delenv("AWS_REGION")
     assert Account().region == "ap-south-1"
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    monkeypatch.delenv("AWS_REGION")
+    assert Account().region == "sa-east-1"
+    monkeypatch.delenv("AWS_PROFILE")
     with pytest.raises(CloudError, match=r"AWS: no region is set; pass --region us-east-1"):
         Account()
+
+
+def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
+    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor would wait for the code in a window that nobody sees."""
+    base = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    role = "role_arn = arn:aws:iam::123456789012:role/Trainer\nmfa_serial = arn:aws:iam::123456789012:mfa/me\n"
+    (tmp_path / "config").write_text(f"{base}[profile mfa]\n{role}source_profile = base\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "mfa")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(NoCredentials, match="aws configure export-credentials --profile mfa"):
+        Account("us-east-1").ec2.describe_vpcs()
 
 
 def test_in_region_uses_the_same_credentials(front: AwsFrontend) -> None:

@@ -128,9 +128,32 @@ def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: AwsFro
         (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
         (boto.EndpointConnectionError(endpoint_url="u", error="e"), NoAnswer, ["cannot be reached"]),
         (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
+        (boto.UnauthorizedSSOTokenError(), NoCredentials, ["the login has ended", "aws sso login --profile 'my corp'"]),
+        (boto.SSOTokenLoadError(error_msg="no token"), NoCredentials, ["no token", "aws sso login"]),
+        (boto.TokenRetrievalError(provider="sso", error_msg="too old"), NoCredentials, ["too old", "aws sso login"]),
+        (boto.LoginTokenLoadError(error_msg="gone"), NoCredentials, ["gone", "aws login --profile"]),
+        (boto.RefreshWithMFAUnsupportedError(), NoCredentials, ["MFA code", "aws configure export-credentials"]),
+        (boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), NoCredentials, ["VPN is down"]),
+        (boto.InvalidConfigError(error_msg="no such source_profile"), NoCredentials, ["no such source_profile"]),
+        (
+            client_error("AccessDenied", 403, "not authorized to perform: sts:AssumeRole"),
+            NoCredentials,
+            ["the profile's role"],
+        ),
+        (client_error("RequestTimeTooSkewed", 403, "too large"), NoCredentials, ["the clock of this computer"]),
+        (
+            client_error(
+                "AccessDenied", 403, "You may not " + "x" * 400 + " with an explicit deny in a service control policy"
+            ),
+            NoAnswer,
+            ["a policy forbids it", "You may not", "explicit deny in a service control policy", "ask who administers"],
+        ),
     ],
 )
-def test_explain_error_is_one_line_with_the_next_command(error: Exception, kind: type, parts: list[str]) -> None:
+def test_explain_error_is_one_line_with_the_next_command(
+    error: Exception, kind: type, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "my corp")
     explained = explain_error(error, "rent (ec2:RunInstances)")
     assert type(explained) is kind and "\n" not in str(explained) and len(str(explained)) < 500
     for part in parts:

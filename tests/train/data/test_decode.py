@@ -1,10 +1,12 @@
 """Tests of decoding: pixels equal PIL's, whatever the file is called, and bad files raise BadImage."""
 
 import io
+import os
 import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,11 +115,35 @@ def test_decode_image_turns_any_pil_error_into_bad_image(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "data, message", [(b"words\n", "^not an image$"), (b"\0" * 100, "^not an image$"), (b"", "empty")]
+    "data, message", [(b"words\n", "^not an image "), (b"\0" * 100, "^not an image "), (b"", "empty")]
 )
 def test_decode_image_of_other_data_says_so(data: bytes, message: str) -> None:
     with pytest.raises(BadImage, match=message):
         decode_image(data)
+
+
+def test_decode_image_refuses_lost_pixels_and_sizes_that_fill_the_memory() -> None:
+    """PIL fills the rest of such a JPEG with gray; a header alone may claim gigabytes."""
+    good = encode(drawn_image(), "JPEG")
+    half = len(good) // 2
+    for data in (good[:half] + b"\0" * 4096 + good[half + 4096 :], good[:half] + b"\xff\xd9", good[:700] + b"\xff\xd9"):
+        with pytest.raises(BadImage, match="a part of its pixels is lost"):
+            decode_image(data)
+    size_at = good.index(b"\xff\xc0") + 5
+    with pytest.raises(BadImage, match="20000 x 20000 pixels are more than 178956970"):
+        decode_image(good[:size_at] + (20_000).to_bytes(2, "big") * 2 + good[size_at + 4 :])
+
+
+def test_decode_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIL would give an EPS file to Ghostscript."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    buffer = io.BytesIO()
+    drawn_image().save(buffer, "EPS")
+    with pytest.raises(BadImage, match=r"^not an image \(JPEG, PNG"):
+        decode_image(buffer.getvalue())
+    assert not (tmp_path / "started").exists()
 
 
 def unusual_files() -> dict[str, bytes]:

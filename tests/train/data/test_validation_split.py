@@ -11,7 +11,7 @@ from train.data.index.packed import read_manifest
 from train.data.loading.dataset import open_dataset, open_val_indexes
 from train.data.packing.pack import copy_targets, pack_set
 from train.data.packing.synthetic import draw_image
-from train.data.validation_split import held_out_count, held_out_names, note_on_unvalidated
+from train.data.validation_split import held_out_count, held_out_names, notes_on_empty_classes
 from train.recipe import Data, Model, Phase, Recipe
 
 NAMES = [f"{name}/{number}.jpg" for name, count in (("cat", 40), ("dog", 200), ("eel", 1)) for number in range(count)]
@@ -121,7 +121,8 @@ def test_classes_without_validation_images_are_named_in_the_log(tmp_path: Path) 
     note = "2 of 3 classes have no validation images, so the accuracy does not count them: dog, eel"
     assert f"warning: {note}" in log
     assert pack_set(root, {None: tmp_path / "packed"}, val_fraction=FRACTION).messages == [f"warning: {note}"]
-    assert note_on_unvalidated(list("abcde"), 9).endswith(": a, b, c and 2 more") and note_on_unvalidated([], 9) == ""
+    assert notes_on_empty_classes([], list("abcde"), 9)[0].endswith(": a, b, c and 2 more")
+    assert len(notes_on_empty_classes(["a"], ["b"], 9)) == 2 and notes_on_empty_classes([], [], 9) == []
 
 
 @pytest.mark.parametrize("value", [-0.1, 0.95, 1, float("nan"), "0.1", True])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from train.data.decode import NOT_AN_IMAGE
 from train.data.index.open import load_index
 from train.data.loading.loader import BatchDecoder
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
@@ -71,7 +72,7 @@ def test_predict_gives_the_answers_of_the_network(
         percents = [answer["percent"] for answer in message["answers"]]
         np.testing.assert_allclose(percents, 100 * best.values.numpy(), rtol=1e-4)
         assert not message["error"]
-    assert messages[2]["error"] == f"{files[2]}: not an image" and not messages[2]["answers"]
+    assert messages[2]["error"] == f"{files[2]}: {NOT_AN_IMAGE}" and not messages[2]["answers"]
     assert messages[3]["error"] == f"{files[3]}: No such file or directory"
 
 

@@ -1,5 +1,6 @@
 """Tests of the readers of this machine's memory, network counters and GPUs, with made-up /proc folders."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -99,3 +100,22 @@ def test_read_nfs_counters_is_none_where_the_kernel_says_something_else(tmp_path
     for text in ("", "device ", "device x mounted on /m with fstype nfs\n\tbytes:\t1 2\n", "bytes: 1 2 3 4 5 6 7 8"):
         write(tmp_path, "proc/self/mountstats", text)
         assert host.read_nfs_counters(Path("/m"), tmp_path) is None
+
+
+@pytest.mark.parametrize("groups, quotas, count", [
+    pytest.param("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 2, id="parent"),
+    pytest.param("0::/elsewhere\n", {"cpu.max": "50000 100000"}, 1, id="namespace"),
+    pytest.param("4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n",
+                 {"cpu/x/cpu.cfs_quota_us": "300000", "cpu/x/cpu.cfs_period_us": "100000"}, 3, id="version 1"),
+    pytest.param("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8, id="unlimited"),
+    pytest.param("0::/\n", {"cpu.max": "damaged"}, 8, id="damaged"),
+    pytest.param("", {}, 8, id="none"),
+])  # fmt: skip
+def test_usable_cpus_are_bounded_by_the_quota_of_a_container(
+    groups: str, quotas: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    write(tmp_path, "proc/self/cgroup", groups)
+    for name, text in quotas.items():
+        write(tmp_path, f"sys/fs/cgroup/{name}", text)
+    assert host.usable_cpu_count(tmp_path) == count

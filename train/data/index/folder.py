@@ -2,13 +2,18 @@
 
 The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Every file is decoded once, so that a broken
 file is named before the training and not in the middle of it. The cache holds numpy arrays without pickle. It is
-rebuilt when a file's name, size or modification time differs. Names that begin with a dot are ignored.
+rebuilt when a file's name, size or modification time differs. A file that could not be read (its mode, a fault of a
+disk or of a server) is tried again each time. Names that begin with a dot are ignored.
+
+The cache is a help and no need: where it cannot be written or locked beside the folder, it lies in the user's cache
+folder, and where that fails too, every process decodes the images for itself.
 """
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -21,16 +26,77 @@ from numpy.typing import NDArray
 from train.data.decode import BadImage, decode_image
 from train.data.threads import map_in_threads
 from train.tools import filesystem
-from train.tools.filesystem import locked, read_with_checksum, with_checksum
+from train.tools.filesystem import locked, one_line_error, read_with_checksum, with_checksum
 from train.tools.process_log import Progress
 
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
-Arrays = dict[str, Any]  # Any: numpy arrays, each with its own type of elements
+logger = logging.getLogger(__name__)
 
-FOLDER_INDEX_VERSION = 2
+FOLDER_INDEX_VERSION = 3
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-CACHED_ARRAYS = ("paths", "widths", "heights", "bad", "source", "names")
+ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
+
+
+class Texts:
+    """Texts in one block of bytes: numpy's own arrays of text give each the width of the longest."""
+
+    def __init__(self, block: NDArray[np.uint8], ids: ImageIds | None = None) -> None:
+        """Take a block in which each text ends with a zero byte; `ids` are those to show, None for all."""
+        self.block = block
+        self._ends = np.flatnonzero(block == 0)
+        self._ids = ids
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Self:
+        """Return a block of these texts. The bytes of file names are kept, whatever the locale."""
+        return cls(np.frombuffer(b"".join(os.fsencode(text) + b"\0" for text in texts), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self._ends if self._ids is None else self._ids)
+
+    def __getitem__(self, number: int) -> str:
+        position = range(len(self._ends))[number] if self._ids is None else int(self._ids[number])
+        start = self._ends[position - 1] + 1 if position else 0
+        return os.fsdecode(self.block[start : self._ends[position]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        if self._ids is None:
+            return map(os.fsdecode, self.block.tobytes().split(b"\0")[:-1])
+        return (self[number] for number in range(len(self)))
+
+    def take(self, ids: ImageIds) -> "Texts":
+        """Return only these texts, in this order."""
+        return Texts(self.block, ids if self._ids is None else self._ids[ids])
+
+
+@dataclass
+class ProbedFiles:
+    """What decoding the files of a split told, by their position in the scan.
+
+    `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
+    are those that could not be read, and those that were not tried yet. `digests` are (stems_digest, names_checksum)
+    of the good files.
+    """
+
+    sizes: NDArray[np.int64]
+    unread: list[int]
+    reasons: dict[int, str] = field(default_factory=dict)
+    digests: tuple[str, int] = ("", 0)
+
+    def to_arrays(self) -> dict[str, Any]:  # Any: numpy arrays, each with its own type of elements
+        """Return the arrays that are cached."""
+        bad = sorted(self.reasons)
+        reasons = Texts.of(self.reasons[number] for number in bad).block
+        arrays = {"sizes": self.sizes, "unread": np.array(self.unread, np.int64), "bad": np.array(bad, np.int64)}
+        return arrays | {"reasons": reasons, "source": np.array(self.digests[0]), "names": np.array(self.digests[1])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> Self:  # Any: numpy's mapping of arrays
+        """Return what `to_arrays` has stored."""
+        reasons = dict(zip(arrays["bad"].tolist(), Texts(arrays["reasons"]), strict=True))
+        digests = str(arrays["source"]), int(arrays["names"])
+        return cls(arrays["sizes"], arrays["unread"].tolist(), reasons, digests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +106,13 @@ class FolderIndex(Index):
     `known_digests` are (stems_digest, names_checksum) of all images, as cached with the index; None after `take`.
     """
 
-    paths: NDArray[np.str_]
+    paths: Texts
     known_digests: tuple[str, int] | None = field(default=None, repr=False)
 
     def take(self, ids: ImageIds) -> Self:
         """Return an index of only these images, in this order."""
-        arrays = {name: getattr(self, name)[ids] for name in ("paths", "labels", "widths", "heights")}
-        return replace(self, **arrays, known_digests=None)
+        arrays = {name: getattr(self, name)[ids] for name in ("labels", "widths", "heights")}
+        return replace(self, **arrays, paths=self.paths.take(ids), known_digests=None)
 
     def read(self, number: int) -> bytes:
         """Return the bytes of an image file. Raises `OSError`."""
@@ -54,12 +120,11 @@ class FolderIndex(Index):
 
     def names(self) -> list[str]:
         """Return `class/file name` of every image."""
-        names: list[str] = self.paths.tolist()
-        return names
+        return list(self.paths)
 
     def name(self, number: int) -> str:
         """Return `class/file name` of one image."""
-        return str(self.paths[number])
+        return self.paths[number]
 
     def location(self, number: int) -> str:
         """Return the path of the image file."""
@@ -90,6 +155,18 @@ def loose_images(folder: Path) -> list[str]:
         )
 
 
+def broken_links(folder: Path) -> list[str]:
+    """Return the names of symbolic links beside the class folders that lead nowhere: each may be a class."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_symlink() and not Path(entry).exists())
+
+
+def archives(folder: Path) -> list[str]:
+    """Return the names of archives beside the class folders: each may be a class that was not unpacked."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.name.lower().endswith(ARCHIVE_SUFFIXES))
+
+
 def load_folder_index(
     root: Path,
     split: str,
@@ -103,31 +180,70 @@ def load_folder_index(
     `classes` are the class names by label. Raises `DataError` when there are no images, and, unless `skip_bad`, when
     files cannot be decoded.
     """
-    with _locked_cache_path(root, split) as cache:
-        paths, sizes_and_mtimes = scan_class_folders(root / split, class_folder_names)
-        digest = files_digest(paths, sizes_and_mtimes)
-        signature = hashlib.sha256(f"{FOLDER_INDEX_VERSION} {digest}".encode()).hexdigest()
-        arrays = _read_cache(cache, signature)
-        if arrays is None:
-            arrays = _build_index_arrays(root / split, paths, progress)
-            _write_cache(cache, signature, arrays)
-    return _index_from_arrays(root / split, classes, arrays, skip_bad)
+    paths, sizes_and_mtimes = scan_class_folders(root / split, class_folder_names)
+    digest = files_digest(paths, sizes_and_mtimes)
+    signature = hashlib.sha256(f"{FOLDER_INDEX_VERSION} {digest}".encode()).hexdigest()
+    files = _probe_files(root, split, signature, paths, progress)
+    return _make_index(root / split, classes, paths, files, skip_bad)
+
+
+def _cache_paths(root: Path, split: str) -> Iterator[Path]:
+    """Yield where the index may be cached: in the root, and in the user's cache folder."""
+    yield root / f".{split}.index.npz"
+    with suppress(RuntimeError):  # the user has no home
+        cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "imgnet-cluster"
+        root_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+        yield cache_folder / f"{root_id}.{split}.index.npz"
 
 
 @contextmanager
-def _locked_cache_path(root: Path, split: str) -> Iterator[Path]:
-    """Yield the path of the cached index under a lock, so that the ranks of a run build the index once.
+def _locked_cache(root: Path, split: str) -> Iterator[Path | None]:
+    """Yield where the index is to be cached, under a lock, so that the ranks of a run build it once; else None."""
+    with ExitStack() as stack:
+        faults = []
+        for cache in _cache_paths(root, split):
+            try:
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(cache.with_suffix(".lock")))
+            except OSError as error:
+                faults.append(one_line_error(error))
+                continue
+            yield cache
+            return
+        logger.warning(
+            "%s: its index cannot be cached, so each process decodes all images at its start (%s); set XDG_CACHE_HOME "
+            "to a folder that can be written and locked",
+            root,
+            "; ".join(faults),
+        )
+        yield None
 
-    The cache lies in the root, or in the user's cache folder where the root is read-only.
-    """
-    cache = root / f".{split}.index.npz"
-    if not os.access(root, os.W_OK):
-        cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "imgnet-cluster"
-        cache_folder.mkdir(parents=True, exist_ok=True)
-        root_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-        cache = cache_folder / f"{root_id}.{split}.index.npz"
-    with locked(cache.with_suffix(".lock")):
-        yield cache
+
+def _probe_files(root: Path, split: str, signature: str, paths: list[str], progress: Progress) -> ProbedFiles:
+    """Decode the files of a split, but those whose outcome is cached."""
+    for cache in _cache_paths(root, split):
+        if (cached := _read_cache(cache, signature)) and not cached.unread:
+            return cached
+    with _locked_cache(root, split) as cache:
+        cached = _read_cache(cache, signature) if cache else None
+        files = cached or ProbedFiles(np.zeros((len(paths), 2), np.int64), list(range(len(paths))))
+        before, files.unread = files.unread, []
+        probed = map_in_threads(_probe_image, (root / split / paths[number] for number in before))
+        for done, (number, (size, reason, is_unread)) in enumerate(zip(before, probed, strict=True), 1):
+            files.sizes[number] = size
+            files.reasons.pop(number, None)
+            if reason:
+                files.reasons[number] = reason
+            if is_unread:
+                files.unread.append(number)
+            if done % 100 == 0 or done == len(before):
+                progress(done, len(before))
+        if files.unread != before:
+            names = [path for number, path in enumerate(paths) if number not in files.reasons]
+            files.digests = stems_sha256(names), names_crc32(names)
+            if cache:
+                _write_cache(cache, signature, files)
+    return files
 
 
 def scan_class_folders(folder: Path, class_folder_names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -169,71 +285,60 @@ def read_image_file(path: Path) -> bytes:
         raise
 
 
-def _probe_image(path: Path) -> tuple[int, int, str]:
-    """Return an image's (width, height, ""), or (0, 0, reason) when it cannot be decoded."""
+def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
+    """Return an image's (width, height), or what is wrong with it, and whether it could not even be read."""
     try:
         height, width, _ = decode_image(read_image_file(path)).shape
-        return width, height, ""
-    except (BadImage, OSError) as error:
-        return 0, 0, str(error)
+    except BadImage as error:
+        return (0, 0), str(error), False
+    except OSError as error:
+        return (0, 0), error.strerror or str(error), True
+    return (width, height), "", False
 
 
-def _build_index_arrays(folder: Path, paths: list[str], progress: Progress) -> Arrays:
-    """Decode every file, in threads: the decoder releases the interpreter lock."""
-    rows = []
-    for row in map_in_threads(_probe_image, (folder / path for path in paths)):
-        rows.append(row)
-        if len(rows) % 100 == 0 or len(rows) == len(paths):
-            progress(len(rows), len(paths))
-    good_positions = [position for position, (_, _, reason) in enumerate(rows) if not reason]
-    bad_files = [(path, reason) for path, (_, _, reason) in zip(paths, rows, strict=True) if reason]
-    names = [paths[position] for position in good_positions]
-    return {
-        "paths": np.array(names, np.str_),
-        "widths": np.array([rows[position][0] for position in good_positions], np.int64),
-        "heights": np.array([rows[position][1] for position in good_positions], np.int64),
-        "bad": np.array(bad_files, np.str_).reshape(-1, 2),
-        "source": np.array(stems_sha256(names)),
-        "names": np.array(names_crc32(names)),
-    }
-
-
-def _read_cache(cache: Path, signature: str) -> Arrays | None:
-    """Return the cached arrays, or None when there are none, they are stale, or the file is damaged."""
+def _read_cache(cache: Path, signature: str) -> ProbedFiles | None:
+    """Return what is cached, or None when there is nothing, it is stale, or the file is damaged."""
     with (
         suppress(OSError, ValueError, KeyError),
         np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
     ):
         if str(stored["signature"]) == signature:
-            return {name: stored[name] for name in CACHED_ARRAYS}
+            return ProbedFiles.from_arrays(stored)
     return None
 
 
-def _write_cache(cache: Path, signature: str, arrays: Arrays) -> None:
+def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
     buffer = BytesIO()
-    np.savez_compressed(buffer, signature=np.array(signature), **arrays)
-    filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
+    np.savez_compressed(buffer, signature=np.array(signature), **files.to_arrays())
+    try:
+        filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
+    except OSError as error:
+        logger.warning("the index is not cached: %s", one_line_error(error))
 
 
-def _index_from_arrays(folder: Path, classes: Sequence[str], arrays: Arrays, skip_bad: bool) -> FolderIndex:
-    bad_files = tuple((str(path), str(reason)) for path, reason in arrays["bad"])
+def _make_index(
+    folder: Path, classes: Sequence[str], paths: list[str], files: ProbedFiles, skip_bad: bool
+) -> FolderIndex:
+    bad_files = tuple((paths[number], files.reasons[number]) for number in sorted(files.reasons))
     if bad_files and not skip_bad:
         path, reason = bad_files[0]
         others = f" and {len(bad_files) - 1} more" if len(bad_files) > 1 else ""
         raise DataError(
             f"{folder / path}{others}: {reason}; repair or remove, or pass --skip-bad to leave out {len(bad_files)} "
-            f"of {len(bad_files) + len(arrays['paths'])} files; to list them: imgnet-cluster data check {folder.parent}"
+            f"of {len(paths)} files; to list them: imgnet-cluster data check {folder.parent}"
         )
-    if not len(arrays["paths"]):
+    names = [path for number, path in enumerate(paths) if number not in files.reasons]
+    if not names:
         raise DataError(f"{folder}: has no images; the layout is {folder.name}/<class>/*.JPEG")
     label_by_class = {name: label for label, name in enumerate(classes)}
+    widths, heights = files.sizes[files.sizes[:, 0] > 0].T
     return FolderIndex(
         folder=folder,
         classes=tuple(classes),
-        paths=arrays["paths"],
-        labels=np.array([label_by_class[str(path).split("/")[0]] for path in arrays["paths"]], np.int64),
-        widths=arrays["widths"],
-        heights=arrays["heights"],
+        paths=Texts.of(names),
+        labels=np.array([label_by_class[name.split("/")[0]] for name in names], np.int64),
+        widths=widths,
+        heights=heights,
         skipped_files=bad_files,
-        known_digests=(str(arrays["source"]), int(arrays["names"])),
+        known_digests=files.digests,
     )

@@ -5,6 +5,7 @@ Where a folder of files has no `val`, a fraction of `train` can be held out (`tr
 splits are indexes of the same folder.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from . import packed
 from .base import SPLITS, DataError, Index, stem
 
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
+OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
+BROKEN_LINK = "a broken symbolic link beside the class folders; remove it, or restore the class that it leads to"
 
 
 def check_layout(root: Path, val_fraction: float = 0.0) -> None:
@@ -55,39 +58,55 @@ def has_held_out_val(root: Path, val_fraction: float) -> bool:
 
 
 def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, str]]:
-    """Return (place, problem) for each image beside the class folders, and each class of val/ that train/ lacks.
+    """Return (place, problem) for each image and each broken link beside the class folders, and each class of val/ that
+    train/ lacks.
 
     Raises `DataError` as `class_names` does when a split has no classes at all.
     """
     splits = ("train",) if has_held_out_val(root, val_fraction) else SPLITS
     classes = {split: _split_classes(root, split) for split in splits}
-    stray_images = [
-        str(root / split / name)
-        for split in splits
-        if not packed.is_packed(root / split)
-        for name in index_folder.loose_images(root / split)
-    ]
-    unknown_classes = sorted({*classes.get("val", ())} - {*classes["train"]})
+    file_folders = [root / split for split in splits if not packed.is_packed(root / split)]
+    stray_image = "an image beside the class folders; move it into the folder of its class"
     return [
-        *((place, "an image beside the class folders; move it into the folder of its class") for place in stray_images),
-        *((str(root / "val" / name), UNKNOWN_CLASS) for name in unknown_classes),
+        *((str(folder / name), stray_image) for folder in file_folders for name in index_folder.loose_images(folder)),
+        *((str(folder / name), BROKEN_LINK) for folder in file_folders for name in index_folder.broken_links(folder)),
+        *_unknown_classes(root, classes.get("val", ()), classes["train"]),
+    ]
+
+
+def archives(root: Path) -> list[Path]:
+    """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
+    folders = [root / split for split in SPLITS if (root / split).is_dir()]
+    return [folder / name for folder in folders for name in index_folder.archives(folder)]
+
+
+def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (place, problem) of each class of val/ that train/ lacks."""
+    known = {unicodedata.normalize("NFC", name) for name in train_classes}
+    return [
+        (str(root / "val" / name), OTHER_UNICODE_FORM if unicodedata.normalize("NFC", name) in known else UNKNOWN_CLASS)
+        for name in sorted(set(val_classes) - set(train_classes))
     ]
 
 
 def _check_val_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> None:
-    unknown_classes = sorted(set(val_classes) - set(train_classes))
-    if unknown_classes:
-        raise DataError(f"{root / 'val' / unknown_classes[0]}: {UNKNOWN_CLASS}")
+    for place, problem in _unknown_classes(root, val_classes, train_classes):
+        raise DataError(f"{place}: {problem}")
 
 
 def class_names(root: Path, split: str) -> list[str]:
     """Return the class names of a split, sorted.
 
-    Raises `DataError` when there are none, packing is unfinished, or images lie beside the class folders.
+    Raises `DataError` when there are none, packing is unfinished, or images or broken links lie beside the class
+    folders.
     """
     classes = _split_classes(root, split)
     folder = root / split
-    if not packed.is_packed(folder) and (stray_images := index_folder.loose_images(folder)):
+    if packed.is_packed(folder):
+        return classes
+    for name in index_folder.broken_links(folder):
+        raise DataError(f"{folder / name}: {BROKEN_LINK}")
+    if stray_images := index_folder.loose_images(folder):
         raise DataError(
             f"{folder}: images lie beside the class folders: {len(stray_images)} in all, the first is "
             f"{stray_images[0]}; move each into the folder of its class"
@@ -174,9 +193,9 @@ def images_by_class(index: Index) -> dict[str, int]:
     return dict(zip(index.classes, counts.tolist(), strict=True))
 
 
-def unvalidated_classes(val: Index) -> list[str]:
-    """Return the classes that have no image in the index of a validation split."""
-    return [name for name, count in images_by_class(val).items() if not count]
+def empty_classes(index: Index) -> list[str]:
+    """Return the classes that have no image in an index."""
+    return [name for name, count in images_by_class(index).items() if not count]
 
 
 def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) -> None:
@@ -199,13 +218,14 @@ __all__ = [
     "SPLITS",
     "DataError",
     "Index",
+    "archives",
     "check_layout",
     "check_same_images",
     "class_names",
+    "empty_classes",
     "has_held_out_val",
     "images_by_class",
     "layout_problems",
     "load_index",
     "too_few_images",
-    "unvalidated_classes",
 ]

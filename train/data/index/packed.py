@@ -216,7 +216,10 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
 
 
 def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
-    """Memory-map index.npy. Raises `DataError` unless its checksum is the one in the manifest."""
+    """Memory-map index.npy.
+
+    Raises `DataError` unless its checksum is the one in the manifest, and each image lies in a shard and has a class.
+    """
     path = folder / INDEX_FILE
     try:
         crc = file_crc32(path)
@@ -226,7 +229,13 @@ def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
         raise DataError(f"{one_line_error(error)}; {_list_damage_hint(folder)}") from error
     if rows is None or rows.dtype != ROW_DTYPE or rows.shape != (manifest.images,):
         raise DataError(f"{path}: is damaged (checksum); {_list_damage_hint(folder)}")
-    return np.asarray(rows)  # np.memmap's own indexing takes ten times as long
+    rows = np.asarray(rows)  # np.memmap's own indexing takes ten times as long
+    shard_sizes = np.array([min(size, 1 << 62) for size in (*manifest.shard_sizes, 0)], np.uint64)
+    ends = rows["offset"] + rows["length"]
+    is_inside = (ends >= rows["offset"]) & (ends <= shard_sizes[np.minimum(rows["shard"], len(manifest.shard_sizes))])
+    if not (is_inside.all() and (rows["label"] < len(manifest.classes)).all()):
+        raise DataError(f"{path}: is damaged: an image lies outside its shard, or its class does not exist")
+    return rows
 
 
 def file_crc32(path: Path) -> int:

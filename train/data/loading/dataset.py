@@ -12,13 +12,13 @@ from train.data.index.open import (
     check_layout,
     check_same_images,
     class_names,
+    empty_classes,
     has_held_out_val,
     load_index,
-    unvalidated_classes,
 )
 from train.data.order.rng import subset
 from train.data.order.work import IndexKey
-from train.data.validation_split import note_on_missing_copies, note_on_unvalidated
+from train.data.validation_split import note_on_missing_copies, notes_on_empty_classes
 from train.recipe.components import Data
 from train.recipe.schema import Phase, Recipe
 from train.tools.host import unix_time
@@ -68,7 +68,7 @@ def open_dataset(
     """Index the images that the recipe needs, or a share `scale` of them.
 
     A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so; likewise about
-    classes without validation images. Raises `DataError` for a folder that cannot be used, or a copy whose images are
+    classes without images. Raises `DataError` for a folder that cannot be used, or a copy whose images are
     not those of the full-size set.
     """
     load_start_time = unix_time()
@@ -82,7 +82,7 @@ def open_dataset(
     )
     if fraction:
         log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
-    if note := note_on_unvalidated(unvalidated_classes(val), len(val.classes)):
+    for note in notes_on_empty_classes(empty_classes(train), empty_classes(val), len(val.classes)):
         log(f"warning: {note}")
     indexes: dict[IndexKey, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):

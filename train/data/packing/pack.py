@@ -1,5 +1,8 @@
 """Packs data sets: every image in full size, or as copies with a short side such as 160 or 352 pixels, aspect kept.
 
+In full size the bytes of each file are stored as they are, so a packed set decodes to the pixels of the folder. So are
+those of an image that is smaller than a copy would be. Other copies are JPEG files of `COPY_JPEG_QUALITY`.
+
 Reading 160-pixel copies instead of originals feeds a GPU 8 times as fast at 128 pixels. Every image is decoded once,
 for all sizes of a call. A call may be killed and repeated: it resumes after the last finished shard.
 """
@@ -12,23 +15,20 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from PIL import Image
 
-from train.data.decode import MAX_JPEG_SIDE, BadImage, Pixels, decode_image, encode_jpeg
+from train.data.decode import BadImage, Pixels, decode_image, encode_jpeg
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError
 from train.data.threads import map_in_threads
-from train.data.validation_split import note_on_unvalidated
+from train.data.validation_split import notes_on_empty_classes
 from train.tools.filesystem import locked
 from train.tools.process_log import Progress, no_progress
 
-from .shard_writer import EncodedImage, SplitWriter, check_existing_set
+from .shard_writer import COPY_JPEG_QUALITY, EncodedImage, SplitWriter, check_existing_set
 from .source_images import SourceImages, open_source_splits
 
-COPY_JPEG_QUALITY = 90
-FULL_SIZE_JPEG_QUALITY = 95  # of full-size images to re-encode: not a JPEG, or one that simplejpeg refuses
 SHARD_BYTES = 256 * 10**6
 MIN_COPY_SIZE = 32  # pixels
 
@@ -96,7 +96,7 @@ def pack_set(
             locks.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything packed
         for split_source, (short_side, root) in product(source_splits, targets.items()):
             folder = root / split_source.split
-            check_existing_set(folder, split_source, short_side, _jpeg_quality(short_side), overwrite)
+            check_existing_set(folder, split_source, short_side, overwrite)
         # Creating the writers marks all sets as unfinished, so it comes after all checks.
         writers_by_split = [_make_writers(split_source, targets, shard_bytes) for split_source in source_splits]
         done_before = 0
@@ -111,23 +111,17 @@ def pack_set(
 
 
 def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
-    """Return a warning if classes have no validation images."""
-    train, val = source_splits
-    validated_labels = set(val.labels.tolist())
-    unvalidated = [name for label, name in enumerate(train.classes) if label not in validated_labels]
-    note = note_on_unvalidated(unvalidated, len(train.classes))
-    return [f"warning: {note}"] if note else []
+    """Return a warning each if classes have no images in a split."""
+    untrained, unvalidated = (
+        [name for label, name in enumerate(split.classes) if label not in labels]
+        for split, labels in ((split, set(split.labels.tolist())) for split in source_splits)
+    )
+    notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
+    return [f"warning: {note}" for note in notes]
 
 
 def _make_writers(source: SourceImages, targets: Mapping[int | None, Path], shard_bytes: int) -> list[SplitWriter]:
-    return [
-        SplitWriter(root / source.split, source, short_side, _jpeg_quality(short_side), shard_bytes)
-        for short_side, root in targets.items()
-    ]
-
-
-def _jpeg_quality(short_side: int | None) -> int:
-    return COPY_JPEG_QUALITY if short_side else FULL_SIZE_JPEG_QUALITY
+    return [SplitWriter(root / source.split, source, short_side, shard_bytes) for short_side, root in targets.items()]
 
 
 def _check_target(source: Path, source_splits: Sequence[SourceImages], target: Path) -> None:
@@ -195,24 +189,11 @@ def _bad_image_error(source: SourceImages, number: int, reason: str) -> DataErro
 
 def _encode_for_targets(data: bytes, short_sides: Sequence[int | None]) -> dict[int | None, EncodedImage]:
     """Decode an image once and encode it for each short side. Raises `BadImage`."""
-    pixels, can_keep_bytes = _decode_for_packing(data)
+    pixels = decode_image(data)
     encoded: dict[int | None, EncodedImage] = {}
     for short_side in short_sides:
         resized = pixels if short_side is None else shrink_to_short_side(pixels, short_side)
+        content = data if resized is pixels else encode_jpeg(resized, COPY_JPEG_QUALITY)
         height, width, _ = resized.shape
-        if short_side is None and can_keep_bytes:
-            content = data
-        elif max(height, width) > MAX_JPEG_SIDE:
-            raise BadImage(f"{width} x {height} pixels do not fit into a JPEG file")
-        else:
-            content = encode_jpeg(resized, _jpeg_quality(short_side))
         encoded[short_side] = EncodedImage(content, width, height, zlib.crc32(content))
     return encoded
-
-
-def _decode_for_packing(data: bytes) -> tuple[Pixels, bool]:
-    """Return the pixels, and whether the bytes can be stored unchanged: if simplejpeg, a strict reader, takes them."""
-    try:
-        return np.asarray(simplejpeg.decode_jpeg(data, "RGB")), True
-    except ValueError:
-        return decode_image(data), False

@@ -41,6 +41,8 @@ from train.tools.filesystem import read_with_checksum, with_checksum, write_atom
 
 from .source_images import SourceImages
 
+COPY_JPEG_QUALITY = 90
+
 
 class EncodedImage(NamedTuple):
     """The bytes of an image file as stored in a shard, its size in pixels, and the crc32 of the bytes."""
@@ -66,15 +68,13 @@ class _FinishedShard:
     manifest_entry: FileEntry
 
 
-def packing_signature(source: SourceImages, short_side: int | None, quality: int) -> str:
+def packing_signature(source: SourceImages, short_side: int | None) -> str:
     """Return a digest that changes when the sources do, or how they are packed."""
-    inputs = f"{VERSION} {short_side} {quality} {source.digest()} {source.classes}"
+    inputs = f"{VERSION} {short_side} {COPY_JPEG_QUALITY} {source.digest()} {source.classes}"
     return hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def check_existing_set(
-    folder: Path, source: SourceImages, short_side: int | None, quality: int, overwrite: bool
-) -> None:
+def check_existing_set(folder: Path, source: SourceImages, short_side: int | None, overwrite: bool) -> None:
     """Raise `DataError` when the folder has a finished set that was not made of these sources, unless `overwrite`.
 
     That set may be the only copy of its images.
@@ -85,7 +85,7 @@ def check_existing_set(
         signature = read_manifest(folder).packing_info.signature
     except DataError as error:
         raise DataError(f"{error}; to replace it: --overwrite") from error
-    if signature != packing_signature(source, short_side, quality):
+    if signature != packing_signature(source, short_side):
         raise DataError(
             f"{folder}: a packed set of other images, or of sources that have changed since; give another folder, or "
             "replace it: --overwrite"
@@ -99,13 +99,10 @@ class SplitWriter:
     `message` tells the user why an existing set is replaced; "" when none is.
     """
 
-    def __init__(
-        self, folder: Path, source: SourceImages, short_side: int | None, quality: int, shard_bytes: int
-    ) -> None:
+    def __init__(self, folder: Path, source: SourceImages, short_side: int | None, shard_bytes: int) -> None:
         self.folder = folder
         self.source = source
         self.short_side = short_side
-        self.quality = quality
         self.shard_bytes = shard_bytes
         self.message = ""
         self.skipped_images = list[tuple[int, str]]()
@@ -117,7 +114,7 @@ class SplitWriter:
 
     @cached_property
     def _signature(self) -> str:
-        return packing_signature(self.source, self.short_side, self.quality)
+        return packing_signature(self.source, self.short_side)
 
     def _check_complete(self) -> bool:
         """Return whether the folder has the finished set of these sources.
@@ -161,7 +158,7 @@ class SplitWriter:
     def _shard_signature(self, first: int, end: int) -> str:
         """Return a digest of what must be equal for a shard to be taken over: images, labels, how they are packed."""
         labels = self.source.labels[first:end].tobytes()
-        inputs = f"{VERSION} {self.short_side} {self.quality} {self.source.digest(first, end)}"
+        inputs = f"{VERSION} {self.short_side} {COPY_JPEG_QUALITY} {self.source.digest(first, end)}"
         return hashlib.sha256(inputs.encode() + labels).hexdigest()
 
     def _load_finished_shard(self, number: int, first: int) -> _FinishedShard | None:
@@ -287,7 +284,7 @@ class SplitWriter:
             names_checksum=names_crc32(names),
             files=files,
             packing_info=PackingInfo(
-                quality=self.quality,
+                quality=COPY_JPEG_QUALITY,
                 signature=self._signature,
                 left_out=tuple((self.source.names[number], reason) for number, reason in self.skipped_images),
                 versions={name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},

@@ -1,9 +1,11 @@
 """Tests of the index of a folder of files: its content, when it is rebuilt, and one-line errors."""
 
+import errno
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data.index.base import IntColumn
+from train.data.index import folder as folder_module
+from train.data.index.base import IntColumn, names_crc32
 from train.data.index.folder import FolderIndex
-from train.data.index.open import DataError, check_layout, check_same_images, class_names, load_index
+from train.data.index.open import DataError, check_layout, check_same_images, class_names, layout_problems, load_index
 from train.data.packing.synthetic import draw_image
 
 
@@ -70,7 +73,7 @@ def numbers(column: IntColumn) -> list[int]:
 def test_load_index_sorts_by_class_and_name(root: Path) -> None:
     index = load_folder_index(root, "train")
     assert index.folder == root / "train" and index.classes == ("cat", "dog")
-    assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+    assert index.names() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
     assert numbers(index.labels) == [0, 0, 1]
     assert numbers(index.widths) == [50, 40, 60] and numbers(index.heights) == [30, 30, 30]
     assert len(index) == 3 and index.skipped_files == ()
@@ -81,7 +84,7 @@ def test_load_index_again_decodes_nothing(root: Path) -> None:
     first, first_decoded = load_and_watch(root)
     second, second_decoded = load_and_watch(root)
     assert first_decoded and not second_decoded
-    assert [first.paths.tolist(), numbers(first.widths)] == [second.paths.tolist(), numbers(second.widths)]
+    assert [first.names(), numbers(first.widths)] == [second.names(), numbers(second.widths)]
 
 
 def add(root: Path) -> None:
@@ -114,7 +117,7 @@ def test_load_index_after_file_change_rebuilds(change_files: Callable[[Path], No
     index, was_decoded = load_and_watch(root)
     assert was_decoded and not load_and_watch(root)[1]
     files = sorted(str(path.relative_to(root / "train")) for path in (root / "train").rglob("*.JPEG"))
-    assert index.paths.tolist() == files
+    assert index.names() == files
     for number, path in enumerate(index.paths):
         with Image.open(root / "train" / path) as image:
             assert (index.widths[number], index.heights[number]) == image.size
@@ -128,10 +131,64 @@ def test_load_index_with_damaged_cache_rebuilds(root: Path) -> None:
     for length in (0, 1, 60, len(content) - 200, len(content) - 1):
         cache.write_bytes(content[:length])
         after, was_decoded = load_and_watch(root)
-        assert was_decoded and after.paths.tolist() == before.paths.tolist()
+        assert was_decoded and after.names() == before.names()
     for position in np.random.default_rng(0).choice(len(content), 60, replace=False):
         cache.write_bytes(content[:position] + bytes([content[position] ^ 0x55]) + content[position + 1 :])
-        assert load_folder_index(root, "train").paths.tolist() == before.paths.tolist(), position
+        assert load_folder_index(root, "train").names() == before.names(), position
+
+
+def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> bytes:
+        if path.name == "b.JPEG":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return path.read_bytes()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module, "read_image_file", fail)
+        for _ in range(2):
+            index = load_folder_index(root, "train", skip_bad=True)
+            assert index.skipped_files == (("cat/b.JPEG", "Input/output error"),)
+            assert index.names() == ["cat/a.JPEG", "dog/c.JPEG"]
+    index, was_decoded = load_and_watch(root)
+    assert was_decoded and len(index) == 3 and index.skipped_files == () and not load_and_watch(root)[1]
+    assert (numbers(index.widths), index.names_checksum) == ([50, 40, 60], names_crc32(index.names()))
+
+
+@pytest.mark.parametrize("error_number", [errno.EACCES, errno.EROFS, errno.ENOSYS])
+def test_cache_moves_to_the_user_or_is_left_out(
+    error_number: int,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The data folder cannot be written or locked; then the user's cache folder cannot, either."""
+    refused = [root]
+
+    @contextmanager
+    def lock(path: Path) -> Iterator[None]:
+        if any(path.is_relative_to(folder) for folder in refused):
+            raise OSError(error_number, os.strerror(error_number), str(path))
+        yield
+
+    monkeypatch.setattr(folder_module, "locked", lock)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, _ = load_and_watch(root)
+    assert not load_and_watch(root)[1] and not list(root.glob(".train*")) and not caplog.records
+    shutil.rmtree(tmp_path / "cache")
+    refused.append(tmp_path / "cache")
+    for _ in range(2):
+        index, was_decoded = load_and_watch(root)
+        assert was_decoded and index.names() == first.names()
+    assert "cannot be cached" in caplog.messages[0] and "XDG_CACHE_HOME" in caplog.messages[0]
+
+
+def test_one_long_name_costs_its_own_length(root: Path) -> None:
+    for number in range(300):
+        (root / f"train/cat/{number}.JPEG").symlink_to(root / "train/cat/a.JPEG")
+    (root / f"train/cat/{'x' * 240}.JPEG").symlink_to(root / "train/cat/a.JPEG")
+    index = load_folder_index(root, "train")
+    assert len(index) == 304 and index.paths.block.nbytes < 10_000 and index.name(302) == f"cat/{'x' * 240}.JPEG"
 
 
 def test_load_index_ignores_hidden_names(root: Path) -> None:
@@ -159,7 +216,7 @@ def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:
         assert message.startswith(f"{root}/train/cat/x0.JPEG and 2 more") and "--skip-bad" in message
         assert "3 of 6 files" in message
     index = load_folder_index(root, "train", skip_bad=True)
-    assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+    assert index.names() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
     assert [path for path, reason in index.skipped_files if reason] == [f"cat/x{number}.JPEG" for number in range(3)]
 
 
@@ -192,6 +249,17 @@ def test_load_index_of_val_uses_train_labels(root: Path) -> None:
     shutil.rmtree(root / "val/cat")
     val = load_index(root, "val", load_index(root, "train").classes)
     assert val.classes == ("cat", "dog") and numbers(val.labels) == [1]
+
+
+def test_broken_class_link_and_class_in_another_unicode_form_are_named(root: Path) -> None:
+    (root / "train/eel").symlink_to("/mnt/gone/eel")
+    message = f"{root}/train/eel: a broken symbolic link beside the class folders"
+    assert data_error_of(check_layout, root).startswith(message)
+    assert next(f"{place}: {problem}" for place, problem in layout_problems(root)).startswith(message)
+    (root / "train/eel").unlink()
+    write(root / "train/ka\u0308fer/x.JPEG", jpeg(1))
+    write(root / "val/k\u00e4fer/x.JPEG", jpeg(1))
+    assert "another Unicode form" in data_error_of(check_layout, root)
 
 
 def test_check_layout_with_unknown_val_class_raises(root: Path) -> None:
@@ -239,7 +307,7 @@ def test_check_layout_of_a_file_raises(tmp_path: Path) -> None:
 
 def test_take_returns_images_in_given_order(root: Path) -> None:
     subset = load_folder_index(root, "train").take(np.array([2, 0]))
-    assert subset.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
+    assert subset.names() == ["dog/c.JPEG", "cat/a.JPEG"]
     assert numbers(subset.labels) == [1, 0] and numbers(subset.widths) == [60, 50] and subset.classes == ("cat", "dog")
 
 

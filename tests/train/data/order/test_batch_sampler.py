@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from train.data.index.base import Index
-from train.data.index.folder import FolderIndex
+from train.data.index.folder import FolderIndex, Texts
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.recipe import Data, Model, Phase, Recipe
@@ -46,7 +46,7 @@ def make_index(images: int) -> FolderIndex:
     return FolderIndex(
         folder=Path("nowhere"),
         classes=("one",),
-        paths=np.array(["one/x"] * images),
+        paths=Texts.of(["one/x"] * images),
         labels=zeros,
         widths=sides[0],
         heights=sides[1],

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from train.data.index.open import DataError
+from train.data.decode import NOT_AN_IMAGE
+from train.data.index.open import DataError, load_index
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.data.packing.verify import list_sets, verify_packed_sets
@@ -117,11 +118,16 @@ def test_verify_finds_wrong_image_size(full: Path) -> None:
     assert "(id 3, " in fault and fault.endswith(f"has 60x50 pixels, {INDEX_FILE} says otherwise")
 
 
-def test_verify_finds_wrong_image_position(full: Path) -> None:
-    rewrite_index(full, lambda rows: rows["shard"].__setitem__(3, 99))
-    rewrite_index(full, lambda rows: rows["offset"].__setitem__(4, 10**9))
-    faults = find_faults(full)
-    assert len(faults) == 2 and "no such shard" in faults[0] and "cut short" in faults[1]
+@pytest.mark.parametrize(
+    "column, value",
+    [("shard", 99), ("offset", 10**9), ("offset", 2**64 - 1), ("length", 2**32 - 1), ("label", 4 * 10**9)],
+)
+def test_index_with_an_impossible_number_is_damaged(column: str, value: int, full: Path) -> None:
+    rewrite_index(full, lambda rows: rows[column].__setitem__(3, value))
+    (fault,) = find_faults(full)
+    assert "is damaged: an image lies outside its shard, or its class does not exist" in fault
+    with pytest.raises(DataError, match="is damaged"):
+        load_index(full, "train")
 
 
 def test_verify_finds_bytes_that_are_no_image(full: Path) -> None:
@@ -130,7 +136,7 @@ def test_verify_finds_bytes_that_are_no_image(full: Path) -> None:
     path.write_bytes(bytes(size) + path.read_bytes()[size:])
     rewrite_index(full, lambda rows: rows["crc"].__setitem__(0, zlib.crc32(bytes(size))))
     faults = find_faults(full)
-    assert len(faults) == 2 and faults[1].endswith("not an image")
+    assert len(faults) == 2 and faults[1].endswith(NOT_AN_IMAGE)
 
 
 def test_verify_reports_damaged_manifest_and_unfinished_split(full: Path) -> None:
