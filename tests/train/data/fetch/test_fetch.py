@@ -16,7 +16,7 @@ import pytest
 from support.packed_sets import content, make_set, make_split
 from support.waiting import DEADLINE_SECONDS
 
-from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
+from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets
 from train.data.fetch.sources import ByteCallback, FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
@@ -65,11 +65,6 @@ def size_of(root: Path, names: Sequence[str]) -> int:
 
 
 # --- whole sets ------------------------------------------------------------------------------------------------------
-
-
-def test_format_bytes_uses_readable_units() -> None:
-    texts = {7: "7 bytes", 1200: "1.2 kB", 256_000_000: "256 MB", 140_400_000_000: "140 GB"}
-    assert {count: format_bytes(count) for count in texts} == texts
 
 
 @pytest.mark.parametrize("max_parallel", [1, 8])

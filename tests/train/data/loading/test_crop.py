@@ -139,53 +139,10 @@ def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, kind:
     assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
 
 
-@pytest.mark.parametrize("short", [160, 352, None])
-def test_crops_are_identical_with_region_decoder(short: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    arguments = list(draw_boxes(copies(kind, short)))
-
-    def make_crops() -> list[Any]:
-        random_crops = [random_crop(*each, (96, 96)) for each in arguments]
-        return random_crops + [center_crop(data, (96, 128)) for data, *_ in arguments]
-
-    by_region = make_crops()
-    monkeypatch.setattr(decode, "region_decoder", lambda _: None)
-    for region_crop, whole_crop in zip(by_region, make_crops(), strict=True):
-        assert (region_crop == whole_crop).all()
-
-
-def test_bound_rejects_resize_without_antialiasing() -> None:
-    """The bound distinguishes aliasing from rounding."""
-    differences = []
-    for data, _, (top, left, height, width), mirror in draw_boxes(copies("drawn", 352)):
-        image = torch.from_numpy(decode.decode_image(data)).permute(2, 0, 1)[None]
-        region = image[:, :, top : top + height, left : left + width]
-        resized = interpolate(region, (128, 128), mode="bilinear", antialias=False)[0].permute(1, 2, 0)
-        aliased = resized.flip(1) if mirror else resized
-        expected = random_crop_by_pil(data, (top, left, height, width), mirror, (128, 128))
-        differences.append(mean_difference(aliased.numpy(), expected))
-    assert np.mean(differences) > 5 * MAX_MEAN_DIFFERENCE
-
-
 def test_crop_and_resize_mirrored_is_flipped(route: str) -> None:
     for data, size, box, _ in draw_boxes(copies("drawn", 160)):
         plain, mirrored = (random_crop(data, size, box, mirror, (64, 96)) for mirror in (False, True))
         assert (mirrored == plain[:, ::-1]).all() and (mirrored != plain).any()
-
-
-def test_crop_and_resize_at_target_size_is_exact(route: str) -> None:
-    data = copies("drawn", 160)[0]
-    pixels = decode.decode_image(data)
-    assert (random_crop(data, size_of(data), (5, 9, 96, 128), False, (96, 128)) == pixels[5:101, 9:137]).all()
-
-
-def test_crops_fill_only_their_image_of_a_batch(route: str) -> None:
-    data, batch = copies("drawn", 160)[0], torch.full((3, 64, 64, 3), 7, dtype=torch.uint8)
-    crop.crop_and_resize(data, size_of(data), (0, 0, 100, 100), True, crop.image_views(batch)[1])
-    assert (batch[0] == 7).all() and (batch[2] == 7).all()
-    assert (batch[1].numpy() == random_crop(data, size_of(data), (0, 0, 100, 100), True, (64, 64))).all()
-    crop.center_crop(data, size_of(data), crop.image_views(batch)[1])
-    assert (batch[0] == 7).all() and (batch[2] == 7).all() and (batch[1].numpy() == center_crop(data, (64, 64))).all()
 
 
 def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,20 +181,6 @@ def test_center_crop_decodes_no_pixels_beyond_the_crop(monkeypatch: pytest.Monke
         crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
     # Of 352 and 470 pixels; the crop itself comes from 309 of them in the middle.
     assert boxes == [(0, 0, 334, 393), (0, 0, 393, 334)]
-
-
-def test_crops_with_wrong_size_raise(route: str) -> None:
-    data = copies("drawn", 160)[0]
-    height, width = size_of(data)
-    for size in ((height + 1, width), (width, height), (1, 1)):
-        for fill in (
-            lambda size: crop.crop_and_resize(
-                data, size, (0, 0, 1, 1), False, torch.empty(1, 3, 8, 8, dtype=torch.uint8)
-            ),
-            lambda size: crop.center_crop(data, size, torch.empty(1, 3, 8, 8, dtype=torch.uint8)),
-        ):
-            with pytest.raises(decode.BadImage, match=f"has {width}x{height} pixels, expected {size[1]}x{size[0]}"):
-                fill(size)
 
 
 @pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])

@@ -86,11 +86,6 @@ def test_shrink_to_short_side_keeps_aspect_and_never_enlarges(
     assert shrink_to_short_side(pixels, short).shape == (expected[1], expected[0], 3)
 
 
-def test_shrink_to_short_side_of_small_image_is_unchanged() -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
-    assert (shrink_to_short_side(pixels, 40) == pixels).all() and (shrink_to_short_side(pixels, 41) == pixels).all()
-
-
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
 def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, tmp_path: Path) -> None:
     result = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
@@ -405,12 +400,6 @@ def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) ->
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
     with pytest.raises(DataError, match="full/train: has the index and no images; fetch them too"):
         resize(tmp_path / "full", tmp_path / "small", [64])
-
-
-def test_pack_set_reports_progress(source: Path, tmp_path: Path) -> None:
-    progress: list[tuple[int, int]] = []
-    resize(source, tmp_path / "copies", [64, 96], progress=lambda *step: progress.append(step))
-    assert progress == [(number, 6) for number in range(1, 7)]
 
 
 @pytest.mark.parametrize("sizes", [[], [31], [160, 0]])
