@@ -1,7 +1,6 @@
 """The crops of an evaluation: which parts of an image the network sees, and one prediction from several views."""
 
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from train.data import decode
-from train.data.index.open import DataError, load_index
-from train.data.loading.loader import BatchDecoder, stream_batches
+from train.data.index.open import load_index
+from train.data.loading.loader import BatchDecoder
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
 from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest

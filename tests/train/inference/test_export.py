@@ -167,17 +167,3 @@ def test_a_file_does_not_choose_which_function_runs(
     code, (message,) = run_main(command, "--model=resnet18", source, tmp_path / "target.safetensors")
     assert code == 1 and message["error"].endswith("is of the network mine:build, not resnet18") and not calls
     assert run_main(command, "--model=mine:build", source, tmp_path / "target.safetensors")[0] == 0
-
-
-def test_open_trained_names_what_is_wrong(tiny: Any, tmp_path: Path) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny())
-    (tmp_path / "cut.safetensors").write_bytes(source.read_bytes()[:-1])
-    write_safetensors(tmp_path / "foreign.safetensors", {"a": torch.zeros(1)}, {})
-    for name, reason in (
-        ("cut", "has .* bytes of values"),
-        ("foreign", "describe no network of this program"),
-        ("none", "no such checkpoint"),
-    ):
-        with pytest.raises(TrainingError, match=rf"{name}\.safetensors: .*{reason}") as caught:
-            open_trained(tmp_path / f"{name}.safetensors")
-        assert "\n" not in str(caught.value)

@@ -147,14 +147,22 @@ def test_build_from_library_without_zero_init_argument_logs_it(torchvision: Any)
         build_and_log("torchvision:broken")
 
 
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_build_from_missing_library_says_what_to_type(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(
-        TrainingError, match=f"{library}:resnet50 needs .*not installed here .*pip install {library}$"
-    ) as caught:
-        build_and_log(f"{library}:resnet50")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("import a_package_that_is_missing", "not installed here .*; install it: pip install torchvision$"),
+        ("raise RuntimeError('no operator nms')", "cannot be imported here, RuntimeError: no operator nms$"),
+    ],
+)
+def test_build_from_library_that_cannot_be_imported_is_one_line(
+    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be missing, or built for another torch."""
+    (tmp_path / "torchvision.py").write_text(content)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TrainingError, match=rf"model, name: torchvision.*{message}"):
+        build_and_log("torchvision:resnet50")
 
 
 def test_build_from_library_unknown_name_suggests_similar_ones(torchvision: Any) -> None:
@@ -206,15 +214,6 @@ def test_init_classifier_uses_fc_std_or_keeps_own_weights(mine: Any, std: float 
         assert not net.get_parameter("head.bias").any()
 
 
-def test_init_classifier_without_classifier_is_refused(mine: Any) -> None:
-    mine.net = lambda classes: PooledLayers(nn.Conv2d(3, classes, 3, padding=1))
-    with pytest.raises(
-        TrainingError, match="fc_std: cannot find the layer of mine:net that makes the 6 scores; set fc_std=None"
-    ):
-        build_and_log("mine:net")
-    build_and_log("mine:net", fc_std=None)
-
-
 def test_find_classifier_is_last_trainable_layer_with_the_classes(mine: Any) -> None:
     def build(builder: Any) -> Any:
         mine.net = builder
@@ -258,17 +257,15 @@ class FunctionalClassifier(nn.Module):
         lambda classes: PooledLayers(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 1).requires_grad_(False)),
     ],
 )
-def test_freezer_without_classifier_is_one_line(mine: Any, builder: Any) -> None:
+def test_network_without_classifier_has_no_fc_std_and_no_frozen_phase(mine: Any, builder: Any) -> None:
     mine.net = builder
+    with pytest.raises(TrainingError, match="fc_std: cannot find the layer of mine:net that makes the 6 scores; set"):
+        build_and_log("mine:net")
     net = build_and_log("mine:net", fc_std=None)[0]
-    assert find_classifier(net) is None
     freezer = freezing.Freezer(net)
     freezer.set_frozen(False)
-    with pytest.raises(
-        TrainingError, match=r"phases, frozen: PooledLayers has no trainable Linear .*; set frozen=False to train all"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"phases, frozen: PooledLayers has no .*; set frozen=False"):
         freezer.set_frozen(True)
-    assert "\n" not in str(caught.value)
 
 
 class DetachedScores(LibraryNet):
@@ -314,30 +311,11 @@ def test_network_that_cannot_be_trained_is_refused_in_one_line(mine: Any, builde
     assert "\n" not in str(caught.value)
 
 
-def test_build_from_broken_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a torchvision that was built for another torch."""
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        TrainingError, match="torchvision cannot be imported here, RuntimeError: operator torchvision::nms"
-    ):
-        build_and_log("torchvision:resnet50")
-
-
-def test_build_external_model_logs_how_it_accepts_sizes(mine: Any) -> None:
-    mine.net = lambda classes: nn.Sequential(
-        nn.Conv2d(3, 4, 16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4, classes)
-    )
+def test_build_external_model_accepts_other_sizes(mine: Any) -> None:
+    mine.net = lambda classes: nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16, classes))
     net, log = build_and_log("mine:net")
     assert log[-1].startswith("mine:net, designed for 32 x 32 pixels: accepts other sizes, because its first Linear")
     assert net(torch.zeros(2, 3, 64, 48)).shape == (2, 6)
-    mine.net = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, classes))
-    log = build_and_log("mine:net")[1]
-    assert log[-1] == (
-        "mine:net, designed for 64 x 64 pixels: the model accepts only its native input size: "
-        "it flattens no feature map into a Linear"
-    )
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "vit_tiny_patch16_224"])

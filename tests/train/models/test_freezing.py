@@ -20,7 +20,7 @@ from train.models import external, freezing
 from train.models.registry import build_model
 from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Epoch, Schedule
-from train.tools import checkpoint_io, process
+from train.tools import process
 
 STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
 LAST_NORM = "stages.3.norm2"  # of resnet10_tiny
@@ -152,19 +152,6 @@ def weights_file(folder: Path, seed: int) -> Path:
     path = folder / f"weights-{seed}.pt"
     torch.save(build_model(Model(name="resnet10_tiny"), 10, seed).state_dict(), path)
     return path
-
-
-def test_frozen_run_keeps_the_pretrained_weights(runs: Any, tiny: Any, tmp_path: Path) -> None:
-    """As in the recipe finetune: pretrained weights, then only the classifier is trained."""
-    source, out = weights_file(tmp_path, seed=7), tmp_path / "finetune"
-    model = Model(name="resnet10_tiny", weights=str(source))
-    runs.run(
-        out, "--gpus", "2", world=2, recipe=runs.recipe(tiny(name="finetune", model=model, phases=make_phases(True)))
-    )
-    newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
-    assert newest is not None
-    weights, source_weights = checkpoint_io.load_checkpoint(newest)["model"], torch.load(source)
-    assert changed_names(source_weights, weights) == {"fc.weight", "fc.bias"}
 
 
 def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any, tmp_path: Path) -> None:
