@@ -24,8 +24,6 @@ from .options import (
 from .record import OutputFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
     from train.evaluation.protocol import AccuracyPercents, Evaluation, EvaluationRow, RatioBucket
@@ -333,23 +331,18 @@ def export(
         raise BadInput(f"-o {file}: there is no folder {file.parent}")
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
-    exported = evaluation.export(
-        ExportOptions(
-            source=source.path,
-            file=file,
-            names=ParameterNames(names),
-            format=chosen_format,
-            model=source.model,
-            module_folders=source.module_folders,
-        )
+    parameter_names = ParameterNames(names)
+    options = ExportOptions(
+        source=str(source.path), file=str(file), names=parameter_names, format=chosen_format, model=source.model
     )
+    exported = evaluation.export(options, source.module_folders)
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
     click.echo(
         f"{exported['file']}: {exported['model']} after {pluralize(exported['epoch'], 'epoch')}{accuracy}, "
         f"{_format_parameters(exported['parameters'])} in {pluralize(exported['tensors'], 'tensor')}"
     )
     click.echo(f"{exported['classes_file']}: {exported['classes']} classes, images of {exported['image_size']} pixels")
-    if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, ParameterNames(names)):
+    if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, parameter_names):
         click.echo(f"load it: {load_line}")
 
 
@@ -404,10 +397,8 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
     source = open_source(job_or_file, best, model)
     predictions: list[Prediction] = []
-    options = PredictOptions(
-        source=source.path, images=images, model=source.model, module_folders=source.module_folders
-    )
-    for prediction in evaluation.predict(options):
+    options = PredictOptions(source=str(source.path), images=images, model=source.model)
+    for prediction in evaluation.predict(options, source.module_folders):
         predictions.append(prediction)
         if output != "json":
             _print_prediction(prediction)
@@ -418,13 +409,13 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
         raise ClusterError(f"{unreadable} of {len(predictions)} images could not be read")
 
 
-def _split_images(words: "Sequence[str]") -> "tuple[str | None, tuple[Path, ...]]":
+def _split_images(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Split the arguments into the job or the file of weights (None: not given) and the images."""
     from cluster.jobs import store
 
     path = Path(words[0])
     has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job_name(words[0]) and not path.is_file())
-    return (words[0] if has_source else None), tuple(map(Path, words[has_source:]))
+    return (words[0] if has_source else None), words[has_source:]
 
 
 def _print_prediction(prediction: "Prediction") -> None:

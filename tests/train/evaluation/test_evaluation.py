@@ -67,7 +67,7 @@ def evaluation(finished_run: Path, tiny_data: Path, runs: Any) -> Evaluation:
         newest_checkpoint(finished_run), data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3
     )
     text = json.dumps(encode(options))
-    process = runs.start_module("train.evaluation", text, environment={}, out=runs.folder / "evaluation")
+    process = runs.start_module("train.inference", "evaluate", text, environment={}, out=runs.folder / "evaluation")
     code, out, err = process.result()
     assert code == 0 and "Traceback" not in err, err[-3000:] + out[-500:]
     return result_in(out)
@@ -173,7 +173,9 @@ def test_evaluation_other_number_of_classes_is_one_line(
             if folder.is_dir():
                 shutil.copytree(folder, tmp_path / "few" / split / folder.name)
     options = eval_options(newest_checkpoint(finished_run), data=str(tmp_path / "few"))
-    ranks = runs.start_module_ranks(2, "train.evaluation", json.dumps(encode(options)), out=tmp_path / "rank")
+    ranks = runs.start_module_ranks(
+        2, "train.inference", "evaluate", json.dumps(encode(options)), out=tmp_path / "rank"
+    )
     (code, out, err), (_, _, other_err) = [rank.result() for rank in ranks]
     assert code == 1 and "Traceback" not in err + other_err, err + other_err
     error = json.loads(out)

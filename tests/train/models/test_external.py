@@ -151,7 +151,7 @@ def test_build_from_library_without_zero_init_argument_logs_it(torchvision: Any)
     ("content", "message"),
     [
         ("import a_package_that_is_missing", "not installed here .*; install it: pip install torchvision$"),
-        ("raise RuntimeError('no operator nms')", "cannot be imported here, RuntimeError: no operator nms$"),
+        ("raise RuntimeError('no operator nms')", "cannot be imported here, RuntimeError: no operator nms"),
     ],
 )
 def test_build_from_library_that_cannot_be_imported_is_one_line(

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,9 @@ from train.data.validation_split import note_on_unvalidated
 from train.tools.filesystem import locked
 from train.tools.process_log import Progress, no_progress
 
-from .shard_writer import EncodedImage, SplitWriter, check_existing_set
+from .shard_writer import EncodedImage, SplitWriter, jpeg_quality
 from .source_images import SourceImages, open_source_splits
 
-COPY_JPEG_QUALITY = 90
-FULL_SIZE_JPEG_QUALITY = 95  # of full-size images to re-encode: not a JPEG, or one that simplejpeg refuses
 SHARD_BYTES = 256 * 10**6
 MIN_COPY_SIZE = 32  # pixels
 
@@ -94,11 +92,15 @@ def pack_set(
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
             locks.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything packed
-        for split_source, (short_side, root) in product(source_splits, targets.items()):
-            folder = root / split_source.split
-            check_existing_set(folder, split_source, short_side, _jpeg_quality(short_side), overwrite)
-        # Creating the writers marks all sets as unfinished, so it comes after all checks.
-        writers_by_split = [_make_writers(split_source, targets, shard_bytes) for split_source in source_splits]
+        writers_by_split = [
+            [
+                SplitWriter(root / split_source.split, split_source, short_side, shard_bytes, overwrite)
+                for short_side, root in targets.items()
+            ]
+            for split_source in source_splits
+        ]
+        for writer in chain.from_iterable(writers_by_split):  # after the checks of all sets
+            writer.start()
         done_before = 0
         for split_source, writers in zip(source_splits, writers_by_split, strict=True):
 
@@ -117,17 +119,6 @@ def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
     unvalidated = [name for label, name in enumerate(train.classes) if label not in validated_labels]
     note = note_on_unvalidated(unvalidated, len(train.classes))
     return [f"warning: {note}"] if note else []
-
-
-def _make_writers(source: SourceImages, targets: Mapping[int | None, Path], shard_bytes: int) -> list[SplitWriter]:
-    return [
-        SplitWriter(root / source.split, source, short_side, _jpeg_quality(short_side), shard_bytes)
-        for short_side, root in targets.items()
-    ]
-
-
-def _jpeg_quality(short_side: int | None) -> int:
-    return COPY_JPEG_QUALITY if short_side else FULL_SIZE_JPEG_QUALITY
 
 
 def _check_target(source: Path, source_splits: Sequence[SourceImages], target: Path) -> None:
@@ -205,7 +196,7 @@ def _encode_for_targets(data: bytes, short_sides: Sequence[int | None]) -> dict[
         elif max(height, width) > MAX_JPEG_SIDE:
             raise BadImage(f"{width} x {height} pixels do not fit into a JPEG file")
         else:
-            content = encode_jpeg(resized, _jpeg_quality(short_side))
+            content = encode_jpeg(resized, jpeg_quality(short_side))
         encoded[short_side] = EncodedImage(content, width, height, zlib.crc32(content))
     return encoded
 
