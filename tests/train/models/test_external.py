@@ -82,38 +82,23 @@ def install_module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -
 
 
 @pytest.fixture
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A stand-in for torchvision; the calls of its get_model."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stand-ins for torchvision and timm; the arguments with which networks were built."""
     calls: list[dict[str, Any]] = []
 
-    def get_model(name: str, *, weights: None, num_classes: int, **arguments: Any) -> nn.Module:
-        calls.append({"name": name, "weights": weights, **arguments})
-        if name == "plain":
-            if arguments:
-                raise TypeError(f"plain() got an unexpected keyword argument '{next(iter(arguments))}'")
-            return LibraryNet(num_classes)
+    def get_model(name: str, *, num_classes: int, **arguments: Any) -> nn.Module:
+        calls.append({"name": name, **arguments})
+        is_zero = [value for argument, value in arguments.items() if argument.startswith("zero_init")]
+        if name == "plain" and is_zero:
+            raise TypeError("plain() got an unexpected keyword argument 'zero_init_residual'")
         if name == "broken":
             raise TypeError("something else")
-        return LibraryNet(num_classes, zero=arguments["zero_init_residual"])
+        return LibraryNet(num_classes, zero=any(is_zero))
 
-    names = ["resnet50", "resnet18", "plain", "broken"]
+    content: dict[str, Any] = {"list_models": lambda: ["resnet50", "resnet18", "plain", "broken"]}
     package = install_module(monkeypatch, "torchvision")
-    package.models = install_module(monkeypatch, "torchvision.models", get_model=get_model, list_models=lambda: names)  # type: ignore[attr-defined]
-    return calls
-
-
-@pytest.fixture
-def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A stand-in for timm; the calls of its create_model."""
-    calls: list[dict[str, Any]] = []
-
-    def create_model(name: str, *, pretrained: bool, num_classes: int, **arguments: Any) -> nn.Module:
-        calls.append({"name": name, "pretrained": pretrained, **arguments})
-        return LibraryNet(num_classes, zero=arguments["zero_init_last"])
-
-    install_module(
-        monkeypatch, "timm", create_model=create_model, list_models=lambda: ["resnet50", "resnet50d"], __version__="1"
-    )
+    package.models = install_module(monkeypatch, "torchvision.models", get_model=get_model, **content)  # type: ignore[attr-defined]
+    install_module(monkeypatch, "timm", create_model=get_model, **content)
     return calls
 
 
@@ -125,9 +110,8 @@ def build_and_log(name: str, **settings: Any) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 @pytest.mark.parametrize("zero", [True, False])
 def test_build_from_library_without_weights_sets_zero_gamma(
-    library: str, zero: bool, request: pytest.FixtureRequest
+    library: str, zero: bool, calls: list[dict[str, Any]]
 ) -> None:
-    calls = request.getfixturevalue(library)
     net, log = build_and_log(f"{library}:resnet50", zero_gamma=zero)
     expected: dict[str, Any] = {"timm": {"pretrained": False, "zero_init_last": zero}}
     expected["torchvision"] = {"weights": None, "zero_init_residual": zero}
@@ -138,10 +122,10 @@ def test_build_from_library_without_weights_sets_zero_gamma(
     ]
 
 
-def test_build_from_library_without_zero_init_argument_logs_it(torchvision: Any) -> None:
+def test_build_from_library_without_zero_init_argument_logs_it(calls: list[dict[str, Any]]) -> None:
     net, log = build_and_log("torchvision:plain")
     assert net.block.bn2.weight.eq(1).all()
-    assert [call["name"] for call in torchvision] == ["plain", "plain"]
+    assert [call["name"] for call in calls] == ["plain", "plain"]
     assert log[0].startswith("zero_gamma has no effect on torchvision:plain: ")
     with pytest.raises(TrainingError, match="model, name: torchvision:broken fails, TypeError: something else"):
         build_and_log("torchvision:broken")
@@ -165,7 +149,7 @@ def test_build_from_library_that_cannot_be_imported_is_one_line(
         build_and_log("torchvision:resnet50")
 
 
-def test_build_from_library_unknown_name_suggests_similar_ones(torchvision: Any) -> None:
+def test_build_from_library_unknown_name_suggests_similar_ones(calls: list[dict[str, Any]]) -> None:
     with pytest.raises(
         TrainingError, match="torchvision has no model 'resnet5' here; did you mean torchvision:resnet50 or "
     ):

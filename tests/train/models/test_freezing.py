@@ -119,31 +119,6 @@ def test_epochs_until_freezing_changes(tiny: Any) -> None:
     assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
 
 
-def test_frozen_epoch_equals_training_a_linear_on_features(tiny: Any, tiny_data: Path, tmp_path: Path) -> None:
-    """A frozen epoch equals a Linear trained on the pooled features of the network in eval mode."""
-    recipe = tiny(phases=make_phases(True), optim=Optim(momentum=0.9, weight_decay=0.01))
-    trainer, decoder = open_trainer(recipe, tiny_data, tmp_path)
-    net: Any = build_model(recipe.model, len(trainer.model.get_parameter("fc.bias")), 0).eval()
-    optimizer = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    prepared: list[Any] = []
-    prepare = trainer.preprocessor.prepare
-    trainer.preprocessor.prepare = lambda batch: prepared.append((batch.request, result := prepare(batch))) or result  # type: ignore
-    trainer.train(decoder, 0)
-    chunks = [(request, decoder, labels) for request, (decoder, labels) in prepared if request.split == "train"]
-    assert len(chunks) == 2 * STEPS_PER_EPOCH - 1  # the two images of the last step are one chunk
-    for step in range(STEPS_PER_EPOCH):
-        step_chunks = chunks[2 * step : 2 * step + 2]
-        optimizer.zero_grad()
-        count = sum(len(labels) for _, _, labels in step_chunks)
-        for _, pixels, labels in step_chunks:
-            with torch.no_grad():
-                features = net.pool(net.stages(net.stem(pixels))).flatten(1)
-            loss = nn.functional.cross_entropy(net.fc(features), labels, reduction="sum")
-            (loss / count).backward()
-        optimizer.step()
-    torch.testing.assert_close(trainer.model.get_parameter("fc.weight"), net.fc.weight)
-
-
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 

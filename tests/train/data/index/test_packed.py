@@ -13,43 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 
 from train.data.index import shards
 from train.data.index.base import names_crc32, stems_sha256
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
 from train.data.index.packed import ROW_DTYPE, file_crc32
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, FileEntry, Manifest, PackingInfo
-from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
 from train.data.packing.pack import copy_targets, pack_set
 from train.tools.filesystem import write_atomic
 
 COUNT = 24
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small images: `data`, packed in full size, and as 32-pixel copies. Copy them before changing them."""
-    root = tmp_path_factory.mktemp("sets")
-    rng = np.random.default_rng(0)
-    for number in range(COUNT + 4):
-        split = "train" if number < COUNT else "val"
-        class_name = "abc"[number % 3]
-        pixels = rng.integers(0, 255, (34 + number, 70 - number, 3), np.uint8)
-        path = root / f"data/{split}/{class_name}/{number:02d}.JPEG"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(simplejpeg.encode_jpeg(pixels))
-    pack_set(root / "data", {None: root / "full"}, shard_bytes=12_000)
-    pack_set(root / "data", copy_targets(root / "data-sz", [32]), shard_bytes=8_000)
-    return root
-
-
-@pytest.fixture
-def full(sets: Path, tmp_path: Path) -> Path:
-    """The packed full-size set, to be damaged."""
-    shutil.copytree(sets / "full", tmp_path / "full")
-    return tmp_path / "full"
 
 
 def data_error_of(function: Callable[..., object], *args: object) -> str:
@@ -80,12 +54,6 @@ def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
         assert np.asarray(packed_column).dtype == packed_column[ids].dtype == np.int64
         assert np.asarray(file_column).tolist() == np.asarray(packed_column).tolist()
         assert file_column[ids].tolist() == packed_column[ids].tolist()
-    for rank in range(2):
-        file_plan, packed_plan = (
-            [(shape, ids.tolist()) for shape, ids in plan_rect_validation(index.widths, index.heights, 64, 3, rank, 2)]
-            for index in (files, packed)
-        )
-        assert file_plan == packed_plan
 
 
 def test_take_twice_agrees_for_folder_and_packed(sets: Path) -> None:

@@ -1,11 +1,8 @@
-"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images and of photographs."""
+"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images."""
 
 import io
-import os
-import tarfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,42 +20,21 @@ from train.data.packing.synthetic import draw_image
 
 MAX_MEAN_DIFFERENCE = 0.15  # of 255, from PIL's antialiased bilinear crop
 COUNT = 8
-# 400 photographs of ImageNet, which we must not redistribute: beside the work tree, or where the variable says.
-PHOTOGRAPHS = Path(
-    os.environ.get("IMGNET_PHOTOGRAPHS")
-    or Path(__file__).resolve().parents[4].parent / "shared" / "data" / "imagenet-samples-400.tar"
-)
 
 
 @cache
-def full_size_jpegs(kind: str) -> list[bytes]:
-    if kind == "drawn":
-        return [draw_image(0, "train", number) for number in range(COUNT)]
-    with tarfile.open(PHOTOGRAPHS) as tar:
-        members = [member for member in tar if member.isfile()]
-        chosen = members[:: len(members) // COUNT][:COUNT]
-        return [tar.extractfile(member).read() for member in chosen]  # type: ignore[union-attr]
-
-
-@cache
-def copies(kind: str, short: int | None) -> list[bytes]:
-    """Return the JPEGs with a short side of `short` pixels, None for full size."""
+def copies(short: int | None) -> list[bytes]:
+    """Return drawn images as JPEGs with a short side of `short` pixels, None for full size."""
+    full_size = [draw_image(0, "train", number) for number in range(COUNT)]
     if short is None:
-        return full_size_jpegs(kind)
+        return full_size
     jpegs = []
-    for data in full_size_jpegs(kind):
+    for data in full_size:
         image = open_image(data)
         factor = min(1, short / min(image.size))
         size = (round(image.width * factor), round(image.height * factor))
         jpegs.append(decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
     return jpegs
-
-
-@pytest.fixture(params=["drawn", "photographs"])
-def kind(request: Any) -> str:
-    if request.param == "photographs" and not PHOTOGRAPHS.exists():
-        pytest.skip(f"no photographs: {PHOTOGRAPHS}; set IMGNET_PHOTOGRAPHS=TAR")
-    return str(request.param)
 
 
 def torchvision_size(size: tuple[int, int], crop_side: int) -> tuple[int, int]:
@@ -119,20 +95,20 @@ def mean_difference(pixels: Any, expected: Any) -> float:
 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (352, 288), (None, 128), (None, 224)])
-def test_crop_and_resize_matches_pil(short: int | None, size: int, kind: str, route: str) -> None:
+def test_crop_and_resize_matches_pil(short: int | None, size: int, route: str) -> None:
     shape = (size, size)
     differences = [
         mean_difference(random_crop(data, image_size, box, mirror, shape), random_crop_by_pil(data, box, mirror, shape))
-        for data, image_size, box, mirror in draw_boxes(copies(kind, short))
+        for data, image_size, box, mirror in draw_boxes(copies(short))
     ]
     assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (None, 224)])
 @pytest.mark.parametrize("rect", [False, True])
-def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, kind: str, route: str) -> None:
+def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, route: str) -> None:
     differences = []
-    for data in copies(kind, short):
+    for data in copies(short):
         height, width = size_of(data)
         shape = rect_crop_shape(width, height, size) if rect else (size, size)
         differences.append(mean_difference(center_crop(data, shape), center_crop_by_pil(data, shape)))
@@ -140,7 +116,7 @@ def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, kind:
 
 
 def test_crop_and_resize_mirrored_is_flipped(route: str) -> None:
-    for data, size, box, _ in draw_boxes(copies("drawn", 160)):
+    for data, size, box, _ in draw_boxes(copies(160)):
         plain, mirrored = (random_crop(data, size, box, mirror, (64, 96)) for mirror in (False, True))
         assert (mirrored == plain[:, ::-1]).all() and (mirrored != plain).any()
 

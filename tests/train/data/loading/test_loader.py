@@ -21,7 +21,6 @@ from train.data.index.open import DataError, Index, load_index
 from train.data.loading import loader
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
-from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.recipe import Phase
@@ -100,21 +99,6 @@ def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
             seen_flips.add(bool(flips[row]))
             assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
     assert seen_flips == {True, False}
-
-
-@pytest.mark.parametrize("size", [32, 64, 96])
-@pytest.mark.parametrize("rect", [False, True])
-def test_decode_batch_of_val_is_center_crop(size: int, rect: bool, decoder: BatchDecoder) -> None:
-    index = decoder.indexes["val", None]
-    for number in range(len(index)):
-        shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
-        (pixels,) = decoder.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
-        image = open_image(index, number)
-        width, height = (int(1.14 * min(shape)) * side // min(image.size) for side in image.size)
-        left, top = round((width - shape[1]) / 2), round((height - shape[0]) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        assert pixels.shape == (*shape, 3)
-        assert_close(pixels, resized.crop((left, top, left + shape[1], top + shape[0])))
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:

@@ -32,15 +32,6 @@ def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, coun
     assert count in (1, images) or (ids != subset(4, images, scale)).any()
 
 
-def test_uniforms_are_uniform_and_uncorrelated() -> None:
-    u = uniforms(0, 0, np.arange(20_000), 4)
-    assert u.min() >= 0 and u.max() < 1
-    for column in u.T:
-        assert np.bincount((column * 20).astype(int)) == pytest.approx(1000, abs=150)
-    assert np.abs(np.corrcoef(u.T) - np.eye(4)).max() < 0.03
-    assert abs(np.corrcoef(u[:-1, 0], u[1:, 0])[0, 1]) < 0.03
-
-
 def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return widths and heights from one pixel to a panorama."""
     rng = np.random.default_rng(seed)
