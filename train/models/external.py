@@ -37,10 +37,13 @@ def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Mod
     """
     library, _, name = model.name.partition(":")
     if library in ZERO_INIT_ARGUMENTS:
-        net, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
+        value, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
     else:
-        net = _build_from_function(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
+        value = _call_user_model(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
         zero_gamma_applied = False
+    if not isinstance(value, nn.Module):
+        raise TrainingError(f"model, name: {model.name} must return a torch.nn.Module, not {type(value).__name__}")
+    net = value
     if model.zero_gamma and not zero_gamma_applied:
         zeroed_blocks = _call_user_model(model.name, lambda: zero_init_residual(net))
         if not zeroed_blocks:
@@ -56,8 +59,8 @@ def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Mod
     return net
 
 
-def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[nn.Module, bool]:
-    """Return a library's network, and whether the library has applied `zero_gamma` (or its absence) itself."""
+def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[object, bool]:
+    """Return what a library builds, and whether the library has applied `zero_gamma` (or its absence) itself."""
     try:
         module = importlib.import_module(library)
         models = module if library == "timm" else importlib.import_module("torchvision.models")
@@ -87,8 +90,7 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
                 raise
             return build(), False
 
-    net, zero_gamma_applied = _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
-    return _require_module(f"{library}:{name}", net), zero_gamma_applied
+    return _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
 
 
 def _check_library_has_model(library: str, models: ModuleType, name: str) -> None:
@@ -105,16 +107,6 @@ def _check_library_has_model(library: str, models: ModuleType, name: str) -> Non
 
 def _call_user_model(name: str, function: Callable[[], ValueT]) -> ValueT:
     return user_code.call_user_code("model, name", name, function)
-
-
-def _build_from_function(name: str, function: Callable[[], object]) -> nn.Module:
-    return _require_module(name, _call_user_model(name, function))
-
-
-def _require_module(name: str, value: object) -> nn.Module:
-    if not isinstance(value, nn.Module):
-        raise TrainingError(f"model, name: {name} must return a torch.nn.Module, not {type(value).__name__}")
-    return value
 
 
 def zero_init_residual(net: nn.Module) -> int:

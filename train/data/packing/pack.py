@@ -28,7 +28,6 @@ from .shard_writer import EncodedImage, SplitWriter, jpeg_quality
 from .source_images import SourceImages, open_source_splits
 
 SHARD_BYTES = 256 * 10**6
-MIN_COPY_SIZE = 32  # pixels
 
 
 @dataclass
@@ -56,10 +55,7 @@ def shrink_to_short_side(pixels: Pixels, short_side: int) -> Pixels:
 
 
 def copy_targets(target: Path, sizes: Sequence[int]) -> dict[int | None, Path]:
-    """Return the folder target/<size> of each short side. Raises `DataError` for no sizes, and sizes below 32."""
-    if not sizes or min(sizes) < MIN_COPY_SIZE:
-        given = ", ".join(map(str, sizes)) or "none"
-        raise DataError(f"sizes: must be {MIN_COPY_SIZE} pixels or more, not {given}")
+    """Return the folder target/<size> of each short side."""
     return {size: target / str(size) for size in sizes}
 
 

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +19,6 @@ from train.data.fetch.sources import ByteCallback, FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
 from train.data.manifest import FetchError
-
-REPO = Path(__file__).resolve().parents[4]
 
 
 class FaultySource(FolderSource):
@@ -100,34 +96,27 @@ def test_fetch_sets_refetches_only_what_is_missing(tmp_path: Path, source: Fault
     assert content(target) == content(source.root)
 
 
-STUCK_FETCH = """
-import sys, time
-from pathlib import Path
-from train.data.fetch.fetch import SetToFetch, fetch_sets
-from train.data.fetch.sources import FolderSource
-
-class StuckSource(FolderSource):
-    count = 0
-    def download(self, path, file, on_bytes):
-        StuckSource.count += 1
-        if path.endswith(".bin") and StuckSource.count > 3:
-            file.write_bytes(bytes(500))
-            Path(sys.argv[2]).with_name("stuck").touch()
-            time.sleep(600)
-        super().download(path, file, on_bytes)
-
-fetch_sets([SetToFetch(StuckSource(Path(sys.argv[1])), Path(sys.argv[2]))], max_parallel=2)
-"""
-
-
 def test_fetch_sets_after_kill_keeps_complete_files(tmp_path: Path, source: FaultySource, until: Any) -> None:
-    target = tmp_path / "t"
-    argv = [sys.executable, "-c", STUCK_FETCH, str(source.root), str(target)]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+    target, stuck = tmp_path / "t", tmp_path / "stuck"
+
+    class StuckSource(FaultySource):
+        def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
+            if path.endswith(".bin") and len(self.paths_read) > 2:
+                file.write_bytes(bytes(500))
+                stuck.touch()
+                signal.pause()
+            super().download(path, file, on_bytes)
+
+    if not (child := os.fork()):
         try:
-            until((tmp_path / "stuck").exists)
+            fetch_one(StuckSource(source.root), target, max_parallel=1)
         finally:
-            process.send_signal(signal.SIGKILL)
+            os._exit(1)
+    try:
+        until(stuck.exists)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert not (target / "val/manifest.json").exists()
     complete_bytes = size_of(source.root, [*(content(target).keys() & content(source.root).keys())])
     result = fetch_one(source, target)

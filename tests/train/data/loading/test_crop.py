@@ -14,7 +14,6 @@ from torch.nn.functional import interpolate
 from train.data import decode
 from train.data.loading import crop
 from train.data.order.center_crop import center_corner, resized_size
-from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes
 from train.data.packing.synthetic import draw_image
 
@@ -35,12 +34,6 @@ def copies(short: int | None) -> list[bytes]:
         size = (round(image.width * factor), round(image.height * factor))
         jpegs.append(decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
     return jpegs
-
-
-def torchvision_size(size: tuple[int, int], crop_side: int) -> tuple[int, int]:
-    """Return the size after torchvision's Resize(int(1.14 * crop_side)): the long side is truncated."""
-    short = int(1.14 * crop_side)
-    return tuple(short if side == min(size) else int(short * max(size) / min(size)) for side in size)  # type: ignore[return-value]
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -66,12 +59,6 @@ def random_crop(data: bytes, size: decode.ImageSize, box: decode.Box, mirror: bo
     return batch[0].numpy()
 
 
-def center_crop(data: bytes, shape: tuple[int, int]) -> Any:
-    batch = torch.full((1, *shape, 3), 7, dtype=torch.uint8)
-    crop.center_crop(data, size_of(data), crop.image_views(batch)[0])
-    return batch[0].numpy()
-
-
 @cache
 def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
     top, left, height, width = box
@@ -79,14 +66,6 @@ def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[
         open_image(data).crop((left, top, left + width, top + height)).resize(shape[::-1], Image.Resampling.BILINEAR)
     )
     return np.asarray(region.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else region)
-
-
-@cache
-def center_crop_by_pil(data: bytes, shape: tuple[int, int]) -> Any:
-    image = open_image(data)
-    image = image.resize(torchvision_size(image.size, min(shape)), Image.Resampling.BILINEAR)
-    left, top = (round((full - cut) / 2) for full, cut in zip(image.size, shape[::-1], strict=True))
-    return np.asarray(image.crop((left, top, left + shape[1], top + shape[0])))
 
 
 def mean_difference(pixels: Any, expected: Any) -> float:
@@ -102,23 +81,6 @@ def test_crop_and_resize_matches_pil(short: int | None, size: int, route: str) -
         for data, image_size, box, mirror in draw_boxes(copies(short))
     ]
     assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
-
-
-@pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (None, 224)])
-@pytest.mark.parametrize("rect", [False, True])
-def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, route: str) -> None:
-    differences = []
-    for data in copies(short):
-        height, width = size_of(data)
-        shape = rect_crop_shape(width, height, size) if rect else (size, size)
-        differences.append(mean_difference(center_crop(data, shape), center_crop_by_pil(data, shape)))
-    assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
-
-
-def test_crop_and_resize_mirrored_is_flipped(route: str) -> None:
-    for data, size, box, _ in draw_boxes(copies(160)):
-        plain, mirrored = (random_crop(data, size, box, mirror, (64, 96)) for mirror in (False, True))
-        assert (mirrored == plain[:, ::-1]).all() and (mirrored != plain).any()
 
 
 def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,20 +105,6 @@ def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.Monk
 def slice_box(pixels: Any, box: decode.Box) -> Any:
     top, left, height, width = box
     return pixels[top : top + height, left : left + width]
-
-
-def test_center_crop_decodes_no_pixels_beyond_the_crop(monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes = []
-
-    def decode_region(_: bytes, size: decode.ImageSize, box: decode.Box) -> Any:
-        boxes.append(box)
-        return np.zeros((*box[2:], 3), np.uint8)
-
-    monkeypatch.setattr(crop, "decode_region", decode_region)
-    for size in ((352, 470), (470, 352)):
-        crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
-    # Of 352 and 470 pixels; the crop itself comes from 309 of them in the middle.
-    assert boxes == [(0, 0, 334, 393), (0, 0, 393, 334)]
 
 
 @pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])

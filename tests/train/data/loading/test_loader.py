@@ -120,14 +120,6 @@ def test_decode_batch_fills_any_shape_from_any_size(
         assert decoded.shape == (squares, *shape, 3) and (decoded == 77).all()
 
 
-def test_decode_batch_reads_requested_copy(decoder: BatchDecoder) -> None:
-    full, copy = (
-        decoder.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
-    )
-    assert copy.labels[0] == decoder.indexes["train", None].labels[-2]
-    assert not torch.equal(full.images, copy.images)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_stream_batches_is_same_for_any_worker_count(workers: int, decoder: BatchDecoder) -> None:
     requests = mixed_requests()

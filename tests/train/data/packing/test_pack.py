@@ -71,19 +71,9 @@ def read_images(root: Path) -> dict[str, bytes]:
 # --- what is stored --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "short", "expected"), [
-    ((500, 375), 160, (213, 160)),
-    ((375, 500), 160, (160, 213)),
-    ((400, 400), 64, (64, 64)),
-    ((3000, 100), 50, (1500, 50)),
-    ((161, 160), 160, (161, 160)),
-    ((100, 90), 160, (100, 90)),
-])  # fmt: skip
-def test_shrink_to_short_side_keeps_aspect_and_never_enlarges(
-    size: tuple[int, int], short: int, expected: tuple[int, int]
-) -> None:
-    pixels = np.zeros((size[1], size[0], 3), np.uint8)
-    assert shrink_to_short_side(pixels, short).shape == (expected[1], expected[0], 3)
+@pytest.mark.parametrize(("size", "expected"), [((500, 375), (213, 160)), ((3000, 200), (2400, 160)), ((9, 8), (9, 8))])
+def test_shrink_to_short_side_keeps_aspect_and_never_enlarges(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert shrink_to_short_side(np.zeros((*size, 3), np.uint8), 160).shape == (*expected, 3)
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
@@ -98,7 +88,7 @@ def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, 
             assert copy.names_checksum == full.names_checksum
             shards = [path.stat().st_size for path in copy.folder.glob("*.bin")]
             assert max(shards) <= max(shard_bytes, *(len(copy.read(number)) for number in range(count)))
-            assert len(shards) == (count if shard_bytes == 1 else 1 if shard_bytes == 10**9 else len(shards))
+            assert shard_bytes > 1 or len(shards) == count
             for number in range(count):
                 assert copy.labels[number] == full.labels[number]
                 with open_image(copy, number) as resized, open_image(full, number) as original:
@@ -362,12 +352,6 @@ def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) ->
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
     with pytest.raises(DataError, match="full/train: has the index and no images; fetch them too"):
         resize(tmp_path / "full", tmp_path / "small", [64])
-
-
-@pytest.mark.parametrize("sizes", [[], [31], [160, 0]])
-def test_copy_targets_with_invalid_sizes_raises(sizes: list[int], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="sizes: must be 32 pixels or more"):
-        copy_targets(tmp_path, sizes)
 
 
 @pytest.mark.parametrize("target", [".", "train", "val/a"])
