@@ -7,8 +7,7 @@ tried once: its scores must have the right shape, and it is adapted to other ima
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
@@ -127,21 +126,6 @@ def zero_init_residual(net: nn.Module) -> int:
     return block_count
 
 
-@contextmanager
-def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
-    """Restore each module's train/eval mode and all buffers (running statistics) at the end of the context."""
-    modes = {module: module.training for module in net.modules()}
-    saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in saved_buffers:
-                buffer.copy_(saved)
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def check_trainable(net: nn.Module, name: str) -> None:
     """Raise `TrainingError` unless the network has a parameter that requires a gradient."""
     parameters = list(net.parameters())
@@ -168,7 +152,7 @@ def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, si
     candidates = {module: path for path, module in net.named_modules() if output_features(module) == classes}
     called: list[nn.Module] = []
     hooks = [candidate.register_forward_hook(lambda module, *_: called.append(module)) for candidate in candidates]
-    with preserve_modes_and_buffers(net):
+    with input_size.preserve_modes_and_buffers(net):
         net.train()
         scores = _call_user_model(name, lambda: net(torch.zeros(2, 3, side, side)))
     for hook in hooks:
