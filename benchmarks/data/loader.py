@@ -74,7 +74,8 @@ def write_copies(images: Path | None, folder: Path) -> int:
     Return the number of different images, which are repeated.
     """
     from train.data.decode import decode_image, encode_jpeg
-    from train.data.packing.pack import COPY_JPEG_QUALITY, shrink_to_short_side
+    from train.data.packing.pack import shrink_to_short_side
+    from train.data.packing.shard_writer import COPY_JPEG_QUALITY
 
     originals = [decode_image(data) for _, data in zip(range(SET_IMAGES), read_images(images), strict=False)]
     for short_side, _ in GOAL_BY_SIZES:

@@ -24,11 +24,9 @@ from .options import (
 from .record import OutputFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
-    from train.evaluation.protocol import AccuracyPercents, Evaluation, EvaluationRow, RatioBucket
+    from train.evaluation.protocol import Evaluation, EvaluationRow
     from train.inference.protocol import FileFormat, ParameterNames, Prediction
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
@@ -197,9 +195,8 @@ def parse_crops(text: str) -> tuple[str, ...]:
     from train.evaluation.protocol import CROP_VIEWS
 
     crops = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for crop in crops:
-        if crop not in CROP_VIEWS:
-            raise BadInput(f"--crops: {crop!r} is unknown; choose from {', '.join(CROP_VIEWS)}")
+    if unknown := [crop for crop in crops if crop not in CROP_VIEWS]:
+        raise BadInput(f"--crops: {unknown[0]!r} is unknown; choose from {', '.join(CROP_VIEWS)}")
     return crops
 
 
@@ -244,20 +241,14 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
     """Print by how many points the accuracy is higher on rectangles than on squares, by aspect ratio."""
     from cluster.display import tables
 
-    pairs = zip(rect.buckets, center.buckets, strict=True)
-    table = [(_format_ratios(new), new.images, *_format_gain(new, old)) for new, old in pairs]
+    # A range such as 0.75-0.80, or one number when both ends are rounded to the same.
+    ratios = ["-".join(dict.fromkeys((f"{each.lowest:.2f}", f"{each.highest:.2f}"))) for each in rect.buckets]
+    table = []
+    for name, new, old in zip((*ratios, "all"), (*rect.buckets, rect), (*center.buckets, center), strict=True):
+        points = (new.top1 - old.top1, new.top5 - old.top5)
+        table.append((name, new.images, *(f"{round(gain, 1) + 0.0:+5.1f}" for gain in points)))  # no -0.0
     click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
-    tables.print_table(("w/h", "images", "top-1", "top-5"), [*table, ("all", rect.images, *_format_gain(rect, center))])
-
-
-def _format_ratios(bucket: "RatioBucket") -> str:
-    """Return a range of aspect ratios such as 0.75-0.80, or one number when both ends are rounded to the same."""
-    return "-".join(dict.fromkeys((f"{bucket.lowest:.2f}", f"{bucket.highest:.2f}")))
-
-
-def _format_gain(new: "AccuracyPercents", old: "AccuracyPercents") -> tuple[str, str]:
-    """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
-    return f"{round(new.top1 - old.top1, 1) + 0.0:+5.1f}", f"{round(new.top5 - old.top5, 1) + 0.0:+5.1f}"
+    tables.print_table(("w/h", "images", "top-1", "top-5"), table)
 
 
 def _print_classes(row: "EvaluationRow") -> None:
@@ -333,23 +324,18 @@ def export(
         raise BadInput(f"-o {file}: there is no folder {file.parent}")
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
-    exported = evaluation.export(
-        ExportOptions(
-            source=source.path,
-            file=file,
-            names=ParameterNames(names),
-            format=chosen_format,
-            model=source.model,
-            module_folders=source.module_folders,
-        )
+    parameter_names = ParameterNames(names)
+    options = ExportOptions(
+        source=str(source.path), file=str(file), names=parameter_names, format=chosen_format, model=source.model
     )
+    exported = evaluation.export(options, source.module_folders)
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
     click.echo(
         f"{exported['file']}: {exported['model']} after {pluralize(exported['epoch'], 'epoch')}{accuracy}, "
         f"{_format_parameters(exported['parameters'])} in {pluralize(exported['tensors'], 'tensor')}"
     )
     click.echo(f"{exported['classes_file']}: {exported['classes']} classes, images of {exported['image_size']} pixels")
-    if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, ParameterNames(names)):
+    if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, parameter_names):
         click.echo(f"load it: {load_line}")
 
 
@@ -404,13 +390,17 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
     source = open_source(job_or_file, best, model)
     predictions: list[Prediction] = []
-    options = PredictOptions(
-        source=source.path, images=images, model=source.model, module_folders=source.module_folders
-    )
-    for prediction in evaluation.predict(options):
+    options = PredictOptions(source=str(source.path), images=images, model=source.model)
+    for prediction in evaluation.predict(options, source.module_folders):
         predictions.append(prediction)
-        if output != "json":
-            _print_prediction(prediction)
+        if output == "json":
+            continue
+        if prediction["error"]:
+            warn(prediction["error"])
+            continue
+        click.echo(prediction["file"])
+        for answer in prediction["answers"]:
+            click.echo(f"  {answer['percent']:6.2f} %  {answer['class']}")
     if output == "json":
         print_json([{key: value for key, value in prediction.items() if key != "kind"} for prediction in predictions])
     unreadable = sum(bool(prediction["error"]) for prediction in predictions)
@@ -418,21 +408,13 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
         raise ClusterError(f"{unreadable} of {len(predictions)} images could not be read")
 
 
-def _split_images(words: "Sequence[str]") -> "tuple[str | None, tuple[Path, ...]]":
+def _split_images(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Split the arguments into the job or the file of weights (None: not given) and the images."""
     from cluster.jobs import store
 
     path = Path(words[0])
     has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job_name(words[0]) and not path.is_file())
-    return (words[0] if has_source else None), tuple(map(Path, words[has_source:]))
-
-
-def _print_prediction(prediction: "Prediction") -> None:
-    if prediction["error"]:
-        return warn(prediction["error"])
-    click.echo(prediction["file"])
-    for answer in prediction["answers"]:
-        click.echo(f"  {answer['percent']:6.2f} %  {answer['class']}")
+    return (words[0] if has_source else None), words[has_source:]
 
 
 @click.command(cls=GroupedCommand)

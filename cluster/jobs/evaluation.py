@@ -14,9 +14,6 @@ from train.tools.records import decode, encode
 
 from .job import Job
 
-EVALUATION_MODULE = "train.evaluation.__main__"
-INFERENCE_MODULE = "train.inference.__main__"
-
 
 def module_folders(job: Job) -> tuple[str, ...]:
     """Return the folders in a job's copy of the user's project in which the recipe's modules are found."""
@@ -24,34 +21,30 @@ def module_folders(job: Job) -> tuple[str, ...]:
     return project.search_folders(job.run_folder.user_project) if project else ()
 
 
-def evaluate(options: EvalOptions, own_modules: Sequence[str], show_progress: Callable[[int, int], None]) -> Evaluation:
-    """Evaluate a network. `own_modules` are the folders of the user's modules that it needs. Raises `ClusterError`."""
-    command = module_command(EVALUATION_MODULE, json.dumps(encode(options)), module_folders=own_modules)
-    for message in run_module(command):
+def evaluate(options: EvalOptions, folders: Sequence[str], show_progress: Callable[[int, int], None]) -> Evaluation:
+    """Evaluate a network. `folders` have the user's modules that it needs. Raises `ClusterError`."""
+    for message in _run_task("evaluate", options, folders):
         if message["kind"] == "progress":
             show_progress(message["done"], message["total"])
     return decode(Evaluation, message["evaluation"])
 
 
-def export(options: ExportOptions) -> Exported:
+def export(options: ExportOptions, folders: Sequence[str]) -> Exported:
     """Write a network for other programs, and return what was written. Raises `ClusterError`."""
-    argv = [f"--names={options.names}", f"--format={options.format}", *_model_option(options.model)]
-    argv += ["--", str(options.source), str(options.file)]
-    command = module_command(INFERENCE_MODULE, "export", *argv, module_folders=options.module_folders)
-    (message,) = run_module(command)
+    (message,) = _run_task("export", options, folders)
     return cast(Exported, message)
 
 
-def predict(options: PredictOptions) -> Iterator[Prediction]:
+def predict(options: PredictOptions, folders: Sequence[str]) -> Iterator[Prediction]:
     """Classify images, and yield the answers about each. Raises `ClusterError`."""
-    files = map(str, (options.source, *options.images))
-    argv = ["predict", *_model_option(options.model), "--", *files]
-    command = module_command(INFERENCE_MODULE, *argv, module_folders=options.module_folders)
-    return cast(Iterator[Prediction], run_module(command))
+    return cast(Iterator[Prediction], _run_task("predict", options, folders))
 
 
-def _model_option(name: str | None) -> list[str]:
-    return [] if name is None else [f"--model={name}"]
+def _run_task(
+    task: str, options: object, folders: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message
+    arguments = (task, json.dumps(encode(options)))
+    return run_module(module_command("train.inference.__main__", *arguments, module_folders=folders))
 
 
 def run_module(argv: Sequence[str]) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message

@@ -37,6 +37,7 @@ from train.metrics.rows import StepTotals, epoch_result
 from train.metrics.time_breakdown import TimeBreakdown, TimeState
 from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
+from train.models.resnet import ResNet
 from train.optim import factory
 from train.optim import losses as optim_losses
 from train.optim.weight_average import WeightAverage
@@ -158,7 +159,7 @@ class Trainer:
         self.agent_channel.report_state(
             TrainerState.WARMING, steps=self.schedule.steps, step=self.steps_done, epochs=epoch_count
         )
-        if not isinstance(self.model, registry.ResNet):
+        if not isinstance(self.model, ResNet):
             input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
         for epoch in epochs:

@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from train.metrics.confusion import Confusion
 from train.tools.filesystem import replace_nonfinite
@@ -129,9 +128,3 @@ def reserve_stdout() -> Iterator[None]:
             yield
     finally:
         _protocol_stdout = None
-
-
-def exit_with_error(text: str) -> NoReturn:
-    """Emit an "error" line and exit with code 1, without waiting for loader processes or for peers in a collective."""
-    emit_json_line({"kind": "error", "error": text})
-    os._exit(1)

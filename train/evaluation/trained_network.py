@@ -83,7 +83,8 @@ def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
     except OSError as error:
         raise TrainingError(one_line_error(error)) from error
     own_name = trained.recipe.model.name
-    if model_name is None and is_function_name(own_name):
+    library, colon, _ = own_name.partition(":")
+    if model_name is None and colon and library not in MODEL_LIBRARIES:
         raise TrainingError(
             f"{path}: its network is made by {own_name}; a file may not choose which function runs, so name it: "
             f"--model {own_name}"
@@ -91,12 +92,6 @@ def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
     if model_name is not None and own_name != model_name:
         raise TrainingError(f"{path}: is of the network {own_name}, not {model_name}")
     return trained
-
-
-def is_function_name(model_name: str) -> bool:
-    """Whether a model is made by a function of the user, package.module:function."""
-    library, colon, _ = model_name.partition(":")
-    return bool(colon) and library not in MODEL_LIBRARIES
 
 
 def _open_weights(path: Path) -> TrainedNetwork:

@@ -204,13 +204,18 @@ class _ForecastModel:
     def step_terms(self, scheduled_phase: ScheduledPhase) -> dict[str, float]:
         """Return the seconds of a full step by term.
 
-        Where gradients are accumulated over several batches, only the last batch hides the all-reduce.
+        The backward pass hides a part of the all-reduce; where gradients are accumulated over several batches, that of
+        the last batch.
         """
         batches_per_step = math.ceil(self.schedule.gpus / self.gpus_per_step)
         batch_seconds = self.batch_seconds(scheduled_phase.size, scheduled_phase.phase.batch)
+        all_reduce = self.all_reduce_seconds()
+        if self.schedule.recipe.comm.overlap:
+            hidden_at_most = OVERLAP_SHARE * BACKWARD_SHARE * batch_seconds
+            all_reduce = max(0.0, all_reduce - hidden_at_most) + LAST_BUCKET_SHARE * all_reduce
         step = {
             "compute": batches_per_step * batch_seconds,
-            "all-reduce": exposed_seconds(self.all_reduce_seconds(), batch_seconds, self.schedule.recipe.comm.overlap),
+            "all-reduce": all_reduce,
             "optimizer": self.constants.optimizer_seconds,
         }
         speed = self.loader_speed(scheduled_phase)
@@ -272,15 +277,3 @@ def bytes_between_machines(comm: Comm, machines: int, processes_per_machine: int
     """
     ring_size = machines if is_hierarchical(comm, processes_per_machine) else machines * processes_per_machine
     return 2 * (ring_size - 1) / ring_size * {"fp16": 2, "bf16": 2}.get(comm.hook, GRADIENT_BYTES)
-
-
-def exposed_seconds(all_reduce_seconds: float, compute_seconds: float, overlap: bool) -> float:
-    """Return by how many seconds an all-reduce makes a step longer: all of it, or what the backward pass does not hide.
-
-    The backward pass is two thirds of the compute, four fifths of it have gradients to send, and the last bucket has
-    nothing to hide behind.
-    """
-    if not overlap:
-        return all_reduce_seconds
-    hidden_at_most = OVERLAP_SHARE * BACKWARD_SHARE * compute_seconds
-    return max(0.0, all_reduce_seconds - hidden_at_most) + LAST_BUCKET_SHARE * all_reduce_seconds

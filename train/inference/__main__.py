@@ -1,55 +1,51 @@
-"""`python -m train.inference export|predict`: exports a trained network, or classifies images with it.
+"""`python -m train.inference TASK OPTIONS`: evaluates or exports a trained network, or classifies images with it.
 
-Prints JSON lines to stdout: "exported", a "prediction" for each image, or "error". Exit codes: 0 done, 1 error, 2 wrong
-usage. Importing this module does not import torch.
+TASK is evaluate, export or predict; OPTIONS are its `EvalOptions`, `ExportOptions` or `PredictOptions` as JSON. Prints
+JSON lines to stdout: "progress" and at last the "evaluation", or "exported", or a "prediction" for each image; or else
+"error". Exit codes: 0 done, 1 error. Importing this module does not import torch.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from train.evaluation.protocol import exit_with_error
-from train.tools.errors import TrainingError
+from train.data.index.open import DataError
+from train.engine.main import gpu_count
+from train.evaluation.protocol import EvalOptions, emit_json_line
+from train.tools.errors import MachineTrouble, TrainingError, is_peer_failure
 from train.tools.filesystem import one_line_error
+from train.tools.process import launch_ranks
+from train.tools.records import decode_json
 
-from .protocol import ExportOptions, FileFormat, ParameterNames, PredictOptions
-
-
-def parse_options(argv: Sequence[str] | None = None) -> ExportOptions | PredictOptions:
-    """Parse the command line. Exits with code 2 and a usage message when it is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m train.inference", description="Use a trained network.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    export = commands.add_parser("export", help="write the network for other programs")
-    predict = commands.add_parser("predict", help="classify image files")
-    for command in (export, predict):
-        command.add_argument("--model", metavar="NAME", help="accept only a file that contains this network")
-        command.add_argument("source", type=Path, help="checkpoint step-*.pt, or weights *.safetensors of a run")
-    export.add_argument("file", type=Path, help="file to write")
-    export.add_argument("--names", type=ParameterNames, default=ParameterNames.PLAIN, choices=list(ParameterNames))
-    export.add_argument("--format", type=FileFormat, default=FileFormat.SAFETENSORS, choices=list(FileFormat))
-    predict.add_argument("images", type=Path, nargs="+", help="image files")
-    values = vars(parser.parse_args(argv))
-    if values.pop("command") == "export":
-        return ExportOptions(**values)
-    return PredictOptions(**{**values, "images": tuple(values["images"])})
+from .protocol import ExportOptions, PredictOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    options = parse_options(argv)
+    task, text = sys.argv[1:] if argv is None else argv
     try:
-        if isinstance(options, ExportOptions):
+        if task == "evaluate":
+            options = decode_json(EvalOptions, text.encode())
+            if "RANK" not in os.environ and (procs := options.procs or gpu_count() or 1) > 1:
+                return launch_ranks([sys.executable, "-P", "-m", "train.inference", task, text], procs)
+            from train.evaluation.runner import evaluate_checkpoint
+
+            evaluate_checkpoint(options)
+        elif task == "export":
             from .export import export_network
 
-            export_network(options)
+            export_network(decode_json(ExportOptions, text.encode()))
         else:
             from .predict import predict_images
 
-            predict_images(options)
-    except (TrainingError, OSError) as error:
-        exit_with_error(one_line_error(error))
+            predict_images(decode_json(PredictOptions, text.encode()))
+    except (TrainingError, MachineTrouble, DataError, OSError) as error:
+        emit_json_line({"kind": "error", "error": one_line_error(error)})
+        os._exit(1)  # without waiting for loader processes, or for peers in a collective
+    except RuntimeError as error:
+        if not is_peer_failure(type(error), str(error)):
+            raise
+        os._exit(1)  # the process that failed first has reported why
     except KeyboardInterrupt:
         os._exit(130)
     return 0

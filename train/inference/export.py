@@ -24,35 +24,35 @@ def export_network(options: ExportOptions) -> None:
     """Write the network and its classes, and print one message. Raises `TrainingError` and `OSError`."""
     if options.format is FileFormat.ONNX:
         require_onnx_packages()
-    trained = open_trained(options.source, options.model)
+    file = Path(options.file)
+    trained = open_trained(Path(options.source), options.model)
+    description = trained.description
     weights = named_weights(trained, options.names)
-    classes_file = options.file.with_suffix(".classes.json")
-    classes_json = to_json_bytes(encode(trained.description))
+    classes_file = file.with_suffix(".classes.json")
+    classes_json = to_json_bytes(encode(description))
     if classes_file.exists() and classes_file.read_bytes() != classes_json:
         raise TrainingError(
             f"{classes_file}: exists already, and describes another network; remove it, or name another file: -o FILE"
         )
     if options.format is FileFormat.ONNX:
-        write_onnx(trained, options.file)
+        write_onnx(trained, file)
     elif options.format is FileFormat.TORCH:
-        write_atomic_with(options.file, lambda file: torch.save(weights, file))
+        write_atomic_with(file, lambda stream: torch.save(weights, stream))
     else:
         # Under the names of others, this program could not read the file again.
         is_plain = options.names is ParameterNames.PLAIN
-        metadata = trained.description.metadata(trained.recipe) if is_plain else {"format": "pt"}
+        metadata = description.metadata(trained.recipe) if is_plain else {"format": "pt"}
         try:
-            write_safetensors(options.file, weights, metadata)
+            write_safetensors(file, weights, metadata)
         except ValueError as error:
-            raise TrainingError(f"{options.file}: {error}; export it with --format torch") from error
+            raise TrainingError(f"{file}: {error}; export it with --format torch") from error
     write_atomic(classes_file, classes_json)
-    description = trained.description
     emit_json_line(
         Exported(
             kind="exported",
-            file=str(options.file),
+            file=options.file,
             classes_file=str(classes_file),
             model=description.model,
-            names=options.names,
             tensors=len(weights),
             parameters=sum(tensor.numel() for tensor in weights.values()),
             classes=len(description.classes),

@@ -24,13 +24,13 @@ from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions
 @reserve_stdout()
 def predict_images(options: PredictOptions) -> None:
     """Print a message for each image. Raises `TrainingError` when the network cannot be used."""
-    trained = open_trained(options.source, options.model)
+    trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = trained.build().to(device)
     preprocessor = BatchPreprocessor(
         device, normalization=Normalization(trained.description.mean, trained.description.std)
     )
-    for path in options.images:
+    for path in map(Path, options.images):
         answers: list[Answer] = []
         error = ""
         try:

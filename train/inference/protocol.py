@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Literal, TypedDict
 
 TOP_ANSWERS = 5  # for each image
@@ -29,30 +28,22 @@ FORMAT_SUFFIXES = {FileFormat.SAFETENSORS: ".safetensors", FileFormat.TORCH: ".p
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Which network to write, where, and in which form.
+    """Which network to write, where, and in which form. `model`, if given, is the name that the network must have."""
 
-    `model`, if given, is the name that the network must have. `module_folders` has the user's modules that it needs.
-    """
-
-    source: Path
-    file: Path
-    names: ParameterNames
-    format: FileFormat
+    source: str
+    file: str
+    names: ParameterNames = ParameterNames.PLAIN
+    format: FileFormat = FileFormat.SAFETENSORS
     model: str | None = None
-    module_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """Which network classifies which image files.
+    """Which network classifies which image files. `model`, if given, is the name that the network must have."""
 
-    `model`, if given, is the name that the network must have. `module_folders` has the user's modules that it needs.
-    """
-
-    source: Path
-    images: tuple[Path, ...]
+    source: str
+    images: tuple[str, ...]
     model: str | None = None
-    module_folders: tuple[str, ...] = ()
 
 
 class Exported(TypedDict):
@@ -62,7 +53,6 @@ class Exported(TypedDict):
     file: str
     classes_file: str
     model: str
-    names: str
     tensors: int
     parameters: int
     classes: int

@@ -7,8 +7,7 @@ tried once: its scores must have the right shape, and it is adapted to other ima
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
@@ -37,10 +36,13 @@ def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Mod
     """
     library, _, name = model.name.partition(":")
     if library in ZERO_INIT_ARGUMENTS:
-        net, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
+        value, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
     else:
-        net = _build_from_function(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
+        value = _call_user_model(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
         zero_gamma_applied = False
+    if not isinstance(value, nn.Module):
+        raise TrainingError(f"model, name: {model.name} must return a torch.nn.Module, not {type(value).__name__}")
+    net = value
     if model.zero_gamma and not zero_gamma_applied:
         zeroed_blocks = _call_user_model(model.name, lambda: zero_init_residual(net))
         if not zeroed_blocks:
@@ -56,8 +58,8 @@ def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Mod
     return net
 
 
-def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[nn.Module, bool]:
-    """Return a library's network, and whether the library has applied `zero_gamma` (or its absence) itself."""
+def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[object, bool]:
+    """Return what a library builds, and whether the library has applied `zero_gamma` (or its absence) itself."""
     try:
         module = importlib.import_module(library)
         models = module if library == "timm" else importlib.import_module("torchvision.models")
@@ -87,8 +89,7 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
                 raise
             return build(), False
 
-    net, zero_gamma_applied = _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
-    return _require_module(f"{library}:{name}", net), zero_gamma_applied
+    return _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
 
 
 def _check_library_has_model(library: str, models: ModuleType, name: str) -> None:
@@ -107,16 +108,6 @@ def _call_user_model(name: str, function: Callable[[], ValueT]) -> ValueT:
     return user_code.call_user_code("model, name", name, function)
 
 
-def _build_from_function(name: str, function: Callable[[], object]) -> nn.Module:
-    return _require_module(name, _call_user_model(name, function))
-
-
-def _require_module(name: str, value: object) -> nn.Module:
-    if not isinstance(value, nn.Module):
-        raise TrainingError(f"model, name: {name} must return a torch.nn.Module, not {type(value).__name__}")
-    return value
-
-
 def zero_init_residual(net: nn.Module) -> int:
     """Set gamma to 0 in the last norm of each residual block, and return the number of such blocks.
 
@@ -133,21 +124,6 @@ def zero_init_residual(net: nn.Module) -> int:
             timm_method()
             block_count += 1
     return block_count
-
-
-@contextmanager
-def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
-    """Restore each module's train/eval mode and all buffers (running statistics) at the end of the context."""
-    modes = {module: module.training for module in net.modules()}
-    saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in saved_buffers:
-                buffer.copy_(saved)
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def check_trainable(net: nn.Module, name: str) -> None:
@@ -176,7 +152,7 @@ def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, si
     candidates = {module: path for path, module in net.named_modules() if output_features(module) == classes}
     called: list[nn.Module] = []
     hooks = [candidate.register_forward_hook(lambda module, *_: called.append(module)) for candidate in candidates]
-    with preserve_modes_and_buffers(net):
+    with input_size.preserve_modes_and_buffers(net):
         net.train()
         scores = _call_user_model(name, lambda: net(torch.zeros(2, 3, side, side)))
     for hook in hooks:

@@ -45,7 +45,8 @@ def find_native_size(net: nn.Module, name: str) -> int:
 def forward_error(net: nn.Module, height: int, width: int) -> str:
     """Return why the network fails on one image of this shape, in one line; "" when it does not fail."""
     parameter = next(net.parameters())
-    with _eval_mode(net), torch.no_grad():
+    with preserve_modes_and_buffers(net), torch.no_grad():
+        net.eval()
         try:
             scores = net(torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype))
         except (Exception, SystemExit) as error:  # user code may raise anything
@@ -56,13 +57,17 @@ def forward_error(net: nn.Module, height: int, width: int) -> str:
 
 
 @contextmanager
-def _eval_mode(net: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
+def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
+    """Restore each module's train/eval mode and all buffers (running statistics) at the end of the context."""
+    modes = {module: module.training for module in net.modules()}
+    saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         yield
     finally:
-        for module, mode in modes:
+        with torch.no_grad():
+            for buffer, saved in saved_buffers:
+                buffer.copy_(saved)
+        for module, mode in modes.items():
             module.training = mode
 
 
@@ -149,7 +154,8 @@ class _SlidingClassifier:
         hooks += [linear.register_forward_pre_hook(compare_input) for linear in linears]
         parameter = next(net.parameters())
         try:
-            with _eval_mode(net), torch.no_grad():
+            with preserve_modes_and_buffers(net), torch.no_grad():
+                net.eval()
                 net(torch.randn(1, 3, side, side, device=parameter.device, dtype=parameter.dtype))
         finally:
             for hook in hooks:

@@ -31,7 +31,7 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     path = Path(file).expanduser()
     own = net.state_dict()
     loaded = read_state_dict(path)
-    if isinstance(net, registry.ResNet):
+    if isinstance(net, resnet.ResNet):
         loaded = resnet.convert_torchvision_keys(strip_wrapper_prefix(loaded, {"layer1.0.conv1.weight", *own}))
     loaded = strip_wrapper_prefix(loaded, own)
 

@@ -13,17 +13,6 @@ from . import blurpool, external, resnet
 from .alexnet import AlexNet
 from .resnet import BasicBlock, Bottleneck, ResNet
 
-__all__ = [
-    "MODEL_BUILDERS",
-    "AlexNet",
-    "BasicBlock",
-    "Bottleneck",
-    "ResNet",
-    "build_model",
-    "find_classifier",
-    "weights_crc32",
-]
-
 # The networks of this project, by name; each builder takes the number of classes.
 MODEL_BUILDERS: dict[str, Callable[[int], nn.Module]] = {**resnet.RESNET_BUILDERS, "alexnet_bn": AlexNet}
 

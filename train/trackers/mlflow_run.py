@@ -2,7 +2,7 @@
 
 import os
 
-from .protocol import TrackedRun, TrackerRequest
+from .protocol import PROJECT, TrackedRun, TrackerRequest
 
 RUN_ID_TAG = "imgnet.run_id"
 MEASURED_SCALAR = "loss/train"  # is logged at every interval, so its history says how far a run was logged
@@ -22,7 +22,7 @@ class MlflowRun:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             mlflow.set_tracking_uri(f"sqlite:///{request.folder}/mlflow.db")
         self.client = mlflow.MlflowClient()
-        experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or request.project)
+        experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         found = self.client.search_runs([experiment.experiment_id], f"tags.`{RUN_ID_TAG}` = '{request.run_id}'")
         self.last_images = -1
         if found:
@@ -32,7 +32,7 @@ class MlflowRun:
             self.client.update_run(self.run_id, status="RUNNING")
         else:
             tags = {RUN_ID_TAG: request.run_id}
-            run = self.client.create_run(experiment.experiment_id, tags=tags, run_name=request.run_name)
+            run = self.client.create_run(experiment.experiment_id, tags=tags, run_name=request.run_id)
             self.run_id = run.info.run_id
             for name, value in request.settings.items():
                 self.client.log_param(self.run_id, name, value)

@@ -13,7 +13,6 @@ from train.tools.records import encode
 
 from .protocol import TrackerRequest, is_installed, run_id
 
-PROJECT = "imgnet-cluster"
 FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run
 # The library must not take the tracker process for a rank, and the trainer's GPUs are not its business.
@@ -75,12 +74,9 @@ def start_tracker(
         print(f"--log {tracker}: it is not installed here; training goes on without it: pip install {tracker}")
         return None
     try:
-        identity = run_id(out)
         request = TrackerRequest(
             tracker=tracker,
-            run_id=identity,
-            run_name=identity,
-            project=PROJECT,
+            run_id=run_id(out),
             folder=str(log_dir.absolute()),
             metrics=str(metrics_file(log_dir, attempt).absolute()),
             settings=settings,

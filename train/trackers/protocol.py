@@ -9,21 +9,20 @@ from uuid import uuid4
 
 from train.tools.filesystem import create_once, read_file
 
+PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
 RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share
 JOB_VARIABLE = "IMGNET_JOB"  # the unique name of the job whose agent started the trainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerRequest:
-    """What a tracker process logs: the rows of a file of metrics, to the run of this id.
+    """What a tracker process logs: the rows of a file of metrics, to the run of this id, which is its name too.
 
     A later attempt goes on with the same run. `folder` is for what the library writes itself.
     """
 
     tracker: str
     run_id: str
-    run_name: str
-    project: str
     folder: str
     metrics: str
     settings: dict[str, int | float | str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 import os
 
-from .protocol import TrackedRun, TrackerRequest
+from .protocol import PROJECT, TrackedRun, TrackerRequest
 
 
 class WandbRun:
@@ -17,9 +17,9 @@ class WandbRun:
         import wandb
 
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or request.project,
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=request.run_id,
-            name=os.environ.get("WANDB_NAME") or request.run_name,
+            name=os.environ.get("WANDB_NAME") or request.run_id,
             config=dict(request.settings),
             dir=os.environ.get("WANDB_DIR") or request.folder,
             resume="allow",

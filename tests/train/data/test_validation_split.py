@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from train.data.index.open import DataError, check_layout, images_by_class, load_index
@@ -129,11 +128,3 @@ def test_classes_without_validation_images_are_named_in_the_log(tmp_path: Path) 
 def test_data_refuses_a_fraction_out_of_range(value: Any) -> None:
     with pytest.raises(ValueError, match="data, val_fraction: must be "):
         recipe(value)
-
-
-def test_folder_index_of_a_part_has_its_own_checksums(tmp_path: Path) -> None:
-    root = draw_set(tmp_path / "set", {"cat": 8, "dog": 4})
-    whole = load_index(root, "train")
-    parts = [load_index(root, split, val_fraction=FRACTION) for split in ("train", "val")]
-    assert len({index.names_checksum for index in (whole, *parts)}) == 3
-    assert np.array_equal(np.bincount(np.asarray(parts[1].labels)), [2, 1])

@@ -1,7 +1,6 @@
 """The crops of an evaluation: which parts of an image the network sees, and one prediction from several views."""
 
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from train.data import decode
-from train.data.index.open import DataError, load_index
-from train.data.loading.loader import BatchDecoder, stream_batches
+from train.data.index.open import load_index
+from train.data.loading.loader import BatchDecoder
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
 from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
@@ -47,50 +45,6 @@ def test_decode_five_matches_pil(size: int, decoder: BatchDecoder) -> None:
     for squares, image_id in zip(squares_by_image, ids.tolist(), strict=True):
         for square, expected in zip(squares, squares_by_pil(index.read(image_id), size), strict=True):
             assert np.abs(square - expected).max() <= 2
-
-
-@pytest.mark.parametrize("size", [32, 73, 96])
-def test_decode_five_last_square_is_the_center_crop(size: int, decoder: BatchDecoder) -> None:
-    ids = np.arange(20)
-    five = decoder.decode_batch(BatchRequest("val", None, ids, (size, size), squares=5)).images.view(
-        20, SQUARES_PER_IMAGE, size, size, 3
-    )
-    center = decoder.decode_batch(BatchRequest("val", None, ids, (size, size))).images
-    assert (five[:, -1].int() - center.int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 3000), (3000, 1), (40, 2000), (1, 1), (33, 500)])
-def test_decode_five_of_an_image_of_any_size(height: int, width: int, tmp_path: Path) -> None:
-    (tmp_path / "val" / "class").mkdir(parents=True)
-    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
-    (tmp_path / "val" / "class" / "x.JPEG").write_bytes(decode.encode_jpeg(pixels, 90))
-    batch = BatchDecoder({("val", None): load_index(tmp_path, "val")}, 0).decode_batch(
-        BatchRequest("val", None, np.array([0]), (32, 32), squares=5)
-    )
-    assert batch.images.shape == (5, 32, 32, 3)
-
-
-def test_stream_batches_workers_decode_the_same_batches(decoder: BatchDecoder) -> None:
-    index = decoder.indexes["val", None]
-    requests = [
-        request for crop in CROP_VIEWS for request in plan_eval_batches(crop, 32, index, None, 8 * 32 * 32, 0, 1)
-    ]
-    in_process, by_workers = (
-        list(stream_batches(decoder, iter(requests), workers, CPU, 3 * 8 * 32 * 32)) for workers in (0, 2)
-    )
-    assert len(in_process) == len(by_workers) == len(requests)
-    for batch, worker_batch in zip(in_process, by_workers, strict=True):
-        assert torch.equal(batch.images, worker_batch.images) and batch.labels.tolist() == worker_batch.labels.tolist()
-
-
-@pytest.mark.parametrize("squares", [1, 5])
-def test_decode_changed_file_is_named(squares: int, tiny_data: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_data, tmp_path / "set")
-    decoder = BatchDecoder({("val", None): load_index(tmp_path / "set", "val")}, 0)
-    path = Path(decoder.indexes["val", None].location(4))
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match=f"{path.name}: .*changed since"):
-        decoder.decode_batch(BatchRequest("val", None, np.array([4]), (32, 32), squares=squares))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -135,11 +89,6 @@ def test_mean_crop_scores_is_mean_softmax_of_all_views(crop: str, views: int) ->
     torch.testing.assert_close(probabilities.double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_mean_crop_scores_of_one_view_are_the_models() -> None:
-    pixels = torch.randn(3, 3, 9, 9)
-    assert torch.equal(mean_crop_scores("center", PixelScores(), pixels), PixelScores()(pixels))
-
-
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (800, 300)])
 def test_crop_boxes_are_inside_the_image_in_the_crops_shape(width: int, height: int) -> None:
     for crop in CROP_VIEWS:
@@ -154,14 +103,3 @@ def test_crop_boxes_are_inside_the_image_in_the_crops_shape(width: int, height: 
         min(width, height) / RESIZE_TO_CROP_RATIO, rel=0.01
     )
     assert rect[2] * rect[3] >= center[2] * center[3]
-
-
-def test_crop_boxes_rect_of_extreme_ratios_leaves_a_part_out() -> None:
-    ((_, left, box_height, box_width),) = crop_boxes("rect", 224, 3000, 1000)
-    assert (left > 0.2 and box_width < 0.5) and box_width * 3000 == pytest.approx(
-        320 / 224 * box_height * 1000, rel=0.01
-    )
-    ((top, _, box_height, box_width),) = crop_boxes("rect", 224, 1000, 3000)
-    assert (top > 0.2 and box_height < 0.5) and box_height * 3000 == pytest.approx(
-        320 / 224 * box_width * 1000, rel=0.01
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.index.open import DataError, load_index
+from train.data.index.open import load_index
 from train.data.loading.dataset import open_val_indexes
 from train.distributed.process_group import ProcessGroup
 from train.evaluation import protocol, runner
@@ -20,6 +20,7 @@ from train.recipe import Model, Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.records import decode, encode
+from train.weights.safetensors_file import write_safetensors
 
 PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
 
@@ -66,7 +67,7 @@ def evaluation(finished_run: Path, tiny_data: Path, runs: Any) -> Evaluation:
         newest_checkpoint(finished_run), data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3
     )
     text = json.dumps(encode(options))
-    process = runs.start_module("train.evaluation", text, environment={}, out=runs.folder / "evaluation")
+    process = runs.start_module("train.inference", "evaluate", text, environment={}, out=runs.folder / "evaluation")
     code, out, err = process.result()
     assert code == 0 and "Traceback" not in err, err[-3000:] + out[-500:]
     return result_in(out)
@@ -132,23 +133,6 @@ def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
     assert ratios.tolist() == sorted(widths / heights)
 
 
-def test_evaluation_of_the_weights_that_a_run_leaves(
-    finished_run: Path, tiny_data: Path, evaluate: Any, evaluation: Evaluation
-) -> None:
-    """The size is that of the last phase."""
-    network = finished_run / "network" / "model.safetensors"
-    result = evaluate(network, data=str(tiny_data), crops=("rect",))
-    assert (result.epoch, result.step, result.examples) == (evaluation.epoch, evaluation.step, ())
-    (row,) = result.rows
-    expected = row_of(evaluation, "rect")
-    assert (row.size, row.top1, row.confusion) == (32, expected.top1, expected.confusion)
-
-
-def test_evaluation_refuses_another_network_than_the_named_one(finished_run: Path, evaluate: Any) -> None:
-    with pytest.raises(TrainingError, match="is of the network resnet10_tiny, not resnet18"):
-        evaluate(newest_checkpoint(finished_run), model="resnet18")
-
-
 def test_evaluation_same_on_one_and_two_processes(
     evaluation: Evaluation, finished_run: Path, tiny_data: Path, evaluate: Any
 ) -> None:
@@ -172,12 +156,13 @@ def test_evaluation_examples_have_a_prediction_per_crop(evaluation: Evaluation, 
             assert len(answer.boxes) == (5 if answer.crop in ("five", "tta") else 1)
 
 
-def save_changed(finished_run: Path, tmp_path: Path, **changes: Any) -> Path:
-    """Write a copy of the run's checkpoint with changed entries; return its path."""
+def save_changed(finished_run: Path, folder: Path, **changes: Any) -> Path:
+    """Write a copy of the run's checkpoint with changed entries into a folder; return its path."""
+    folder.mkdir(exist_ok=True)
     checkpoint_io.write_checkpoint(
-        tmp_path, 7, {**checkpoint_io.load_checkpoint(newest_checkpoint(finished_run)), **changes}
+        folder, 7, {**checkpoint_io.load_checkpoint(newest_checkpoint(finished_run)), **changes}
     )
-    return tmp_path / "step-00000007.pt"
+    return folder / "step-00000007.pt"
 
 
 def test_evaluation_other_number_of_classes_is_one_line(
@@ -188,7 +173,9 @@ def test_evaluation_other_number_of_classes_is_one_line(
             if folder.is_dir():
                 shutil.copytree(folder, tmp_path / "few" / split / folder.name)
     options = eval_options(newest_checkpoint(finished_run), data=str(tmp_path / "few"))
-    ranks = runs.start_module_ranks(2, "train.evaluation", json.dumps(encode(options)), out=tmp_path / "rank")
+    ranks = runs.start_module_ranks(
+        2, "train.inference", "evaluate", json.dumps(encode(options)), out=tmp_path / "rank"
+    )
     (code, out, err), (_, _, other_err) = [rank.result() for rank in ranks]
     assert code == 1 and "Traceback" not in err + other_err, err + other_err
     error = json.loads(out)
@@ -207,38 +194,36 @@ def test_evaluation_nan_weights_are_an_error(
         evaluate(path, data=str(tiny_data), crops=("center",))
 
 
-def bad_checkpoints(finished_run: Path, tmp_path: Path) -> dict[str, Path]:
-    intact = newest_checkpoint(finished_run).read_bytes()
-    (tmp_path / "cut.pt").write_bytes(intact[:-1])
-    (tmp_path / "text.pt").write_text("hello")
-    identity = checkpoint_io.load_checkpoint(newest_checkpoint(finished_run))["identity"]
+def bad_checkpoints(finished_run: Path, folder: Path) -> dict[str, Path]:
+    """Write files that cannot be used; return their paths by the reason."""
+    checkpoint, weights = newest_checkpoint(finished_run), finished_run / "network" / "model.safetensors"
+    (folder / "cut.pt").write_bytes(checkpoint.read_bytes()[:-1])
+    (folder / "text.pt").write_text("hello")
+    (folder / "cut.safetensors").write_bytes(weights.read_bytes()[:-1])
+    write_safetensors(folder / "foreign.safetensors", {"a": torch.zeros(1)}, {})
+    identity = checkpoint_io.load_checkpoint(checkpoint)["identity"]
     recipe = {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}
     return {
-        "no such checkpoint": tmp_path / "nowhere.pt",
-        "is a folder": tmp_path,
-        "is damaged or cut short": tmp_path / "cut.pt",
-        "is not a checkpoint of this program": tmp_path / "text.pt",
+        "no such checkpoint": folder / "nowhere.pt",
+        "is a folder": folder,
+        "is damaged or cut short": folder / "cut.pt",
+        "is not a checkpoint of this program": folder / "text.pt",
+        "has .* bytes of values": folder / "cut.safetensors",
+        "describe no network of this program": folder / "foreign.safetensors",
         "was written by another version of imgnet-cluster": save_changed(
-            finished_run, tmp_path / "old", identity={"recipe": {"a": 1}}
+            finished_run, folder / "old", identity={"recipe": {"a": 1}}
         ),
         "its weights do not fit resnet18": save_changed(
-            finished_run, tmp_path / "other", identity={**identity, "recipe": recipe}
+            finished_run, folder / "other", identity={**identity, "recipe": recipe}
         ),
     }
 
 
 def test_open_trained_names_an_unusable_file(finished_run: Path, tmp_path: Path) -> None:
-    for name in ("old", "other"):
-        (tmp_path / name).mkdir()
     for reason, path in bad_checkpoints(finished_run, tmp_path).items():
         with pytest.raises(TrainingError, match=reason) as caught:
             open_trained(path).build()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_evaluation_missing_data_is_one_line(finished_run: Path, tmp_path: Path, evaluate: Any) -> None:
-    with pytest.raises(DataError, match="nowhere: there is no such data folder"):
-        evaluate(newest_checkpoint(finished_run), data=str(tmp_path / "nowhere"))
 
 
 class FixedSizeNet(torch.nn.Module):

@@ -7,7 +7,6 @@ import pytest
 from support.train_records import make_epoch
 
 from train.forecast import (
-    DEFAULT_CONSTANTS,
     Constants,
     Forecast,
     MeasuredRun,
@@ -141,9 +140,3 @@ def test_measured_batch_seconds_interpolate_sizes_and_batches() -> None:
     assert {shape: constants.measured_batch_seconds(*shape) for shape in expected} == pytest.approx(expected)
     falling = Constants(source="x", batch_timings=((64, 10, 0.2), (64, 20, 0.1)))
     assert falling.measured_batch_seconds(64, 40) == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("constants", [DEFAULT_CONSTANTS, calibrate(make_run(waits=0.5), "job-3", START)])
-def test_constants_survive_json(constants: Constants) -> None:
-    value = json.loads(json.dumps({**encode(constants), "key of a later version": 1}))
-    assert decode(Constants, value) == constants

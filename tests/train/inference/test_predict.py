@@ -57,7 +57,8 @@ def test_predict_gives_the_answers_of_the_network(
     names = [tiny_data / "val" / index.name(number) for number in (0, 7)]
     (tmp_path / "text.jpg").write_text("no image")
     files = [*names, tmp_path / "text.jpg", tmp_path / "none.jpg"]
-    assert __main__.main(["predict", str(tmp_path / "m.safetensors"), *map(str, files)]) == 0
+    options = {"source": str(tmp_path / "m.safetensors"), "images": list(map(str, files))}
+    assert __main__.main(["predict", json.dumps(options)]) == 0
     messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [message["file"] for message in messages] == list(map(str, files))
     for message, path in zip(messages, names, strict=False):

@@ -20,7 +20,7 @@ from train.models import external, freezing
 from train.models.registry import build_model
 from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Epoch, Schedule
-from train.tools import checkpoint_io, process
+from train.tools import process
 
 STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
 LAST_NORM = "stages.3.norm2"  # of resnet10_tiny
@@ -119,31 +119,6 @@ def test_epochs_until_freezing_changes(tiny: Any) -> None:
     assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
 
 
-def test_frozen_epoch_equals_training_a_linear_on_features(tiny: Any, tiny_data: Path, tmp_path: Path) -> None:
-    """A frozen epoch equals a Linear trained on the pooled features of the network in eval mode."""
-    recipe = tiny(phases=make_phases(True), optim=Optim(momentum=0.9, weight_decay=0.01))
-    trainer, decoder = open_trainer(recipe, tiny_data, tmp_path)
-    net: Any = build_model(recipe.model, len(trainer.model.get_parameter("fc.bias")), 0).eval()
-    optimizer = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    prepared: list[Any] = []
-    prepare = trainer.preprocessor.prepare
-    trainer.preprocessor.prepare = lambda batch: prepared.append((batch.request, result := prepare(batch))) or result  # type: ignore
-    trainer.train(decoder, 0)
-    chunks = [(request, decoder, labels) for request, (decoder, labels) in prepared if request.split == "train"]
-    assert len(chunks) == 2 * STEPS_PER_EPOCH - 1  # the two images of the last step are one chunk
-    for step in range(STEPS_PER_EPOCH):
-        step_chunks = chunks[2 * step : 2 * step + 2]
-        optimizer.zero_grad()
-        count = sum(len(labels) for _, _, labels in step_chunks)
-        for _, pixels, labels in step_chunks:
-            with torch.no_grad():
-                features = net.pool(net.stages(net.stem(pixels))).flatten(1)
-            loss = nn.functional.cross_entropy(net.fc(features), labels, reduction="sum")
-            (loss / count).backward()
-        optimizer.step()
-    torch.testing.assert_close(trainer.model.get_parameter("fc.weight"), net.fc.weight)
-
-
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -152,19 +127,6 @@ def weights_file(folder: Path, seed: int) -> Path:
     path = folder / f"weights-{seed}.pt"
     torch.save(build_model(Model(name="resnet10_tiny"), 10, seed).state_dict(), path)
     return path
-
-
-def test_frozen_run_keeps_the_pretrained_weights(runs: Any, tiny: Any, tmp_path: Path) -> None:
-    """As in the recipe finetune: pretrained weights, then only the classifier is trained."""
-    source, out = weights_file(tmp_path, seed=7), tmp_path / "finetune"
-    model = Model(name="resnet10_tiny", weights=str(source))
-    runs.run(
-        out, "--gpus", "2", world=2, recipe=runs.recipe(tiny(name="finetune", model=model, phases=make_phases(True)))
-    )
-    newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
-    assert newest is not None
-    weights, source_weights = checkpoint_io.load_checkpoint(newest)["model"], torch.load(source)
-    assert changed_names(source_weights, weights) == {"fc.weight", "fc.bias"}
 
 
 def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any, tmp_path: Path) -> None:

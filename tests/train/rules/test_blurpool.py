@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from train.models import blurpool, registry
+from train.models.resnet import ResNet
 from train.recipe import Model
 
 
@@ -58,4 +59,4 @@ def test_blur_adds_nothing_to_the_state_of_the_network() -> None:
     assert list(state) == list(expected) and all(torch.equal(state[key], expected[key]) for key in state)
     x = torch.randn(2, 3, 32, 32)
     assert not torch.allclose(plain.eval()(x), blurred.eval()(x))
-    assert isinstance(blurred, registry.ResNet)
+    assert isinstance(blurred, ResNet)

@@ -58,11 +58,6 @@ def test_write_safetensors_reads_back_every_bit_in_order(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["w.safetensors"]
 
 
-def test_write_safetensors_without_tensors(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "w", {}, {})
-    assert read_safetensors(tmp_path / "w") == {} and verify_file(tmp_path / "w").entries == {}
-
-
 @pytest.mark.parametrize(
     "tensor", [torch.eye(2).to_sparse(), torch.zeros(1, dtype=torch.complex128)], ids=["sparse", "complex128"]
 )

@@ -9,7 +9,7 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -37,6 +37,8 @@ class Index(ABC):
     """The images of one split, sorted by class and file name.
 
     `classes` are the class names by label. `skipped_files` are the files that were left out as (path, reason).
+    `known_digests` are (stems_digest, names_checksum), where they are stored with the index. `has_images` is False
+    where only names, sizes and labels were fetched to this machine.
     """
 
     folder: Path
@@ -45,6 +47,8 @@ class Index(ABC):
     widths: IntColumn
     heights: IntColumn
     skipped_files: tuple[tuple[str, str], ...] = ()
+    known_digests: tuple[str, int] | None = field(default=None, repr=False)
+    has_images: bool = True
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,14 +74,9 @@ class Index(ABC):
         """Return where an image is stored, as the beginning of an error message."""
 
     @property
-    def has_images(self) -> bool:
-        """Whether the images are on this machine. False where only names, sizes and labels were fetched."""
-        return True
-
-    @property
     def names_checksum(self) -> int:
         """A crc32 of the file names. Ranks compare it: another machine may have other images."""
-        return names_crc32(self.names())
+        return self.known_digests[1] if self.known_digests else names_crc32(self.names())
 
     @property
     def sizes_checksum(self) -> int:
@@ -88,7 +87,7 @@ class Index(ABC):
     @property
     def stems_digest(self) -> str:
         """A digest of the names without suffix. Sets with equal digests have the same images in the same order."""
-        return stems_sha256(self.names())
+        return self.known_digests[0] if self.known_digests else stems_sha256(self.names())
 
 
 def names_crc32(names: Iterable[str]) -> int:

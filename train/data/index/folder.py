@@ -101,13 +101,9 @@ class ProbedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderIndex(Index):
-    """The images of a folder. `paths` are `class/file name`.
-
-    `known_digests` are (stems_digest, names_checksum) of all images, as cached with the index; None after `take`.
-    """
+    """The images of a folder. `paths` are `class/file name`."""
 
     paths: Texts
-    known_digests: tuple[str, int] | None = field(default=None, repr=False)
 
     def take(self, ids: ImageIds) -> Self:
         """Return an index of only these images, in this order."""
@@ -129,16 +125,6 @@ class FolderIndex(Index):
     def location(self, number: int) -> str:
         """Return the path of the image file."""
         return str(self.folder / self.name(number))
-
-    @property
-    def stems_digest(self) -> str:
-        """The digest of the names without suffix."""
-        return self.known_digests[0] if self.known_digests else super().stems_digest
-
-    @property
-    def names_checksum(self) -> int:
-        """The checksum of the names."""
-        return self.known_digests[1] if self.known_digests else super().names_checksum
 
 
 def class_folders(folder: Path) -> list[str]:

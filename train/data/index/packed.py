@@ -28,7 +28,7 @@ from train.data.manifest import (
 )
 from train.tools.filesystem import one_line_error
 
-from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
+from .base import DataError, ImageIds, Index
 from .shards import ShardError, ShardReader, describe_size_mismatch
 
 UNFINISHED_MARKER = ".unfinished"  # this file exists from the first byte until the manifest is written
@@ -43,6 +43,7 @@ ROW_DTYPE = np.dtype(
         ("crc", "<u4"),
     ]
 )
+ROWS_PER_CHECK = 1 << 14  # few, so that a check takes little memory
 IndexRows = NDArray[np.void]
 
 
@@ -117,6 +118,7 @@ class PackedIndex(Index):
             labels=self.labels.take(ids),
             widths=self.widths.take(ids),
             heights=self.heights.take(ids),
+            known_digests=None,
         )
 
     def _id(self, number: int) -> int:
@@ -168,21 +170,6 @@ class PackedIndex(Index):
         path = self.folder / shard_name(int(row["shard"]))
         return f"{path}, image {int(is_before.sum())} in it (id {self._id(number)}, {self.name(number)})"
 
-    @property
-    def has_images(self) -> bool:
-        """Whether the shards are on this machine too, and not only the index."""
-        return self.manifest.has_images
-
-    @property
-    def stems_digest(self) -> str:
-        """The digest of the names without suffix."""
-        return self.manifest.stems_digest if self.ids is None else stems_sha256(self.names())
-
-    @property
-    def names_checksum(self) -> int:
-        """The checksum of the names."""
-        return self.manifest.names_checksum if self.ids is None else names_crc32(self.names())
-
 
 def _list_damage_hint(folder: Path) -> str:
     return f"to list all damage: imgnet-cluster data verify {folder.parent}"
@@ -209,6 +196,8 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
         labels=MappedColumn(labels),
         widths=MappedColumn(rows["width"]),
         heights=MappedColumn(rows["height"]),
+        known_digests=(manifest.stems_digest, manifest.names_checksum),
+        has_images=manifest.has_images,
         manifest=manifest,
         rows=rows,
         shards=ShardReader(folder, manifest.shard_sizes),
@@ -231,10 +220,13 @@ def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
         raise DataError(f"{path}: is damaged (checksum); {_list_damage_hint(folder)}")
     rows = np.asarray(rows)  # np.memmap's own indexing takes ten times as long
     shard_sizes = np.array([min(size, 1 << 62) for size in (*manifest.shard_sizes, 0)], np.uint64)
-    ends = rows["offset"] + rows["length"]
-    is_inside = (ends >= rows["offset"]) & (ends <= shard_sizes[np.minimum(rows["shard"], len(manifest.shard_sizes))])
-    if not (is_inside.all() and (rows["label"] < len(manifest.classes)).all()):
-        raise DataError(f"{path}: is damaged: an image lies outside its shard, or its class does not exist")
+    for first in range(0, len(rows), ROWS_PER_CHECK):
+        block = rows[first : first + ROWS_PER_CHECK]
+        ends = block["offset"] + block["length"]
+        sizes = shard_sizes[np.minimum(block["shard"], len(shard_sizes) - 1)]
+        is_possible = (ends >= block["offset"]) & (ends <= sizes) & (block["label"] < len(manifest.classes))
+        if not is_possible.all():
+            raise DataError(f"{path}: is damaged: an image lies outside its shard, or its class does not exist")
     return rows
 
 

@@ -20,7 +20,7 @@ from train.data.order.rng import subset
 from train.data.order.work import IndexKey
 from train.data.validation_split import note_on_missing_copies, notes_on_empty_classes
 from train.recipe.components import Data
-from train.recipe.schema import Phase, Recipe
+from train.recipe.schema import Recipe
 from train.tools.host import unix_time
 from train.tools.process_log import Progress
 
@@ -100,7 +100,7 @@ def open_dataset(
     missing_copies = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
     if note := note_on_missing_copies(missing_copies, root, copies, fraction, skip_bad):
         log(note)
-    phases = tuple(_without_missing_copy(phase, missing_copies) for phase in recipe.phases)
+    phases = tuple(replace(phase, copy=None) if phase.copy in missing_copies else phase for phase in recipe.phases)
     if any(phase.copy is None for phase in phases):
         _check_images_present(train, val)
     if scale < 1:
@@ -140,10 +140,6 @@ def open_val_indexes(
 def _take_subsets(indexes: dict[IndexKey, Index], seed: int, scale: float) -> dict[IndexKey, Index]:
     """Return the same share of the images of every index."""
     return {key: index.take(subset(seed, len(index), scale)) for key, index in indexes.items()}
-
-
-def _without_missing_copy(phase: Phase, missing_copies: list[int]) -> Phase:
-    return replace(phase, copy=None) if phase.copy in missing_copies else phase
 
 
 def _check_images_present(*indexes: Index) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +26,10 @@ from train.data.validation_split import notes_on_empty_classes
 from train.tools.filesystem import locked
 from train.tools.process_log import Progress, no_progress
 
-from .shard_writer import COPY_JPEG_QUALITY, EncodedImage, SplitWriter, check_existing_set
+from .shard_writer import COPY_JPEG_QUALITY, EncodedImage, SplitWriter
 from .source_images import SourceImages, open_source_splits
 
 SHARD_BYTES = 256 * 10**6
-MIN_COPY_SIZE = 32  # pixels
 
 
 @dataclass
@@ -58,10 +57,7 @@ def shrink_to_short_side(pixels: Pixels, short_side: int) -> Pixels:
 
 
 def copy_targets(target: Path, sizes: Sequence[int]) -> dict[int | None, Path]:
-    """Return the folder target/<size> of each short side. Raises `DataError` for no sizes, and sizes below 32."""
-    if not sizes or min(sizes) < MIN_COPY_SIZE:
-        given = ", ".join(map(str, sizes)) or "none"
-        raise DataError(f"sizes: must be {MIN_COPY_SIZE} pixels or more, not {given}")
+    """Return the folder target/<size> of each short side."""
     return {size: target / str(size) for size in sizes}
 
 
@@ -94,11 +90,15 @@ def pack_set(
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
             locks.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything packed
-        for split_source, (short_side, root) in product(source_splits, targets.items()):
-            folder = root / split_source.split
-            check_existing_set(folder, split_source, short_side, overwrite)
-        # Creating the writers marks all sets as unfinished, so it comes after all checks.
-        writers_by_split = [_make_writers(split_source, targets, shard_bytes) for split_source in source_splits]
+        writers_by_split = [
+            [
+                SplitWriter(root / split_source.split, split_source, short_side, shard_bytes, overwrite)
+                for short_side, root in targets.items()
+            ]
+            for split_source in source_splits
+        ]
+        for writer in chain.from_iterable(writers_by_split):  # after the checks of all sets
+            writer.start()
         done_before = 0
         for split_source, writers in zip(source_splits, writers_by_split, strict=True):
 
@@ -118,10 +118,6 @@ def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
     )
     notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
     return [f"warning: {note}" for note in notes]
-
-
-def _make_writers(source: SourceImages, targets: Mapping[int | None, Path], shard_bytes: int) -> list[SplitWriter]:
-    return [SplitWriter(root / source.split, source, short_side, shard_bytes) for short_side, root in targets.items()]
 
 
 def _check_target(source: Path, source_splits: Sequence[SourceImages], target: Path) -> None:

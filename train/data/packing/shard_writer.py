@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -68,30 +67,6 @@ class _FinishedShard:
     manifest_entry: FileEntry
 
 
-def packing_signature(source: SourceImages, short_side: int | None) -> str:
-    """Return a digest that changes when the sources do, or how they are packed."""
-    inputs = f"{VERSION} {short_side} {COPY_JPEG_QUALITY} {source.digest()} {source.classes}"
-    return hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def check_existing_set(folder: Path, source: SourceImages, short_side: int | None, overwrite: bool) -> None:
-    """Raise `DataError` when the folder has a finished set that was not made of these sources, unless `overwrite`.
-
-    That set may be the only copy of its images.
-    """
-    if overwrite or not is_packed(folder):
-        return
-    try:
-        signature = read_manifest(folder).packing_info.signature
-    except DataError as error:
-        raise DataError(f"{error}; to replace it: --overwrite") from error
-    if signature != packing_signature(source, short_side):
-        raise DataError(
-            f"{folder}: a packed set of other images, or of sources that have changed since; give another folder, or "
-            "replace it: --overwrite"
-        )
-
-
 class SplitWriter:
     """Packs one split into `folder`.
 
@@ -99,45 +74,60 @@ class SplitWriter:
     `message` tells the user why an existing set is replaced; "" when none is.
     """
 
-    def __init__(self, folder: Path, source: SourceImages, short_side: int | None, shard_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, source: SourceImages, short_side: int | None, shard_bytes: int, overwrite: bool
+    ) -> None:
+        """Look at what the folder has. Nothing is changed before `start`.
+
+        Raises `DataError` when it is a finished set that was not made of these sources, unless `overwrite`: that set
+        may be the only copy of its images.
+        """
         self.folder = folder
         self.source = source
         self.short_side = short_side
         self.shard_bytes = shard_bytes
         self.message = ""
         self.skipped_images = list[tuple[int, str]]()
+        self.position = 0
+        self.is_complete = False
+        inputs = f"{self._parameters} {source.digest()} {source.classes}"
+        self._signature = hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest()
         self._finished_shards = list[_FinishedShard]()
         self._current_shard = cast("_OpenShard | None", None)
-        self.is_complete = self._check_complete()
-        self.position = len(source.names) if self.is_complete else self._resume()
+        if is_packed(folder):
+            try:
+                if read_manifest(folder).packing_info.signature != self._signature:
+                    raise DataError(f"{folder}: a packed set of other images, or of sources that have changed since")
+            except DataError as error:
+                if not overwrite:
+                    raise DataError(f"{error}; give another folder, or replace it: --overwrite") from error
+                self.message = f"{error}; packed again"
+
+    @property
+    def _parameters(self) -> str:
+        """How the images are packed; images that are packed in another way are not taken over."""
+        return f"{VERSION} {self.short_side} {COPY_JPEG_QUALITY}"
+
+    def start(self) -> None:
+        """Take over what an earlier call has written; the set counts as unfinished unless all of it is there."""
+        self.is_complete = is_packed(self.folder) and not self.message and self._has_all_files()
+        if self.is_complete:
+            left_out = read_manifest(self.folder).packing_info.left_out
+            self.skipped_images = [(self.source.names.index(name), reason) for name, reason in left_out]
+            self.position = len(self.source.names)
+            self._remove_leftovers(None)
+        else:
+            (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+            self.position = self._resume()
         self.kept_images = self.position - len(self.skipped_images)
 
-    @cached_property
-    def _signature(self) -> str:
-        return packing_signature(self.source, self.short_side)
-
-    def _check_complete(self) -> bool:
-        """Return whether the folder has the finished set of these sources.
-
-        A finished set of other sources, or with damaged files, loses its manifest, and `message` says why.
-        """
-        if not is_packed(self.folder):
-            return False
-        try:
-            manifest = read_manifest(self.folder)
-            if manifest.packing_info.signature != self._signature:
-                raise DataError(f"{self.folder}: the sources, or how they are packed, have changed")
-            for name, entry in manifest.files.items():
-                path = self.folder / name
-                if not path.exists() or path.stat().st_size != entry.bytes:
-                    raise DataError(f"{path}: is missing or cut short")
-        except DataError as error:
-            self.message = f"{error}; packed again"
-            (self.folder / MANIFEST_FILE).unlink()
-            return False
-        left_out = manifest.packing_info.left_out
-        self.skipped_images = [(self.source.names.index(name), reason) for name, reason in left_out]
-        self._remove_leftovers(None)
+    def _has_all_files(self) -> bool:
+        """Return whether all files of the manifest have their sizes; otherwise `message` names the first other one."""
+        for name, entry in read_manifest(self.folder).files.items():
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size != entry.bytes:
+                self.message = f"{path}: is missing or cut short; packed again"
+                return False
         return True
 
     def _resume(self) -> int:
@@ -158,7 +148,7 @@ class SplitWriter:
     def _shard_signature(self, first: int, end: int) -> str:
         """Return a digest of what must be equal for a shard to be taken over: images, labels, how they are packed."""
         labels = self.source.labels[first:end].tobytes()
-        inputs = f"{VERSION} {self.short_side} {COPY_JPEG_QUALITY} {self.source.digest(first, end)}"
+        inputs = f"{self._parameters} {self.source.digest(first, end)}"
         return hashlib.sha256(inputs.encode() + labels).hexdigest()
 
     def _load_finished_shard(self, number: int, first: int) -> _FinishedShard | None:

@@ -14,8 +14,6 @@ from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, Manifest,
 from train.data.threads import map_in_threads
 from train.tools.process_log import Progress, no_progress
 
-READ_CHUNK_BYTES = 1 << 22
-
 
 @dataclass(frozen=True)
 class SplitSummary:
@@ -142,7 +140,9 @@ def _verify_files(folder: Path, manifest: Manifest, result: VerifyResult) -> set
             size = path.stat().st_size
             if size != entry.bytes:
                 return describe_size_mismatch(size, entry.bytes)
-            return "" if _file_sha256(path) == entry.sha256 else "its bytes have changed (sha256)"
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return "" if digest == entry.sha256 else "its bytes have changed (sha256)"
         except OSError as error:
             return error.strerror or str(error)
 
@@ -155,14 +155,6 @@ def _verify_files(folder: Path, manifest: Manifest, result: VerifyResult) -> set
             if name in (INDEX_FILE, NAMES_FILE) or "sha256" not in fault:
                 damaged_files.add(name)
     return damaged_files
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(READ_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _verify_images(

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +14,11 @@ import pytest
 from support.packed_sets import content, make_set, make_split
 from support.waiting import DEADLINE_SECONDS
 
-from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
+from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets
 from train.data.fetch.sources import ByteCallback, FolderSource
 from train.data.index.base import DataError
 from train.data.index.packed import load_packed_index
 from train.data.manifest import FetchError
-
-REPO = Path(__file__).resolve().parents[4]
 
 
 class FaultySource(FolderSource):
@@ -67,11 +63,6 @@ def size_of(root: Path, names: Sequence[str]) -> int:
 # --- whole sets ------------------------------------------------------------------------------------------------------
 
 
-def test_format_bytes_uses_readable_units() -> None:
-    texts = {7: "7 bytes", 1200: "1.2 kB", 256_000_000: "256 MB", 140_400_000_000: "140 GB"}
-    assert {count: format_bytes(count) for count in texts} == texts
-
-
 @pytest.mark.parametrize("max_parallel", [1, 8])
 def test_fetch_sets_copies_every_byte(tmp_path: Path, max_parallel: int) -> None:
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
@@ -84,19 +75,6 @@ def test_fetch_sets_copies_every_byte(tmp_path: Path, max_parallel: int) -> None
     assert content(target) == content(root) and (result.fetched_bytes, result.existing_bytes) == (total, 0)
     assert progress == sorted(progress) and progress[-1] == (total, total)
     assert [path.name for path in target.rglob(".*")] == [".fetch.lock"]
-
-
-def test_fetch_sets_keeps_max_parallel_files_in_flight(tmp_path: Path, source: FaultySource) -> None:
-    barrier = threading.Barrier(3)
-
-    class MeetingSource(FaultySource):
-        def download(self, *args: Any) -> None:
-            if len(self.paths_read) < 3:
-                barrier.wait(DEADLINE_SECONDS)  # they pass only if three files are requested at once
-            super().download(*args)
-
-    fetch_one(MeetingSource(source.root), tmp_path / "t", max_parallel=3)
-    assert content(tmp_path / "t") == content(source.root)
 
 
 # --- repeated fetches ------------------------------------------------------------------------------------------------
@@ -118,34 +96,27 @@ def test_fetch_sets_refetches_only_what_is_missing(tmp_path: Path, source: Fault
     assert content(target) == content(source.root)
 
 
-STUCK_FETCH = """
-import sys, time
-from pathlib import Path
-from train.data.fetch.fetch import SetToFetch, fetch_sets
-from train.data.fetch.sources import FolderSource
-
-class StuckSource(FolderSource):
-    count = 0
-    def download(self, path, file, on_bytes):
-        StuckSource.count += 1
-        if path.endswith(".bin") and StuckSource.count > 3:
-            file.write_bytes(bytes(500))
-            Path(sys.argv[2]).with_name("stuck").touch()
-            time.sleep(600)
-        super().download(path, file, on_bytes)
-
-fetch_sets([SetToFetch(StuckSource(Path(sys.argv[1])), Path(sys.argv[2]))], max_parallel=2)
-"""
-
-
 def test_fetch_sets_after_kill_keeps_complete_files(tmp_path: Path, source: FaultySource, until: Any) -> None:
-    target = tmp_path / "t"
-    argv = [sys.executable, "-c", STUCK_FETCH, str(source.root), str(target)]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+    target, stuck = tmp_path / "t", tmp_path / "stuck"
+
+    class StuckSource(FaultySource):
+        def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
+            if path.endswith(".bin") and len(self.paths_read) > 2:
+                file.write_bytes(bytes(500))
+                stuck.touch()
+                signal.pause()
+            super().download(path, file, on_bytes)
+
+    if not (child := os.fork()):
         try:
-            until((tmp_path / "stuck").exists)
+            fetch_one(StuckSource(source.root), target, max_parallel=1)
         finally:
-            process.send_signal(signal.SIGKILL)
+            os._exit(1)
+    try:
+        until(stuck.exists)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert not (target / "val/manifest.json").exists()
     complete_bytes = size_of(source.root, [*(content(target).keys() & content(source.root).keys())])
     result = fetch_one(source, target)
@@ -239,18 +210,8 @@ def test_fetch_sets_without_disk_space_raises_before_fetching(
 
 # --- once per machine ------------------------------------------------------------------------------------------------
 
-SECOND_FETCH = """
-import sys
-from pathlib import Path
-from train.data.fetch.fetch import SetToFetch, fetch_sets
-from train.data.fetch.sources import FolderSource
-sets = [SetToFetch(FolderSource(Path(sys.argv[1])), Path(sys.argv[2]))]
-result = fetch_sets(sets, log=lambda line: print(line, flush=True))
-print(result.fetched_bytes, flush=True)
-"""
 
-
-def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: FaultySource) -> None:
+def test_fetch_sets_twice_at_once_fetches_once(tmp_path: Path, source: FaultySource) -> None:
     started, may_continue = threading.Event(), threading.Event()
 
     class BlockedSource(FaultySource):
@@ -264,15 +225,16 @@ def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: Faulty
     first = threading.Thread(target=lambda: results.append(fetch_one(BlockedSource(source.root), target)))
     first.start()
     assert started.wait(DEADLINE_SECONDS)
-    argv = [sys.executable, "-c", SECOND_FETCH, str(source.root), str(target)]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as second:
-        assert second.stdout
-        assert second.stdout.readline() == f"another process is fetching {target}: waiting for it\n"
+    lines: list[str] = []
+
+    def continue_first(line: str) -> None:
+        lines.append(line)
         may_continue.set()
-        lines = second.stdout.read().splitlines()
+
+    second = fetch_one(source, target, log=continue_first)
     first.join(DEADLINE_SECONDS)
-    assert lines[0].startswith(f"{target}: is there already") and lines[1:] == ["0"]
+    assert lines[0] == f"another process is fetching {target}: waiting for it"
+    assert lines[1].startswith(f"{target}: is there already") and second.fetched_bytes == 0
     assert results[0].fetched_bytes > 0 and content(target) == content(source.root)
 
 

@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import shutil
-import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,43 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 
 from train.data.index import shards
-from train.data.index.base import names_crc32, stems_sha256
-from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
+from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
 from train.data.index.packed import ROW_DTYPE, file_crc32
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, FileEntry, Manifest, PackingInfo
-from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
 from train.data.packing.pack import copy_targets, pack_set
 from train.tools.filesystem import write_atomic
 
 COUNT = 24
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small images: `data`, packed in full size, and as 32-pixel copies. Copy them before changing them."""
-    root = tmp_path_factory.mktemp("sets")
-    rng = np.random.default_rng(0)
-    for number in range(COUNT + 4):
-        split = "train" if number < COUNT else "val"
-        class_name = "abc"[number % 3]
-        pixels = rng.integers(0, 255, (34 + number, 70 - number, 3), np.uint8)
-        path = root / f"data/{split}/{class_name}/{number:02d}.JPEG"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(simplejpeg.encode_jpeg(pixels))
-    pack_set(root / "data", {None: root / "full"}, shard_bytes=12_000)
-    pack_set(root / "data", copy_targets(root / "data-sz", [32]), shard_bytes=8_000)
-    return root
-
-
-@pytest.fixture
-def full(sets: Path, tmp_path: Path) -> Path:
-    """The packed full-size set, to be damaged."""
-    shutil.copytree(sets / "full", tmp_path / "full")
-    return tmp_path / "full"
 
 
 def data_error_of(function: Callable[..., object], *args: object) -> str:
@@ -81,12 +54,6 @@ def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
         assert np.asarray(packed_column).dtype == packed_column[ids].dtype == np.int64
         assert np.asarray(file_column).tolist() == np.asarray(packed_column).tolist()
         assert file_column[ids].tolist() == packed_column[ids].tolist()
-    for rank in range(2):
-        file_plan, packed_plan = (
-            [(shape, ids.tolist()) for shape, ids in plan_rect_validation(index.widths, index.heights, 64, 3, rank, 2)]
-            for index in (files, packed)
-        )
-        assert file_plan == packed_plan
 
 
 def test_take_twice_agrees_for_folder_and_packed(sets: Path) -> None:
@@ -100,12 +67,6 @@ def test_take_twice_agrees_for_folder_and_packed(sets: Path) -> None:
         assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.location(1)
 
 
-def test_check_layout_accepts_folder_and_packed(sets: Path) -> None:
-    for name in ("data", "full", "data-sz/32"):
-        check_layout(sets / name)
-        assert class_names(sets / name, "train") == ["a", "b", "c"]
-
-
 def test_load_index_of_packed_maps_labels_to_given_classes(sets: Path) -> None:
     plain = load_index(sets / "full", "val")
     index = load_index(sets / "full", "val", ("0", "a", "b", "c"))
@@ -113,13 +74,6 @@ def test_load_index_of_packed_maps_labels_to_given_classes(sets: Path) -> None:
     assert f"{sets}/full/val/c: a class that train/ lacks" in data_error_of(
         load_index, sets / "full", "val", ("a", "b")
     )
-
-
-@pytest.mark.parametrize("full_as", ["data", "full"])
-@pytest.mark.parametrize("copy_as", ["data-sz/32", "full", "data"])
-def test_check_same_images_accepts_folder_and_packed_mixes(full_as: str, copy_as: str, sets: Path) -> None:
-    for split in ("train", "val"):
-        check_same_images(load_index(sets / full_as, split), load_index(sets / copy_as, split))
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
@@ -160,68 +114,60 @@ def test_read_of_changed_bytes_names_image(full: Path) -> None:
     assert position and index.read(number - 1) and index.read(number + 1)
 
 
-@pytest.mark.parametrize("is_open", [True, False])
-def test_read_of_truncated_shard_raises(is_open: bool, full: Path) -> None:
-    index, last = load_index(full, "train"), COUNT - 1
-    if is_open:
-        index.read(last)
-    path = sorted((full / "train").glob("*.bin"))[-1]
-    os.truncate(path, path.stat().st_size - 10)
-    message = data_error_of(index.read, last)
-    assert message.startswith(f"{path}, image ") and f"(id {last}, " in message and "the file is cut short" in message
-
-
-def test_read_of_deleted_shard_raises_unless_open(full: Path) -> None:
-    index, other = load_index(full, "train"), load_index(full, "train")
-    before = index.read(0)
-    (full / "train/shard-00000.bin").unlink()
-    assert index.read(0) == before
-    assert "shard-00000.bin, image 0 in it (id 0, a/00.JPEG): No such file" in data_error_of(other.read, 0)
-
-
-def test_read_of_replaced_shard_raises(full: Path) -> None:
-    index, path = load_index(full, "train"), full / "train/shard-00000.bin"
-    before = index.read(0)
-    write_atomic(path, bytes(path.stat().st_size))
-    assert index.read(0) == before  # from the file that is open
-    assert "its bytes have changed (checksum)" in data_error_of(load_index(full, "train").read, 0)
-    write_atomic(path, path.read_bytes() + b"more")
-    assert "the file was replaced: " in data_error_of(load_index, full, "train")
-
-
-def test_read_tells_replaced_from_overwritten_shard(full: Path) -> None:
-    index, path = load_index(full, "train"), full / "train/shard-00000.bin"
-    index.read(0)
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.write(bytes(size))
-    write_atomic(path, bytes(size))
-    assert "the file was replaced during the run (checksum)" in data_error_of(index.read, 0)
-
-
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_load_index_with_incomplete_shard_raises(damage: str, full: Path) -> None:
-    path = full / "train/shard-00001.bin"
-    os.truncate(path, 100) if damage == "cut" else path.unlink()
-    message = data_error_of(load_index, full, "train")
-    assert message.startswith(f"{path}: ") and message.endswith(f"imgnet-cluster data verify {full}")
-    assert ("cut short: 100 bytes instead of" if damage == "cut" else "missing") in message
-
-
-@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "other rows", "pickle"])
-def test_load_index_with_damaged_index_file_raises(damage: str, full: Path) -> None:
-    path = full / "train" / INDEX_FILE
+def flip_bit(path: Path) -> None:
     data = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    elif damage == "other rows":
-        np.save(path, np.load(path)[:-1])
-    elif damage == "pickle":
-        np.save(path, np.array([{}] * COUNT, object))
-    else:
-        path.write_bytes({"bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:], "cut": data[:-1], "empty": b""}[damage])
+    path.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
+
+
+@pytest.mark.parametrize(("name", "damage", "reason"), [
+    ("shard-00001.bin", lambda path: os.truncate(path, 100), "cut short: 100 bytes instead of"),
+    ("shard-00001.bin", lambda path: write_atomic(path, path.read_bytes() + b"more"), "the file was replaced: "),
+    ("shard-00001.bin", Path.unlink, "missing"),
+    (INDEX_FILE, Path.unlink, "No such file"),
+    (INDEX_FILE, flip_bit, "is damaged"),
+    (INDEX_FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged"),
+    (INDEX_FILE, lambda path: path.write_bytes(b""), "is damaged"),
+    (INDEX_FILE, lambda path: np.save(path, np.load(path)[:-1]), "is damaged"),
+    (INDEX_FILE, lambda path: np.save(path, np.array([{}] * COUNT, object)), "is damaged"),
+])  # fmt: skip
+def test_load_index_names_a_damaged_file(name: str, damage: Callable[[Path], object], reason: str, full: Path) -> None:
+    path = full / "train" / name
+    damage(path)
     message = data_error_of(load_index, full, "train")
-    assert message.startswith(f"{path}: ") and message.endswith(f"imgnet-cluster data verify {full}")
+    assert message.startswith(f"{path}: ") and reason in message
+    assert message.endswith(f"imgnet-cluster data verify {full}")
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+def replace(path: Path) -> None:
+    write_atomic(path, bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(("is_open", "damages", "reason"), [
+    (True, [lambda path: os.truncate(path, 10)], "the file is cut short"),
+    (False, [lambda path: os.truncate(path, 10)], "the file is cut short"),
+    (False, [Path.unlink], "No such file"),
+    (False, [replace], "its bytes have changed (checksum)"),
+    (True, [overwrite, replace], "the file was replaced during the run (checksum)"),
+    (True, [Path.unlink], ""),  # the open file is still as it was
+    (True, [replace], ""),
+])  # fmt: skip
+def test_read_from_a_shard_that_changes_during_the_run(
+    is_open: bool, damages: list[Callable[[Path], object]], reason: str, full: Path
+) -> None:
+    index, path = load_index(full, "train"), full / "train/shard-00000.bin"
+    before = index.read(0) if is_open else b""
+    for damage in damages:
+        damage(path)
+    if reason:
+        message = data_error_of(index.read, 0)
+        assert message.startswith(f"{path}, image 0 in it (id 0, a/00.JPEG): ") and reason in message
+    else:
+        assert index.read(0) == before
 
 
 @pytest.mark.parametrize("change, reason", [
@@ -314,88 +260,26 @@ def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.Monke
 
 # --- a million images ------------------------------------------------------------------------------------------------
 
-MILLION = 1_281_167
 
-
-@pytest.fixture(scope="module")
-def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of a set of ImageNet's size, without images."""
-    root = tmp_path_factory.mktemp("million")
-    folder = root / "train"
+def test_load_index_of_a_million_images_uses_little_memory(tmp_path: Path) -> None:
+    """The index file is mapped and not read. benchmarks/data/index_memory.py measures whole processes."""
+    images, folder = 1_281_167, tmp_path / "train"
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    rows = np.zeros(MILLION, ROW_DTYPE)
-    rows["label"] = np.sort(rng.integers(0, 1000, MILLION))
-    rows["width"], rows["height"] = rng.integers(100, 1000, (2, MILLION))
-    np.save(folder / INDEX_FILE, rows)
-    classes = [f"n{number:08d}" for number in range(1000)]
-    names = [f"{classes[label]}/{number}.JPEG" for number, label in enumerate(rows["label"].tolist())]
-    (folder / NAMES_FILE).write_text("".join(f"{name}\n" for name in names))
-    files = {
-        INDEX_FILE: FileEntry(
-            bytes=(folder / INDEX_FILE).stat().st_size, sha256="", crc32=file_crc32(folder / INDEX_FILE)
-        ),
-        NAMES_FILE: FileEntry(bytes=(folder / NAMES_FILE).stat().st_size, sha256=""),
-    }
+    np.save(folder / INDEX_FILE, np.zeros(images, ROW_DTYPE))
+    (folder / NAMES_FILE).touch()
+    crc32 = file_crc32(folder / INDEX_FILE)
     manifest = Manifest(
-        split="train", short_side=None, images=MILLION, classes=classes, stems_digest=stems_sha256(names),
-        names_checksum=names_crc32(names), files=files, packing_info=PackingInfo(), fetched="index",
+        split="train", short_side=None, images=images, classes=["a"], stems_digest="", names_checksum=0,
+        files={name: FileEntry(bytes=0, sha256="", crc32=crc32) for name in (INDEX_FILE, NAMES_FILE)},
+        packing_info=PackingInfo(), fetched="index",
     )  # fmt: skip
     write_atomic(folder / MANIFEST_FILE, manifest.to_bytes())
-    return root
-
-
-def private_memory_of(function: Callable[[], Any]) -> int:
-    """Return how many bytes of private memory a fork of this process has more after a call.
-
-    Mapped pages of a file are not private: all processes share them.
-    """
-
-    def private_bytes() -> int:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
-
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
-        try:
-            before = private_bytes()
-            result = function()
-            os.write(writer, str(private_bytes() - before).encode())
-            del result
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        output = file.read()
-    os.waitpid(child, 0)
-    return int(output)
-
-
-def test_load_index_of_a_million_uses_little_memory(million: Path) -> None:
-    # benchmarks/index_million.py has the time: 50 ms.
-    assert private_memory_of(lambda: load_index(million, "train")) < 8e6
-
-    def load_and_read_labels() -> Any:
-        index = load_index(million, "train")
+    tracemalloc.start()
+    try:
+        index = load_index(tmp_path, "train")
         order = permutation(0, 1, len(index))
         for start in range(0, 200_000, 256):
             assert index.labels[order[start : start + 256]].dtype == np.int64
-        return index, order
-
-    assert private_memory_of(load_and_read_labels) < 8 * MILLION + 8e6  # the order, and little more
-
-
-def test_plan_rect_validation_of_a_million_allocates_few_objects(million: Path) -> None:
-    index = load_index(million, "train")
-    assert private_memory_of(lambda: plan_rect_validation(index.widths, index.heights, 288, 256, 0, 1)) < 100e6
-    before = sys.getallocatedblocks()
-    plan = plan_rect_validation(index.widths, index.heights, 288, 256, 0, 2)
-    assert sys.getallocatedblocks() - before < MILLION / 10
-    assert abs(sum(len(ids) for _, ids in plan) - MILLION / 2) <= 1
-
-
-def test_name_in_a_million_is_found(million: Path) -> None:
-    index = load_index(million, "train")
-    last = MILLION - 1
-    assert index.name(last).endswith(f"/{last}.JPEG") and f"(id {last}, " in index.location(last)
-    check_same_images(index, load_index(million, "train"))
+        assert tracemalloc.get_traced_memory()[1] < order.nbytes + 8e6  # the order, and little more
+    finally:
+        tracemalloc.stop()

@@ -1,11 +1,8 @@
-"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images and of photographs."""
+"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images."""
 
 import io
-import os
-import tarfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,54 +14,26 @@ from torch.nn.functional import interpolate
 from train.data import decode
 from train.data.loading import crop
 from train.data.order.center_crop import center_corner, resized_size
-from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes
 from train.data.packing.synthetic import draw_image
 
 MAX_MEAN_DIFFERENCE = 0.15  # of 255, from PIL's antialiased bilinear crop
 COUNT = 8
-# 400 photographs of ImageNet, which we must not redistribute: beside the work tree, or where the variable says.
-PHOTOGRAPHS = Path(
-    os.environ.get("IMGNET_PHOTOGRAPHS")
-    or Path(__file__).resolve().parents[4].parent / "shared" / "data" / "imagenet-samples-400.tar"
-)
 
 
 @cache
-def full_size_jpegs(kind: str) -> list[bytes]:
-    if kind == "drawn":
-        return [draw_image(0, "train", number) for number in range(COUNT)]
-    with tarfile.open(PHOTOGRAPHS) as tar:
-        members = [member for member in tar if member.isfile()]
-        chosen = members[:: len(members) // COUNT][:COUNT]
-        return [tar.extractfile(member).read() for member in chosen]  # type: ignore[union-attr]
-
-
-@cache
-def copies(kind: str, short: int | None) -> list[bytes]:
-    """Return the JPEGs with a short side of `short` pixels, None for full size."""
+def copies(short: int | None) -> list[bytes]:
+    """Return drawn images as JPEGs with a short side of `short` pixels, None for full size."""
+    full_size = [draw_image(0, "train", number) for number in range(COUNT)]
     if short is None:
-        return full_size_jpegs(kind)
+        return full_size
     jpegs = []
-    for data in full_size_jpegs(kind):
+    for data in full_size:
         image = open_image(data)
         factor = min(1, short / min(image.size))
         size = (round(image.width * factor), round(image.height * factor))
         jpegs.append(decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
     return jpegs
-
-
-@pytest.fixture(params=["drawn", "photographs"])
-def kind(request: Any) -> str:
-    if request.param == "photographs" and not PHOTOGRAPHS.exists():
-        pytest.skip(f"no photographs: {PHOTOGRAPHS}; set IMGNET_PHOTOGRAPHS=TAR")
-    return str(request.param)
-
-
-def torchvision_size(size: tuple[int, int], crop_side: int) -> tuple[int, int]:
-    """Return the size after torchvision's Resize(int(1.14 * crop_side)): the long side is truncated."""
-    short = int(1.14 * crop_side)
-    return tuple(short if side == min(size) else int(short * max(size) / min(size)) for side in size)  # type: ignore[return-value]
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -90,12 +59,6 @@ def random_crop(data: bytes, size: decode.ImageSize, box: decode.Box, mirror: bo
     return batch[0].numpy()
 
 
-def center_crop(data: bytes, shape: tuple[int, int]) -> Any:
-    batch = torch.full((1, *shape, 3), 7, dtype=torch.uint8)
-    crop.center_crop(data, size_of(data), crop.image_views(batch)[0])
-    return batch[0].numpy()
-
-
 @cache
 def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
     top, left, height, width = box
@@ -105,87 +68,19 @@ def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[
     return np.asarray(region.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else region)
 
 
-@cache
-def center_crop_by_pil(data: bytes, shape: tuple[int, int]) -> Any:
-    image = open_image(data)
-    image = image.resize(torchvision_size(image.size, min(shape)), Image.Resampling.BILINEAR)
-    left, top = (round((full - cut) / 2) for full, cut in zip(image.size, shape[::-1], strict=True))
-    return np.asarray(image.crop((left, top, left + shape[1], top + shape[0])))
-
-
 def mean_difference(pixels: Any, expected: Any) -> float:
     assert pixels.shape == expected.shape
     return float(np.abs(pixels.astype(int) - expected.astype(int)).mean())
 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (352, 288), (None, 128), (None, 224)])
-def test_crop_and_resize_matches_pil(short: int | None, size: int, kind: str, route: str) -> None:
+def test_crop_and_resize_matches_pil(short: int | None, size: int, route: str) -> None:
     shape = (size, size)
     differences = [
         mean_difference(random_crop(data, image_size, box, mirror, shape), random_crop_by_pil(data, box, mirror, shape))
-        for data, image_size, box, mirror in draw_boxes(copies(kind, short))
+        for data, image_size, box, mirror in draw_boxes(copies(short))
     ]
     assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
-
-
-@pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (None, 224)])
-@pytest.mark.parametrize("rect", [False, True])
-def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, kind: str, route: str) -> None:
-    differences = []
-    for data in copies(kind, short):
-        height, width = size_of(data)
-        shape = rect_crop_shape(width, height, size) if rect else (size, size)
-        differences.append(mean_difference(center_crop(data, shape), center_crop_by_pil(data, shape)))
-    assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
-
-
-@pytest.mark.parametrize("short", [160, 352, None])
-def test_crops_are_identical_with_region_decoder(short: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    arguments = list(draw_boxes(copies(kind, short)))
-
-    def make_crops() -> list[Any]:
-        random_crops = [random_crop(*each, (96, 96)) for each in arguments]
-        return random_crops + [center_crop(data, (96, 128)) for data, *_ in arguments]
-
-    by_region = make_crops()
-    monkeypatch.setattr(decode, "region_decoder", lambda _: None)
-    for region_crop, whole_crop in zip(by_region, make_crops(), strict=True):
-        assert (region_crop == whole_crop).all()
-
-
-def test_bound_rejects_resize_without_antialiasing() -> None:
-    """The bound distinguishes aliasing from rounding."""
-    differences = []
-    for data, _, (top, left, height, width), mirror in draw_boxes(copies("drawn", 352)):
-        image = torch.from_numpy(decode.decode_image(data)).permute(2, 0, 1)[None]
-        region = image[:, :, top : top + height, left : left + width]
-        resized = interpolate(region, (128, 128), mode="bilinear", antialias=False)[0].permute(1, 2, 0)
-        aliased = resized.flip(1) if mirror else resized
-        expected = random_crop_by_pil(data, (top, left, height, width), mirror, (128, 128))
-        differences.append(mean_difference(aliased.numpy(), expected))
-    assert np.mean(differences) > 5 * MAX_MEAN_DIFFERENCE
-
-
-def test_crop_and_resize_mirrored_is_flipped(route: str) -> None:
-    for data, size, box, _ in draw_boxes(copies("drawn", 160)):
-        plain, mirrored = (random_crop(data, size, box, mirror, (64, 96)) for mirror in (False, True))
-        assert (mirrored == plain[:, ::-1]).all() and (mirrored != plain).any()
-
-
-def test_crop_and_resize_at_target_size_is_exact(route: str) -> None:
-    data = copies("drawn", 160)[0]
-    pixels = decode.decode_image(data)
-    assert (random_crop(data, size_of(data), (5, 9, 96, 128), False, (96, 128)) == pixels[5:101, 9:137]).all()
-
-
-def test_crops_fill_only_their_image_of_a_batch(route: str) -> None:
-    data, batch = copies("drawn", 160)[0], torch.full((3, 64, 64, 3), 7, dtype=torch.uint8)
-    crop.crop_and_resize(data, size_of(data), (0, 0, 100, 100), True, crop.image_views(batch)[1])
-    assert (batch[0] == 7).all() and (batch[2] == 7).all()
-    assert (batch[1].numpy() == random_crop(data, size_of(data), (0, 0, 100, 100), True, (64, 64))).all()
-    crop.center_crop(data, size_of(data), crop.image_views(batch)[1])
-    assert (batch[0] == 7).all() and (batch[2] == 7).all() and (batch[1].numpy() == center_crop(data, (64, 64))).all()
 
 
 def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,34 +105,6 @@ def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.Monk
 def slice_box(pixels: Any, box: decode.Box) -> Any:
     top, left, height, width = box
     return pixels[top : top + height, left : left + width]
-
-
-def test_center_crop_decodes_no_pixels_beyond_the_crop(monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes = []
-
-    def decode_region(_: bytes, size: decode.ImageSize, box: decode.Box) -> Any:
-        boxes.append(box)
-        return np.zeros((*box[2:], 3), np.uint8)
-
-    monkeypatch.setattr(crop, "decode_region", decode_region)
-    for size in ((352, 470), (470, 352)):
-        crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
-    # Of 352 and 470 pixels; the crop itself comes from 309 of them in the middle.
-    assert boxes == [(0, 0, 334, 393), (0, 0, 393, 334)]
-
-
-def test_crops_with_wrong_size_raise(route: str) -> None:
-    data = copies("drawn", 160)[0]
-    height, width = size_of(data)
-    for size in ((height + 1, width), (width, height), (1, 1)):
-        for fill in (
-            lambda size: crop.crop_and_resize(
-                data, size, (0, 0, 1, 1), False, torch.empty(1, 3, 8, 8, dtype=torch.uint8)
-            ),
-            lambda size: crop.center_crop(data, size, torch.empty(1, 3, 8, 8, dtype=torch.uint8)),
-        ):
-            with pytest.raises(decode.BadImage, match=f"has {width}x{height} pixels, expected {size[1]}x{size[0]}"):
-                fill(size)
 
 
 @pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])

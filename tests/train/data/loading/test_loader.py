@@ -21,7 +21,6 @@ from train.data.index.open import DataError, Index, load_index
 from train.data.loading import loader
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
-from train.data.order.rect_val import rect_crop_shape
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.recipe import Phase
@@ -60,7 +59,7 @@ def mixed_requests() -> list[BatchRequest]:
         ids = rng.choice(20, rng.integers(1, 9), replace=False)
         if number % 3 == 2:
             shape = (64, 96) if number % 2 else (32, 32)
-            requests.append(BatchRequest("val", None, ids, shape, number))
+            requests.append(BatchRequest("val", None, ids, shape, number, squares=5 if number == 5 else 1))
         else:
             size = int(rng.choice([32, 48, 96]))
             copy = 48 if number % 2 else None
@@ -83,38 +82,23 @@ def assert_close(pixels: torch.Tensor, expected: Image.Image) -> None:
 def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
     ids = np.array([3, 0, 19, 7, 42, 8])
     seen_flips = set()
-    for epoch, size, min_scale, augment in (
-        (0, 32, 0.08, True), (5, 64, 0.5, True), (6, 96, 0.9, True), (5, 32, 0.08, False),
+    for epoch, shape, min_scale, augment in (
+        (0, (32, 32), 0.08, True), (5, (48, 64), 0.5, True), (6, (96, 96), 0.9, True), (5, (48, 32), 0.08, False),
     ):  # fmt: skip
-        batch = decoder.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale, augment=augment))
-        index = decoder.indexes["train", None]
-        assert batch.images.shape == (6, size, size, 3) and batch.images.dtype == torch.uint8
+        batch = decoder.decode_batch(BatchRequest("train", None, ids, shape, epoch, min_scale, augment=augment))
+        index, aspect = decoder.indexes["train", None], shape[1] / shape[0]
+        assert batch.images.shape == (6, *shape, 3) and batch.images.dtype == torch.uint8
         assert batch.labels.dtype == np.int64 and batch.labels.tolist() == index.labels[ids].tolist()
         sizes = index.widths[ids], index.heights[ids]
-        boxes, flips = random_boxes(SEED, epoch, ids, *sizes, min_scale)
+        boxes, flips = random_boxes(SEED, epoch, ids, *sizes, min_scale, aspect)
         if not augment:
-            boxes, flips = random_position_boxes(SEED, epoch, ids, *sizes)
+            boxes, flips = random_position_boxes(SEED, epoch, ids, *sizes, aspect)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             part = open_image(index, ids[row]).crop((left, top, left + width, top + height))
-            part = part.resize((size, size), Image.Resampling.BILINEAR)
+            part = part.resize(shape[::-1], Image.Resampling.BILINEAR)
             seen_flips.add(bool(flips[row]))
             assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
     assert seen_flips == {True, False}
-
-
-@pytest.mark.parametrize("size", [32, 64, 96])
-@pytest.mark.parametrize("rect", [False, True])
-def test_decode_batch_of_val_is_center_crop(size: int, rect: bool, decoder: BatchDecoder) -> None:
-    index = decoder.indexes["val", None]
-    for number in range(len(index)):
-        shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
-        (pixels,) = decoder.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
-        image = open_image(index, number)
-        width, height = (int(1.14 * min(shape)) * side // min(image.size) for side in image.size)
-        left, top = round((width - shape[1]) / 2), round((height - shape[0]) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        assert pixels.shape == (*shape, 3)
-        assert_close(pixels, resized.crop((left, top, left + shape[1], top + shape[0])))
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
@@ -124,24 +108,16 @@ def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 40), (500, 3), (33, 32)])
-@pytest.mark.parametrize("min_scale", [None, 0.08])
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (500, 3), (33, 32)])
+@pytest.mark.parametrize(("min_scale", "squares"), [(None, 1), (0.08, 1), (None, 5)])
 def test_decode_batch_fills_any_shape_from_any_size(
-    size: tuple[int, int], min_scale: float | None, tmp_path: Path
+    size: tuple[int, int], min_scale: float | None, squares: int, tmp_path: Path
 ) -> None:
     pixels = np.full((*size, 3), 77, np.uint8)
     for shape in ((32, 32), (64, 96), (96, 64)):
-        request = BatchRequest("val", None, np.array([0]), shape, 0, min_scale)
-        (decoded,) = single_image_decoder(tmp_path / str(shape), pixels).decode_batch(request).images
-        assert decoded.shape == (*shape, 3) and (decoded == 77).all()
-
-
-def test_decode_batch_reads_requested_copy(decoder: BatchDecoder) -> None:
-    full, copy = (
-        decoder.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
-    )
-    assert copy.labels[0] == decoder.indexes["train", None].labels[-2]
-    assert not torch.equal(full.images, copy.images)
+        request = BatchRequest("val", None, np.array([0]), shape, 0, min_scale, squares=squares)
+        decoded = single_image_decoder(tmp_path / str(shape), pixels).decode_batch(request).images
+        assert decoded.shape == (squares, *shape, 3) and (decoded == 77).all()
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -277,10 +253,11 @@ def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) 
     index = load_index(tmp_path, "train")
     Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
     changed = BatchDecoder({("train", None): index}, 0)
-    for min_scale in (None, 0.5):
-        with pytest.raises(DataError) as caught:
-            changed.decode_batch(BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
-        assert str(caught.value).startswith(f"{index.location(5)}: has 33x44 pixels, expected ")
+    for min_scale, squares in ((None, 1), (None, 5), (0.5, 1)):
+        request = BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale, squares=squares)
+        with pytest.raises(DataError, match=r"has 33x44 pixels, expected .*changed since") as caught:
+            changed.decode_batch(request)
+        assert str(caught.value).startswith(f"{index.location(5)}: ")
 
 
 def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ WORLDS = range(1, 6)
 def make_schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
     phases = [
         Phase(epochs=(0, 1), size=32, batch=batch, lr=0.1, copy=64, min_scale=0.3),
-        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True, rect_train=rect_train),
+        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True, rect_train=rect_train, augment=False),
     ]
     data = Data(name="some", root="some", train=images, val=23)
     return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=phases), images, gpus)
@@ -119,18 +118,6 @@ def test_train_requests_have_same_chunks_at_any_world_size(case: tuple[int, int,
         assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in step_chunks)  # batch norm needs two at least
 
 
-def test_rank_without_chunk_gets_filler_of_weight_zero() -> None:
-    schedule = make_schedule(18, 8, 2)  # the last step has two images: one chunk for two ranks
-    first, second = (requests_by_step(sampler, schedule.epochs[0])[-1] for sampler in make_samplers(schedule, 2))
-    assert [request.sample_weight for request in first + second] == [1.0, 0.0]
-    assert first[0].ids.tolist() == second[0].ids.tolist()
-
-
-def test_lone_image_is_taken_twice_with_half_weight() -> None:
-    (request,) = requests_by_step(make_samplers(make_schedule(17, 8, 2), 1)[0], make_schedule(17, 8, 2).epochs[0])[-1]
-    assert len(request.ids) == 2 and len(set(request.ids.tolist())) == 1 and request.sample_weight == 0.5
-
-
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train: bool) -> None:
@@ -149,18 +136,10 @@ def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train
 def test_train_requests_follow_their_phase() -> None:
     schedule = make_schedule(16, 8, 1)
     (sampler,) = make_samplers(schedule, 1)
-    expected = [("train", 64, (32, 32), 0, 0.3), ("train", None, (64, 64), 1, 0.08)]
+    expected = [("train", 64, (32, 32), 0, 0.3, True), ("train", None, (64, 64), 1, 0.08, False)]
     for epoch, fields in zip(schedule.epochs, expected, strict=True):
-        for request in sampler.train_requests(epoch):
-            assert (request.split, request.copy, request.shape, request.epoch, request.min_scale) == fields
-
-
-@pytest.mark.parametrize("augment", [True, False])
-def test_train_requests_carry_augment(augment: bool) -> None:
-    schedule = make_schedule(16, 8, 1)
-    phases = [replace(phase, augment=augment) for phase in schedule.recipe.phases]
-    other = replace(schedule, recipe=replace(schedule.recipe, phases=phases))
-    assert {request.augment for request in make_samplers(other, 1)[0].train_requests(other.epochs[0])} == {augment}
+        for each in sampler.train_requests(epoch):
+            assert (each.split, each.copy, each.shape, each.epoch, each.min_scale, each.augment) == fields
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -185,30 +164,14 @@ def test_rect_train_requests_have_several_shapes() -> None:
     assert [len(request.ids) for request in rect] == [len(request.ids) for request in square]
 
 
-def test_train_requests_depend_on_epoch_and_seed() -> None:
-    schedule = make_schedule(200, 200, 1)
-    orders = [
-        next(make_samplers(schedule, 1, seed)[0].train_requests(epoch)).ids.tolist()
-        for seed in (0, 1)
-        for epoch in schedule.epochs
-    ]
-    assert len({tuple(order) for order in orders}) == 4
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_val_requests_cover_each_image_once_per_view(world: int) -> None:
+def test_val_requests_by_view_follow_their_phase() -> None:
     schedule = make_schedule(16, 8, 1)
-    ranks = make_samplers(schedule, world)
-    assert list(ranks[0].val_requests(schedule.epochs[0])) == ["square"]
-    assert list(ranks[0].val_requests(schedule.epochs[1])) == ["rect", "square"]
-    for epoch in schedule.epochs:
-        for view in ranks[0].val_requests(epoch):
-            requests = [request for sampler in ranks for request in sampler.val_requests(epoch)[view]]
-            assert sorted(number for request in requests for number in request.ids.tolist()) == list(range(23))
-            assert {(request.split, request.copy, request.min_scale) for request in requests} == {
-                ("val", epoch.scheduled_phase.phase.copy, None)
-            }
-            assert all(
-                len(request.ids) <= 8 and min(request.shape) == epoch.scheduled_phase.size for request in requests
-            )
-            assert view != "square" or all(request.shape[0] == request.shape[1] for request in requests)
+    (sampler,) = make_samplers(schedule, 1)
+    expected = [(["square"], 64, 32), (["rect", "square"], None, 64)]
+    for epoch, (views, copy, size) in zip(schedule.epochs, expected, strict=True):
+        requests = sampler.val_requests(epoch)
+        assert list(requests) == views
+        for request in [*requests["square"], *requests.get("rect", [])]:
+            assert (request.split, request.copy, request.min_scale) == ("val", copy, None)
+            assert min(request.shape) == size and len(request.ids) <= 8
+        assert {request.shape for request in requests["square"]} == {(size, size)}

@@ -18,19 +18,6 @@ def corner_by_torchvision(size: tuple[int, int], shape: tuple[int, int]) -> tupl
     return int(round((size[0] - shape[0]) / 2.0)), int(round((size[1] - shape[1]) / 2.0))  # noqa: RUF046
 
 
-@pytest.mark.parametrize(
-    ("crop", "resized", "corner"),
-    [(128, (145, 193), (8, 32)), (224, (255, 340), (16, 58)), (288, (328, 437), (20, 74))],
-)
-def test_photograph_of_500_by_375_has_the_geometry_of_2018(
-    crop: int, resized: tuple[int, int], corner: tuple[int, int]
-) -> None:
-    """Of Resize(int(size * 1.14)) and CenterCrop(size), in training/dataloader.py of cybertronai/imagenet18."""
-    assert resized_size((375, 500), (crop, crop)) == resized
-    assert center_corner(resized, (crop, crop)) == corner
-    assert resized_size((500, 375), (crop, crop)) == resized[::-1]
-
-
 @pytest.mark.parametrize("rect", [False, True])
 def test_geometry_is_torchvisions_wherever_the_crop_fits(rect: bool) -> None:
     rng = np.random.default_rng(0)

@@ -8,8 +8,6 @@ import pytest
 
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 
-WORLDS = [1, 2, 3, 5]
-
 
 def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
     """Return widths and heights with ImageNet's distribution, and some extremes."""
@@ -17,23 +15,6 @@ def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
     ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
     short = rng.integers(60, 900, images)
     return np.maximum(1, (short * ratios).astype(np.int64)), short
-
-
-def test_rect_crop_shape_has_given_short_side_and_multiple_of_32() -> None:
-    for width, height in zip(*random_sizes(500), strict=True):
-        for size in (64, 96, 288):
-            shape = rect_crop_shape(int(width), int(height), size)
-            assert min(shape) == size and max(shape) % 32 == 0
-            assert max(shape) <= 1.5 * size
-            assert (shape[1] >= shape[0]) == (width >= height) or shape[0] == shape[1]
-
-
-def test_rect_crop_shape_is_as_long_as_image_allows() -> None:
-    for width, height in zip(*random_sizes(500), strict=True):
-        long_side = max(rect_crop_shape(int(width), int(height), 288)) / 288
-        ratio = max(width, height) / min(width, height)
-        assert long_side <= ratio + 1e-9
-        assert long_side + 32 / 288 > min(ratio, 1.5) - 1e-9  # one step longer would not fit
 
 
 @pytest.mark.parametrize(("width", "height", "size", "shape"), [
@@ -48,31 +29,17 @@ def test_rect_crop_shape_of_known_sizes(width: int, height: int, size: int, shap
     assert rect_crop_shape(width, height, size) == shape
 
 
-def test_rect_crop_shape_depends_only_on_aspect() -> None:
-    for width, height in zip(*(sides.tolist() for sides in random_sizes(300)), strict=True):
-        shape = rect_crop_shape(width, height, 128)
-        assert rect_crop_shape(3 * width, 3 * height, 128) == shape == rect_crop_shape(7 * width, 7 * height, 128)
-        assert rect_crop_shape(height, width, 128) == shape[::-1] or width == height
-
-
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("images", [1, 2, 23, 211])
-@pytest.mark.parametrize("rect", [True, False])
-def test_validation_plans_cover_images_once_and_balance_ranks(world: int, images: int, rect: bool) -> None:
+def test_validation_plans_balance_ranks(world: int, images: int) -> None:
     widths, heights = random_sizes(images, seed=images)
-    counts, seen_ids = [], []
-    for rank in range(world):
-        arguments = (64, 8, rank, world)
-        square_plan = plan_square_validation(images, *arguments)
-        plan = plan_rect_validation(widths, heights, *arguments) if rect else square_plan
-        assert all(1 <= len(ids) <= 8 for _, ids in plan)
-        for shape, ids in plan:
-            seen_ids += ids.tolist()
-            for number in ids:
-                assert shape == (rect_crop_shape(int(widths[number]), int(heights[number]), 64) if rect else (64, 64))
-        counts.append(sum(len(ids) for _, ids in plan))
-    assert sorted(seen_ids) == list(range(images))
-    assert max(counts) - min(counts) <= 1
+    arguments = [(64, 8, rank, world) for rank in range(world)]
+    for plans in (
+        [plan_square_validation(images, *each) for each in arguments],
+        [plan_rect_validation(widths, heights, *each) for each in arguments],
+    ):
+        counts = [sum(len(ids) for _, ids in plan) for plan in plans]
+        assert sum(counts) == images and max(counts) - min(counts) <= 1
 
 
 def test_plan_rect_validation_orders_batches_by_aspect() -> None:

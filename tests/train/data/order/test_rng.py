@@ -10,24 +10,11 @@ from train.data.order.rng import permutation, random_boxes, random_position_boxe
 IDS = np.arange(400)
 
 
-@pytest.mark.parametrize("images", [1, 2, 7, 1000])
-def test_permutation_contains_every_image_once(images: int) -> None:
-    for seed in (0, 1, 2**40):
-        for epoch in range(3):
-            assert sorted(permutation(seed, epoch, images).tolist()) == list(range(images))
-
-
 def test_permutation_depends_on_seed_and_epoch() -> None:
     keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
     orders = {permutation(*key, 100).tobytes() for key in keys}
     assert len(orders) == len(keys)
     assert (permutation(3, 1, 100) == permutation(3, 1, 100)).all()
-
-
-def test_permutation_positions_are_uniform() -> None:
-    positions = np.array([np.argsort(permutation(0, epoch, 10)) for epoch in range(500)])  # of each image by epoch
-    counts = np.array([np.bincount(image_positions, minlength=10) for image_positions in positions.T])
-    assert counts.min() > 20 and counts.max() < 90  # 50 on average
 
 
 def test_permutation_and_uniforms_are_stable_across_versions() -> None:
@@ -42,33 +29,7 @@ def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, coun
     assert len(ids) == len(set(ids.tolist())) == count
     assert ids.tolist() == sorted(ids.tolist()) and ids[0] >= 0 and ids[-1] < images
     assert (ids == subset(3, images, scale)).all()
-
-
-def test_subset_depends_on_seed() -> None:
-    assert subset(0, 1000, 0.05).tolist() != subset(1, 1000, 0.05).tolist()
-
-
-def test_uniforms_are_independent_of_batch() -> None:
-    numbers = uniforms(5, 6, IDS, 9)
-    some_ids = np.random.default_rng(0).permutation(IDS)[:50]
-    assert (uniforms(5, 6, some_ids, 9) == numbers[some_ids]).all()
-    assert (uniforms(5, 6, IDS, 4) == numbers[:, :4]).all()
-
-
-def test_uniforms_are_uniform_and_uncorrelated() -> None:
-    u = uniforms(0, 0, np.arange(20_000), 4)
-    assert u.min() >= 0 and u.max() < 1
-    for column in u.T:
-        assert np.bincount((column * 20).astype(int)) == pytest.approx(1000, abs=150)
-    assert np.abs(np.corrcoef(u.T) - np.eye(4)).max() < 0.03
-    assert abs(np.corrcoef(u[:-1, 0], u[1:, 0])[0, 1]) < 0.03
-
-
-def test_uniforms_depend_on_every_argument() -> None:
-    numbers = uniforms(1, 1, IDS, 3)
-    for others in (uniforms(2, 1, IDS, 3), uniforms(1, 2, IDS, 3), uniforms(1, 1, IDS + 1000, 3)):
-        assert (numbers != others).all()
-    assert len(np.unique(numbers)) == numbers.size
+    assert count in (1, images) or (ids != subset(4, images, scale)).any()
 
 
 def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,14 +50,13 @@ def test_boxes_lie_inside_image(draw_boxes: Any, scale_or_aspect: float) -> None
         assert (top + height <= heights).all() and (left + width <= widths).all()
 
 
-@pytest.mark.parametrize("min_scale", [0.08, 0.087, 0.35, 0.5])
-def test_random_boxes_have_expected_scale_and_ratio(min_scale: float) -> None:
-    boxes, _ = random_boxes(0, 0, np.arange(3000), [500] * 3000, [400] * 3000, min_scale)
+@pytest.mark.parametrize(("min_scale", "aspect"), [(0.08, 1.0), (0.087, 1.0), (0.35, 1.0), (0.1, 0.75), (0.1, 4 / 3)])
+def test_random_boxes_have_expected_scale_and_ratio(min_scale: float, aspect: float) -> None:
+    boxes, _ = random_boxes(0, 0, np.arange(3000), [400] * 3000, [400] * 3000, min_scale, aspect)
     height, width = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
-    area = width * height / (500 * 400)
-    ratio = width / height
+    area, ratio = width * height / 400**2, width / height / aspect
     assert min_scale * 0.98 <= area.min() <= min_scale * 1.1 and 0.9 < area.max() <= 1
-    assert ratio.min() == pytest.approx(3 / 4, abs=0.02) and ratio.max() == pytest.approx(4 / 3, abs=0.03)
+    assert ratio.min() == pytest.approx(3 / 4, abs=0.03) and ratio.max() == pytest.approx(4 / 3, abs=0.04)
 
 
 def test_random_boxes_are_uniform_and_half_mirrored() -> None:

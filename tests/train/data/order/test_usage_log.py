@@ -69,6 +69,10 @@ def test_find_usage_errors_ignores_damaged_lines_and_files_of_other_names(tmp_pa
             ["epoch 2: 1 images used more than once, 0 not used"],
         ),
         (
+            lambda folder: UsageLog(folder.parent, 2, 7).record_step(4, 1, [0, 1, 2, 3]),
+            ["epoch 2: 4 images used more than once, 0 not used"],
+        ),
+        (
             lambda folder: [path.unlink() for path in folder.glob("000002*")],
             ["epoch 2: 0 of 3 steps are in the logs", "epoch 2: 0 images used more than once, 12 not used"],
         ),
@@ -77,7 +81,7 @@ def test_find_usage_errors_ignores_damaged_lines_and_files_of_other_names(tmp_pa
             ["epoch 1: 0 of 3 steps are in the logs", "epoch 1: 0 images used more than once, 12 not used"],
         ),
     ],
-    ids=["rank missing", "image repeated", "second attempt missing", "first attempt missing"],
+    ids=["rank missing", "image repeated", "step of wrong images", "second attempt missing", "first attempt missing"],
 )
 def test_find_usage_errors_reports_damage(tmp_path: Path, damage: Callable[[Path], object], errors: list[str]) -> None:
     write_logs(tmp_path, 1, range(3))
@@ -95,10 +99,3 @@ def test_find_usage_errors_finds_wrong_resume_step(tmp_path: Path) -> None:
     assert find_errors(tmp_path, {1: 0, 2: 2}) == [
         "epoch 1: 2 of 3 steps are in the logs", "epoch 1: 0 images used more than once, 4 not used",
     ]  # fmt: skip
-
-
-def test_find_usage_errors_finds_step_of_wrong_images(tmp_path: Path) -> None:
-    write_logs(tmp_path, 1, range(5))
-    for rank in (0, 1):
-        UsageLog(tmp_path, 1, rank).record_step(5, 1, [0, 1, 2, 3][rank::2])
-    assert find_errors(tmp_path, {1: 0}) == ["epoch 2: 4 images used more than once, 4 not used"]
