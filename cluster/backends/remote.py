@@ -71,13 +71,9 @@ class RemoteBackend(Backend):
 
         Raises `ClusterError`.
         """
-        if self.run.spec.own_command:
-            self.download_checkpoint(progress)
-            return
+        spec, home = self.run.spec, self.run.folder
         self._ask_machines(
-            lambda machine, job_folder: trained_files.download_network(
-                machine, job_folder, self.run.folder.path, progress
-            )
+            lambda machine, job_folder: trained_files.download_final_files(spec, machine, job_folder, home, progress)
         )
 
     def _ask_machines(self, ask: Callable[[Connector, str], AnswerT]) -> AnswerT:

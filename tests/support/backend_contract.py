@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from cluster.backends import catalog, registry
-from cluster.backends.base import Backend, BilledBackend
+from cluster.backends.base import Backend
 from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.errors import ClusterError
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
+from infra.costs import JobCost
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
 
@@ -73,8 +74,7 @@ def test_commands_for_a_job_that_never_started_raise_one_line(backend: Backend) 
 
 
 def test_cost_of_a_job_that_never_started_is_zero(backend: Backend) -> None:
-    assert backend.cost_dollars() == 0.0
-    assert backend.cost_dollars_until(0.0) == (0.0 if isinstance(backend, BilledBackend) else None)
+    assert backend.job_cost() == backend.job_cost(0.0) == JobCost()
 
 
 def test_reserved_names_are_names(backend: Backend) -> None:
