@@ -174,11 +174,13 @@ def job_instances(hand_made: Fixture, plan: Plan) -> JobInstances:
 
 def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Fixture) -> None:
     job = job_instances(hand_made, make_plan(reserve_block(front, hours=1.5)))
-    hours, grace_seconds = job.compute_limits(job.dollars_per_hour)
-    assert hours * HOUR + grace_seconds == pytest.approx(HOUR, abs=60)
-    assert job.explain_limit(hours, grace_seconds) == "the end of its reserved machines on EC2"
-    hours, grace_seconds = job.compute_limits(job.dollars_per_hour, 0.5)
-    assert (hours, grace_seconds, job.explain_limit(hours, grace_seconds)) == (0.5, 900.0, "")
+    limited = job.with_machine_limits(job.spec)
+    assert limited.max_hours and limited.poweroff_grace
+    assert limited.max_hours * HOUR + limited.poweroff_grace == pytest.approx(HOUR, abs=60)
+    assert limited.limit_name == "the end of its reserved machines on EC2"
+    job.change_limits(0.5, None)
+    limited = job.with_machine_limits(job.spec)
+    assert (limited.max_hours, limited.poweroff_grace, limited.limit_name) == (0.5, 900.0, "")
 
 
 def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Fixture) -> None:
