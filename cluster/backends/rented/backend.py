@@ -104,10 +104,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
-        """Terminate all machines of the job and wait until the cloud confirms it.
-
-        Raises `ClusterError` that names what is not terminated.
-        """
+        """Terminate all machines of the job. Raises `ClusterError` with what is not terminated."""
         name, folder = self.run.spec.name, self.run.folder
         if (folder.path / JOURNAL_FILE).exists():  # else nothing was ever rented
             with cloud_errors_as_cluster_errors():

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.backends.aws.planning.expected_traffic import ExpectedTraffic, checkpoint_bytes, expect_traffic
+from cluster.backends.aws.planning.expected_traffic import ExpectedTraffic, expect_traffic
+from cluster.backends.planner import checkpoint_bytes
 from cluster.display import cloud as display_cloud
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
@@ -58,16 +59,15 @@ def test_expected_size_of_a_checkpoint_is_that_of_a_file(model_name: str, optimi
     torch_optimizer.step()
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": torch_optimizer.state_dict()}, file)
-    expected = checkpoint_bytes(schedule_of(recipe.for_machines(1)))
+    expected = checkpoint_bytes(recipe)
     extra_bytes = 4 * 512 * 1000 if model_name == "resnet10_tiny" else 0  # its table entry has fewer classes
     assert expected and expected * 0.97 < len(file.getvalue()) < (expected + 3 * extra_bytes) * 1.1
 
 
 def test_checkpoint_of_an_unknown_model_or_optimizer_has_no_expected_size() -> None:
-    schedule = schedule_of(RECIPE.for_machines(1))
-    assert checkpoint_bytes(schedule) == 25_557_032 * 8
+    assert checkpoint_bytes(RECIPE) == 25_557_032 * 8
+    assert checkpoint_bytes(replace(RECIPE, optim=Optim(name="mine:make"))) is None
     unknown = replace(RECIPE.for_machines(1), model=Model(name="timm:resnet50"))
-    assert checkpoint_bytes(schedule_of(unknown)) is None
     traffic = expect_traffic(plan_of().spec, schedule_of(unknown), Internet.PUBLIC, None, True)
     assert "size is unknown, each GB written costs $0.06" in line_about(traffic, "checkpoints")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.backends.aws.planning import plan
-from cluster.backends.aws.planning.sold_types import choose_sold_types
+from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     DISK_DOLLARS_PER_HOUR,
@@ -143,11 +143,11 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
 def test_type_without_an_image_or_with_another_torch_is_left_out_with_a_note(
     types: list[str], ami: str | None, expected: list[str], note: str
 ) -> None:
-    request = plan.RentalRequest(AwsOptions(ami=ami), offline=True)
-    chosen, notes = plan.choose_instance_types(types, request)
+    request = RentalRequest(AwsOptions(ami=ami), offline=True)
+    chosen, notes = choose_instance_types(types, request)
     assert list(chosen) == expected and len([line for line in notes if note in line]) == 1
     with pytest.raises(ClusterError, match=r"sm_70.*--ami"):
-        plan.choose_instance_types(["p3dn.24xlarge"], plan.RentalRequest(AwsOptions(), offline=True))
+        choose_instance_types(["p3dn.24xlarge"], RentalRequest(AwsOptions(), offline=True))
 
 
 def test_types_that_ec2_does_not_sell_in_the_market_are_left_out() -> None:

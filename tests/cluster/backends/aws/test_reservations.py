@@ -155,7 +155,7 @@ def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
 
 
 def test_group_in_another_region_is_refused(front: AwsFrontend) -> None:
-    with pytest.raises(ClusterError, match="pass --region us-east-1$"):
+    with pytest.raises(ClusterError, match=r"pass --region us-east-1$"):
         make_plan(GROUP, regions=("us-west-2",))
 
 
