@@ -213,11 +213,6 @@ def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFr
     assert front.count("PurchaseCapacityBlock") == 0
 
 
-def test_offers_without_blocks_says_what_else_to_try(front: AwsFrontend) -> None:
-    result = offers("--capacity-blocks", "--gpu", "T4")
-    assert result.exit_code == 0 and "EC2 offers no such capacity blocks here now" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe")],

@@ -1,6 +1,7 @@
 """The controller of rented jobs with a cloud of which it knows nothing but the interface: rounds, losses, limits."""
 
 import json
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -18,11 +19,12 @@ from cluster.errors import NoCloudAccess, SetupFailed
 from cluster.machines import trained_files
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import stop_reason
+from cluster.state.status import read_setup_record
 from cluster.state.supervisor_records import read_activity
 from infra.costs import Traffic
 from infra.errors import NoCredentials
 from train.tools.filesystem import to_json_bytes
-from train.tools.records import encode
+from train.tools.records import DamagedRecord, encode
 
 Fixture = Any
 RISK = "EC2 may interrupt it soon"
@@ -188,6 +190,18 @@ def test_final_network_that_cannot_be_had_keeps_no_machine(
     assert lines == [f"what was trained stays in the machines' shared folder: {reason}"]
 
 
+@pytest.mark.parametrize("name", ["machines.json", "hosts.json"])
+def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend, name: str) -> None:
+    path = backend.run.folder.path / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(DamagedRecord, match=f"{name}: is not a regular file"):
+        if name == "hosts.json":
+            backend.open_fleet()
+        else:
+            read_setup_record(backend.run.folder)
+
+
 # --- limits and access -----------------------------------------------------------------------------------------------
 
 
@@ -209,13 +223,9 @@ def test_job_is_stopped_at_its_limits(
     assert backend.poll() and backend.controller.get_stop_reason() == reason
 
 
-def test_price_limit_is_watched_while_machines_are_set_up(
-    make_backend: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_price_limit_is_watched_while_machines_are_set_up(backend: ToyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may take hours to answer its set-up, and all of them are billed."""
-    backend = make_backend()
-    assert backend.poll()
-    fleet = backend.controller.fleet
+    fleet: Any = backend.controller.fleet
 
     def set_up_machines() -> None:
         for _ in range(3):
@@ -280,15 +290,6 @@ def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_bac
     backend.controller.rented_at.clear()  # else it counts as just rented, and the cloud's list as older
     poll_cloud(backend)
     assert backend.dead_machines() == ["2"], "once due, a spare is replaced like any other machine"
-
-
-def test_machine_at_risk_of_a_job_without_spares_is_logged_only(
-    backend: ToyBackend, poll_cloud: Fixture, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_status(backend, "0", "training", phase="running", risk_reason=RISK)
-    poll_cloud(backend)
-    assert f"machine 0: {RISK}" in caplog.text and backend.dead_machines() == [] == ToyCloud.released
-    assert len(ToyCloud.rented) == 2
 
 
 # --- traffic ---------------------------------------------------------------------------------------------------------
