@@ -105,17 +105,13 @@ PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
         ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
     ],
 )
-def test_partition_that_cannot_run_the_job_is_refused(
+def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     program: Fixture, options: dict[str, Any], nodes: int, message: str
 ) -> None:
     program("sinfo", PARTITIONS)
     with pytest.raises(BadInput, match=message) as failure:
         check_partition(SlurmOptions(**options), nodes)
     assert "\n" not in str(failure.value)
-
-
-def test_partition_that_suffices_is_accepted(program: Fixture) -> None:
-    program("sinfo", PARTITIONS)
     check_partition(SlurmOptions(gpus_per_node=0), 4)
     check_partition(SlurmOptions(partition="gpu", gpus_per_node=8), 2)
 
