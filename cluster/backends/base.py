@@ -1,6 +1,6 @@
-"""The interface of a backend, the source of a job's machines, and of backends whose machines cost money.
+"""The interface of a backend, the source of a job's machines.
 
-Callers ask for a capability (`isinstance(backend, BilledBackend)`), never for a backend's name.
+Callers ask for a capability, such as `is_billed`, never for a backend's name.
 """
 
 from abc import ABC, abstractmethod
@@ -33,6 +33,8 @@ class Backend(ABC):
     # True if the machines are reached over a network. Then only the supervisor talks to them, and all other commands
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
+    is_billed: ClassVar[bool] = False  # its machines cost money while they exist
+    administration: ClassVar[type[CloudAdministration] | None] = None  # of the cloud that it rents from
     options: ClassVar[type[BackendOptions]] = BackendOptions
     planner_class: ClassVar[type[MachinePlanner]] = ElsewherePlanner
 
@@ -160,13 +162,26 @@ class Backend(ABC):
 
     # --- cost ---------------------------------------------------------------------------------------------------------
 
-    def cost_dollars(self) -> float:
-        """Return the job's cost until now in dollars. Machines of unknown price are not counted."""
-        return 0.0
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
+        return JobCost()
 
-    def cost_dollars_until(self, moment: float) -> float | None:
-        """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""
-        return None
+    def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
+        """Return the limit of this launch's machines, or the one that they would get from `extend_limits`.
+
+        Only where `is_billed`.
+        """
+        raise NotImplementedError
+
+    def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:
+        """Set the job's time limit in hours since the first machine of this launch, its price limit, or both.
+
+        Only where `is_billed`. Returns the hours after which the machines end, which the price limit may shorten; None
+        for a job that has ended, of which only the price limit can be set, for its next launch. Raises `BadInput` when
+        the time or the money is already over, `ClusterError` with the machines on which the new limits could not be
+        set.
+        """
+        raise NotImplementedError
 
     # --- for implementations ------------------------------------------------------------------------------------------
 
@@ -177,34 +192,3 @@ class Backend(ABC):
     def start_session(self) -> None:
         """Start the tmux session that has the job's name, with the supervisor in its first window."""
         tmux.start_session(self.run.spec.name, self.run.folder.path, "supervisor", self.supervisor_argv())
-
-
-class BilledBackend(Backend):
-    """A backend whose machines cost money while they exist."""
-
-    administration: ClassVar[type[CloudAdministration] | None] = None  # of the cloud that it rents from
-
-    @abstractmethod
-    def cost_dollars(self) -> float:
-        """Return the job's cost until now in dollars. Machines of unknown price are not counted."""
-
-    @abstractmethod
-    def cost_dollars_until(self, moment: float) -> float | None:
-        """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""
-
-    @abstractmethod
-    def job_cost(self, moment: float | None = None) -> JobCost:
-        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
-
-    @abstractmethod
-    def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
-        """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""
-
-    @abstractmethod
-    def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:
-        """Set the job's time limit in hours since the first machine of this launch, its price limit, or both.
-
-        Returns the hours after which the machines end, which the price limit may shorten; None for a job that has
-        ended, of which only the price limit can be set, for its next launch. Raises `BadInput` when the time or the
-        money is already over, `ClusterError` with the machines on which the new limits could not be set.
-        """

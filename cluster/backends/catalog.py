@@ -9,6 +9,7 @@ Light: `launch --help` needs names and options of the backends, and not the back
 are used without its backend: its object store, on the machines of a job, and its table of machine types.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -36,15 +37,28 @@ BUILTIN_OPTIONS = {
     "aws": "cluster.backends.aws.terms.options:AwsOptions",
 }
 BUILTIN_OBJECT_STORES = {"s3": "cluster.backends.aws.s3_source:S3Source"}  # by the scheme of their URLs
-BUILTIN_MACHINE_TYPES = {"aws": "cluster.backends.aws.machine_types:find_machine_type"}
+BUILTIN_MACHINE_TYPES = {"aws": "cluster.backends.aws.shipped_tables:find_machine_type"}
 # Functions that return known names, by what `--help` calls the value of an option.
 BUILTIN_NAMES = {
-    "TYPE": "cluster.backends.aws.names:machine_types",
-    "REGION": "cluster.backends.aws.names:regions",
-    "ZONE": "cluster.backends.aws.names:zones",
+    "TYPE": "cluster.backends.aws.shipped_tables:machine_types",
+    "REGION": "cluster.backends.aws.shipped_tables:regions",
+    "ZONE": "cluster.backends.aws.shipped_tables:zones",
 }
 OBJECT_STORE_GROUP = "imgnet_cluster.object_stores"
 MACHINE_TYPE_GROUP = "imgnet_cluster.machine_types"
+
+
+@dataclass(frozen=True)
+class MachineType:
+    """A machine type with its hardware and its price."""
+
+    name: str
+    gpus: int  # GPUs per machine; 1 where there is none, because a process then trains on the CPUs
+    gpu: str  # GPU model, such as "A100"
+    network_gbps: float
+    vcpus: float | None
+    on_demand_price: float | None  # dollars per hour, None: unknown
+    retired_reason: str = ""  # why the type can no longer be rented; "" if it can
 
 
 @cache
@@ -91,10 +105,13 @@ def open_object_store(url: str) -> "rentals.ObjectStore":
 
 
 @cache
-def load_machine_type_tables() -> tuple[object, ...]:
-    """Return each cloud's function that finds a machine type by its name."""
-    paths = _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP)
-    return tuple(_import(path, f"the table of machine types {name}") for name, path in paths.items())
+def find_machine_type(name: str) -> MachineType | None:
+    """Return a machine type from the built-in tables of all clouds, without a request; None when no table has it."""
+    for cloud, path in _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP).items():
+        find = _import(path, f"the table of machine types {cloud}")
+        if callable(find) and isinstance(found := find(name), MachineType):
+            return found
+    return None
 
 
 def known_names(kind: str) -> list[str]:
@@ -121,12 +138,10 @@ def _import(class_path: str, what: str) -> object:
 
 def options_class(name: str) -> type[BackendOptions]:
     """Return the class of the options that only this backend has. Raises `BadInput` as `load_class` does."""
-    is_builtin = name in BUILTIN_OPTIONS
-    found = (
-        _import(BUILTIN_OPTIONS[name], f"the backend {name}")
-        if is_builtin
-        else getattr(load_class(name), "options", None)
-    )
+    if name in BUILTIN_OPTIONS:
+        found = _import(BUILTIN_OPTIONS[name], f"the backend {name}")
+    else:
+        found = getattr(load_class(name), "options", None)
     if not (isinstance(found, type) and issubclass(found, BackendOptions)):
         raise BadInput(f"the options of the backend {name} are no subclass of cluster.backends.options.BackendOptions")
     return found

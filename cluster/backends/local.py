@@ -19,26 +19,14 @@ from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
 from .options import LocalOptions
-from .planner import MachinePlan, MachinePlanner, SourceAccess
+from .planner import MachinePlan, MachinePlanner, SourceAccess, checkpoint_bytes
 from .shared_folder import SharedFolderBackend
 
-# Size of one checkpoint in MB: weights and momentum, both float32.
-CHECKPOINT_MB = {
-    "resnet10_tiny": 4,
-    "resnet10_cifar": 4,
-    "resnet18": 94,
-    "resnet34": 175,
-    "resnet50": 205,
-    "resnet101": 357,
-    "resnet152": 482,
-    "alexnet_bn": 488,
-}
-# Networks of other packages have no known size; a ViT-B/16 with 86 million parameters serves as the guess.
-UNKNOWN_MODEL_CHECKPOINT_MB = 693
+# Models and optimizers of other packages have no known size; a ViT-B/16 with 86 million parameters serves as the guess.
+UNKNOWN_CHECKPOINT_BYTES = 693_000_000
 # Two are kept while a third is written; beside them two of the best networks and the last one, each half as large.
 CHECKPOINTS_ON_DISK = 5
-TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # store a second moment beside the first
-LOGS_MB = 50
+LOGS_BYTES = 50_000_000
 
 
 class LocalPlanner(MachinePlanner):
@@ -111,7 +99,7 @@ class LocalBackend(SharedFolderBackend):
                 raise ClusterError(f"{error}{hint}") from error
             if spec.train.copies not in (f"{spec.train.data}-sz", "") and not Path(spec.train.copies).is_dir():
                 raise BadInput(f"--copies {spec.train.copies}: there is no such folder")
-        check_disk_space(estimate_checkpoint_mb(spec.recipe), runs_folder)
+        check_disk_space(checkpoint_bytes(spec.recipe) or UNKNOWN_CHECKPOINT_BYTES, runs_folder)
 
     def launch(self) -> None:
         """Start the tmux session with the supervisor and one agent per machine. Agents add further windows."""
@@ -177,19 +165,13 @@ class LocalBackend(SharedFolderBackend):
         return tmux.attach_argv(spec.name, own_windows[0] if own_windows else "")
 
 
-def check_disk_space(checkpoint_mb: int, runs_folder: Path) -> None:
-    """Raise `ClusterError` when the disk of the runs folder has too little space for checkpoints and logs."""
+def check_disk_space(checkpoint_size: int, runs_folder: Path) -> None:
+    """Raise `ClusterError` when the disk of the runs folder has too little space for checkpoints (bytes) and logs."""
     folder = next(path for path in [runs_folder, *runs_folder.parents] if path.is_dir())
-    free_mb = shutil.disk_usage(folder).free / 1e6
-    needed_mb = CHECKPOINTS_ON_DISK * checkpoint_mb + LOGS_MB
-    if free_mb < needed_mb:
+    free_bytes = shutil.disk_usage(folder).free
+    needed_bytes = CHECKPOINTS_ON_DISK * checkpoint_size + LOGS_BYTES
+    if free_bytes < needed_bytes:
         raise ClusterError(
-            f"{folder}: the disk has {free_mb:.0f} MB free; the run needs {needed_mb} MB for checkpoints and logs; "
-            "free some space there, or set IMGNET_RUNS to a folder on another disk"
+            f"{folder}: the disk has {free_bytes / 1e6:.0f} MB free; the run needs {needed_bytes / 1e6:.0f} MB for "
+            "checkpoints and logs; free some space there, or set IMGNET_RUNS to a folder on another disk"
         )
-
-
-def estimate_checkpoint_mb(recipe: Recipe) -> int:
-    """Return the size of one checkpoint in MB. For networks and optimizers of other packages it is a guess."""
-    size_mb = CHECKPOINT_MB.get(recipe.model.name, UNKNOWN_MODEL_CHECKPOINT_MB)
-    return size_mb * 3 // 2 if recipe.optim.name in TWO_MOMENT_OPTIMIZERS else size_mb

@@ -7,13 +7,15 @@ from pathlib import Path
 from cluster.machines import requirements, user_project
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec, UserProject, Workload
-from train.forecast import Constants
+from train.forecast import MODEL_COSTS, Constants
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
 from .options import BackendOptions
 from .rentals import RentalPlan
 
+NUMBER_BYTES = 4  # of a parameter in a checkpoint
+OPTIMIZER_NUMBERS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}  # that an optimizer keeps for each parameter
 RENTED_DATA_FOLDER = "~/.imgnet/data"  # on the instance's fast disk if it has one (its boot script)
 
 
@@ -131,3 +133,12 @@ class ElsewherePlanner(MachinePlanner):
         """Return notes on what of the user's project travels, and on what the recipe needs beside it."""
         notes = [user_project.describe_project(project)] if project else []
         return notes + requirements.requirements_not_sent(recipe, project)
+
+
+def checkpoint_bytes(recipe: Recipe) -> int | None:
+    """Return the bytes of a checkpoint: parameters and the optimizer's numbers. None: of other libraries."""
+    model_cost = MODEL_COSTS.get(recipe.model.name)
+    optimizer_numbers = OPTIMIZER_NUMBERS.get(recipe.optim.name)
+    if model_cost is None or optimizer_numbers is None:
+        return None
+    return model_cost[1] * (1 + optimizer_numbers) * NUMBER_BYTES

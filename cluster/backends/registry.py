@@ -3,7 +3,7 @@
 from cluster.errors import BadInput
 from cluster.state.run_folder import Run
 
-from .base import Backend, BilledBackend
+from .base import Backend
 from .catalog import UNKNOWN_MACHINES, load_class
 from .planner import MachinePlanner, MachineRequest
 from .rentals import CloudAdministration
@@ -37,6 +37,6 @@ def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
 def open_cloud(name: str) -> CloudAdministration:
     """Return the cloud of a backend. Raises `BadInput`."""
     backend = backend_class(name)
-    if issubclass(backend, BilledBackend) and backend.administration:
+    if backend.administration:
         return backend.administration()
     raise BadInput(f"the backend {name} rents from no cloud")

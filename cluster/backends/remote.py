@@ -67,17 +67,10 @@ class RemoteBackend(Backend):
         )
 
     def fetch_network(self, progress: Progress = no_progress) -> None:
-        """Copy the files of a finished run's network, or the checkpoints of a command, from the first that answers.
-
-        Raises `ClusterError`.
-        """
-        if self.run.spec.own_command:
-            self.download_checkpoint(progress)
-            return
+        """Copy the network, or the checkpoints of a command, from the first machine that answers."""
+        spec, home = self.run.spec, self.run.folder
         self._ask_machines(
-            lambda machine, job_folder: trained_files.download_network(
-                machine, job_folder, self.run.folder.path, progress
-            )
+            lambda machine, job_folder: trained_files.download_final_files(spec, machine, job_folder, home, progress)
         )
 
     def _ask_machines(self, ask: Callable[[SSHConnector, str], AnswerT]) -> AnswerT:

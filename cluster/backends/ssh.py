@@ -111,10 +111,7 @@ class SshBackend(RemoteBackend):
             return HostCheck(spec, Path(folder)).run()
 
     def poll(self) -> bool:
-        """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder.
-
-        Raises `SetupFailed` with the machines that cannot be used, and `OSError` when the local disk is full.
-        """
+        """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder."""
         self.fleet.set_up_machines()
         try:
             self.fleet.push_stop_request()

@@ -158,7 +158,6 @@ def carry_out(
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
     from cluster.backends import registry
-    from cluster.backends.base import BilledBackend
     from cluster.display import next_commands, sweep
     from cluster.display import plan as display_plan
     from cluster.display.tables import print_wrapped
@@ -173,7 +172,7 @@ def carry_out(
     for plan in plans:
         if requests:
             display_plan.show_rental_requests(plan)
-        if not (dry_run and issubclass(backend_class, BilledBackend)):  # a dry run shows the price from any computer
+        if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
             backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
         largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
@@ -183,7 +182,7 @@ def carry_out(
         )
     for plan in plans:
         plan.require_no_obstacle()
-    if issubclass(backend_class, BilledBackend):
+    if backend_class.is_billed:
         for plan in plans:
             _tell_of_duplicate(plan)
         confirm_or_abort(display_plan.rental_question(plans), yes)
@@ -225,7 +224,7 @@ def _tell_of_duplicate(plan: "Plan") -> None:
         age = format_duration(time.time() - job.spec.created)
         click.echo(
             f"note: {job.name} runs already, with the same {plan.spec.work_kind} and options; it was launched {age} "
-            f"ago and has cost ${job.backend.cost_dollars():,.2f}. Follow it instead of a second job: "
+            f"ago and has cost ${job.backend.job_cost().dollars:,.2f}. Follow it instead of a second job: "
             f"imgnet-cluster logs -f {job.name}",
             err=True,
         )
@@ -408,7 +407,6 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     its value. The schedule stays the same, on other machines too. What is left to do is shown first, and machines that
     cost money are rented only after a yes, or with -y. Ctrl-C stops following; the job keeps running.
     """
-    from cluster.backends.base import BilledBackend
     from cluster.display import plan as display_plan
     from cluster.jobs import store
 
@@ -417,7 +415,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     secrets = resumed_job.check_secrets(env)
     display_plan.show_resume_plan(plan)
     display_plan.show_other_jobs(plan.spec)
-    is_billed = isinstance(resumed_job.backend, BilledBackend)
+    is_billed = resumed_job.backend.is_billed
     if not (dry_run and is_billed):  # as with a launch
         resumed_job.backend.check(plan.spec, resumed_job.path.parent)
     if dry_run:

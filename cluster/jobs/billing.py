@@ -4,7 +4,6 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from cluster.backends.base import BilledBackend
 from cluster.backends.rentals import RentalLimit
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
@@ -105,7 +104,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
 def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
-        return _job_cost(job, moment).dollars
+        return job.backend.job_cost(moment).dollars
 
     epochs = job.epochs()
     first_step = next(job.steps(), None)
@@ -119,8 +118,8 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     return CostReport(
         job=job.name,
         backend=job.backend.description,
-        is_billed=isinstance(job.backend, BilledBackend),
-        cost=_job_cost(job, adoption.adopted_since if adoption else None),
+        is_billed=job.backend.is_billed,
+        cost=job.backend.job_cost(adoption.adopted_since if adoption else None),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
@@ -131,18 +130,13 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
 
 def last_rented_type(job: Job) -> str:
     """Return the type of the machine that a job rented last, "" when it rented none."""
-    machines = _job_cost(job).machines
+    machines = job.backend.job_cost().machines
     return machines[-1].type if machines else ""
 
 
 def machines_without_price(job: Job) -> list[str]:
     """Return the IDs of rented machines whose price is unknown. They are not part of any sum of dollars."""
-    return _job_cost(job).unknown
-
-
-def _job_cost(job: Job, moment: float | None = None) -> JobCost:
-    """Return the cost of a job until a moment (default: now), that of no machines if they are not billed."""
-    return job.backend.job_cost(moment) if isinstance(job.backend, BilledBackend) else JobCost()
+    return job.backend.job_cost().unknown
 
 
 def rental_limit(job: Job, hours: float | None = None, dollars: float | None = None) -> RentalLimit | None:
@@ -150,7 +144,7 @@ def rental_limit(job: Job, hours: float | None = None, dollars: float | None = N
 
     Returns None for a job that has no rented machines at work.
     """
-    if job.has_ended or job.is_waiting or not isinstance(job.backend, BilledBackend):
+    if job.has_ended or job.is_waiting or not job.backend.is_billed:
         return None
     return job.backend.rental_limit(hours, dollars)
 
@@ -162,7 +156,7 @@ def extend(job: Job, hours: float | None = None, dollars: float | None = None) -
     it is resumed. Raises `ClusterError` when the job has no rented machines at work, `BadInput` for a limit that is
     over already, `ClusterError` with the machines that did not get the change.
     """
-    if not isinstance(job.backend, BilledBackend):
+    if not job.backend.is_billed:
         raise ClusterError(
             f"{job.name} has no rented machines: it runs on {job.backend.description}; to change its time limit: "
             f"imgnet-cluster stop {job.name}, then imgnet-cluster resume {job.name} --max-hours HOURS"

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from cluster.backends.base import BilledBackend
 from cluster.errors import BadInput, ClusterError, JobAdopted, NoCloudAccess
 from cluster.machines.user_project import copy_project
 from cluster.notifications.notifier import has_untold_end
@@ -304,12 +303,12 @@ class Job(JobReader):
         self._require_resumable()
         self.backend.check_access(ask_cloud=True)
         with self.report_damaged_files():
-            rented = self.backend.job_cost().machines if isinstance(self.backend, BilledBackend) else ()
-            types = {machine.type for machine in rented}
+            cost = self.backend.job_cost()
+            types = {machine.type for machine in cost.machines}
             return plan_resume(
                 self.run,
                 self.status().step or 0,
-                self.backend.cost_dollars(),
+                cost.dollars,
                 rented_type=types.pop() if len(types) == 1 else "",
                 **options,
             )

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cluster.backends import registry
-from cluster.backends.base import Backend, BilledBackend
+from cluster.backends.base import Backend
 from cluster.errors import BadInput, ClusterError
 from cluster.notifications import journal
 from cluster.state import status as state_status
@@ -189,8 +189,7 @@ class JobReader:
         remedy = f"imgnet-cluster status {self.name}"
         if lacks_access:
             remedy += ", in a shell with credentials for the job's machines"
-        are_rented = isinstance(self.backend, BilledBackend)
-        consequence = "nothing is rented, so lost and broken machines" if are_rented else "lost machines"
+        consequence = "nothing is rented, so lost and broken machines" if self.backend.is_billed else "lost machines"
         return f"{error}; {consequence} are not replaced until you type: {remedy}"
 
     @contextlib.contextmanager

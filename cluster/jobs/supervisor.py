@@ -225,7 +225,7 @@ def _view_of(job: Job, replacer: MachineReplacer) -> SupervisorView:
     """Return what users are told of by this process only."""
     dollars = 0.0
     with contextlib.suppress(ClusterError, DamagedRecord):
-        dollars = job.backend.cost_dollars() if job.spec.cloud and job.spec.notify else 0.0
+        dollars = job.backend.job_cost().dollars if job.spec.cloud and job.spec.notify else 0.0
     dead_machines = () if job.has_ended else tuple(replacer.dead_machines)
     return SupervisorView(dead_machines=dead_machines, dollars=dollars)
 

@@ -174,6 +174,16 @@ def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path
             raise BadAnswer(f"sent a damaged {name}", machine.name)
 
 
+def download_final_files(
+    spec: JobSpec, machine: Connector, remote_shared: str, home: RunFolder, progress: Progress
+) -> None:
+    """Copy the network of a finished run, or the last checkpoints of a command. Raises as `download_network` does."""
+    if spec.own_command:
+        download_version(machine, remote_shared, home.shared, progress)
+    else:
+        download_network(machine, remote_shared, home.path, progress)
+
+
 def run_in_time(download: Callable[[], object], limit_seconds: float) -> None:
     """Run a download in a thread, and wait for it at most `limit_seconds`, even when the machine sends bit by bit.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cluster.backends.machine_types import MachineType, find_machine_type
+from cluster.backends.catalog import MachineType, find_machine_type
 from cluster.errors import BadInput
 from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run

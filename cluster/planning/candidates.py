@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.backends.machine_types import MachineType, find_machine_type
+from cluster.backends.catalog import MachineType, find_machine_type
 from cluster.errors import BadInput, ClusterError
 from train.forecast import Constants, Forecast, forecast
 from train.recipe.schema import Recipe

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
@@ -100,7 +99,7 @@ def collect_run_data(job: Job) -> RunData:
     if not starts:
         raise ClusterError(f"{job.name} cannot be recorded: its metrics lack the time at which loading began")
     rates = (row.scalars.get("sizes/lr") for row in iterate_steps(job.run_folder))
-    cost = job.backend.job_cost() if isinstance(job.backend, BilledBackend) else None
+    cost = job.backend.job_cost() if job.backend.is_billed else None
     spec = job.spec
     return RunData(
         job=job.name,

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.backends.base import BilledBackend
 from cluster.jobs.job import Job
 from cluster.state.job_result import JobResult
 from cluster.state.status import JobStatus
@@ -110,16 +109,13 @@ def _collect_facts(job: Job) -> JobFacts:
 
 def _cost_over_time(job: Job) -> tuple[JobCost, list[tuple[float, float]]]:
     """Return what the job has cost, and points (seconds since the first launch of a machine, dollars until then)."""
-    backend = job.backend
-    if not isinstance(backend, BilledBackend):
-        return JobCost(), []
-    cost = backend.job_cost()
+    cost = job.backend.job_cost()
     if not cost.machines:
         return cost, []
     begin = min(machine.launched for machine in cost.machines)
     end = max(machine.ended or time.time() for machine in cost.machines)
     moments = [(end - begin) * index / COST_CURVE_POINTS for index in range(COST_CURVE_POINTS + 1)]
-    return cost, [(moment, backend.job_cost(begin + moment).dollars) for moment in moments]
+    return cost, [(moment, job.backend.job_cost(begin + moment).dollars) for moment in moments]
 
 
 def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:

@@ -3,8 +3,9 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from infra.costs import JobCost
 from train.data.order import usage_log
 from train.forecast import Forecast, MeasuredRun, calibrate, compare_with_run
 from train.metrics.records import TrainResult
@@ -34,11 +35,10 @@ from .status import (
 class CostMeter(Protocol):
     """Says what a job has cost. Every backend implements it."""
 
-    def cost_dollars(self) -> float:
-        """Return what the job has cost until now."""
+    is_billed: ClassVar[bool]  # whether the job costs anything
 
-    def cost_dollars_until(self, moment: float) -> float | None:
-        """Return what the job had cost at `moment` (seconds since 1970); None when a machine's price is unknown."""
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
 
 
 def first_launch_time(run: Run) -> float:
@@ -104,7 +104,7 @@ def write_result(
         setup={name: row.seconds for name, row in machine_rows(run).items()},
         attempts=run.folder.attempts.last_training_number(),
         timeline=timeline.attempt_rows(run.folder),
-        dollars=cost.cost_dollars(),
+        dollars=cost.job_cost().dollars,
         backend=run.spec.backend,
         did_not_answer=list(unreachable),
         ids_wrong=usage_errors,
@@ -155,10 +155,11 @@ def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> 
     if outcome is None or outcome.at is None:
         return outcome
     seconds_all = outcome.at - first_launch_time(run)
+    cost_until = cost.job_cost(outcome.at)
     return replace(
         outcome,
         seconds_all=seconds_all if seconds_all >= (outcome.seconds or 0.0) else None,  # else the clock jumped
-        dollars=cost.cost_dollars_until(outcome.at),
+        dollars=cost_until.dollars if cost.is_billed and not cost_until.unknown else None,
     )
 
 

@@ -16,19 +16,10 @@ from typing import Any
 import pytest
 from support.command_server import can_fork, command_server
 from support.sandbox import Sandbox
-from support.specs import make_spec
+from support.specs import TINY, make_spec
 
 from cluster.state.run_folder import RunFolder
-from train.recipe import Data, Model, Phase, Recipe
 from train.tools.filesystem import with_checksum
-
-TINY = Recipe(
-    name="tiny",
-    data=Data(name="drawn", root="nowhere", train=60, val=20),
-    model=Model(name="resnet10_tiny"),
-    gpus=1,
-    phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.05)],
-)
 
 
 class HandMadeRun:

@@ -14,30 +14,22 @@ from typing import Any
 import pytest
 
 from cluster.backends import catalog, registry
-from cluster.backends.base import Backend, BilledBackend
+from cluster.backends.base import Backend
 from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.errors import ClusterError
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
-from train.recipe import Data, Model, Phase, Recipe
+from infra.costs import JobCost
 from train.recipe.schedule import Schedule
 
-from .specs import make_spec
-
-RECIPE = Recipe(
-    name="tiny",
-    data=Data(name="drawn", root="nowhere", train=60, val=20),
-    model=Model(name="resnet10_tiny"),
-    gpus=1,
-    phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.05)],
-)
+from .specs import TINY, make_spec
 
 
 def make_unstarted_run(folder: Path, backend: str, **fields: Any) -> Run:
     """Return the run of a job of a backend that was never started. `fields` are fields of its specification."""
     run_folder = RunFolder(folder / "runs" / "job-1")
     run_folder.shared.mkdir(parents=True)
-    spec = make_spec(name="job-1", recipe=RECIPE, backend=backend, **fields)
+    spec = make_spec(name="job-1", recipe=TINY, backend=backend, **fields)
     run_folder.spec_path.write_text(json.dumps(spec.to_json()))
     return Run(spec, run_folder)
 
@@ -73,8 +65,7 @@ def test_commands_for_a_job_that_never_started_raise_one_line(backend: Backend) 
 
 
 def test_cost_of_a_job_that_never_started_is_zero(backend: Backend) -> None:
-    assert backend.cost_dollars() == 0.0
-    assert backend.cost_dollars_until(0.0) == (0.0 if isinstance(backend, BilledBackend) else None)
+    assert backend.job_cost() == backend.job_cost(0.0) == JobCost()
 
 
 def test_reserved_names_are_names(backend: Backend) -> None:
@@ -88,13 +79,13 @@ def test_command_line_offers_the_backend(backend: Backend) -> None:
 def test_plan_survives_its_file(backend: Backend) -> None:
     """Without an answer of the source of machines, a planner still describes its machines and data in plain data."""
     options = type(backend).options()
-    request = MachineRequest(workload=RECIPE, options=options, is_offline=True)
+    request = MachineRequest(workload=TINY, options=options, is_offline=True)
     try:
         planner = type(backend).planner_class(request)
     except ClusterError as error:  # such as: the hosts file is missing
         assert "\n" not in str(error)
         return
     assert isinstance(planner, MachinePlanner) and planner.default_procs(2) >= 1
-    spec = planner.complete(backend.run.spec, Schedule(RECIPE, 60, 1)).spec
+    spec = planner.complete(backend.run.spec, Schedule(TINY, 60, 1)).spec
     written = json.dumps(spec.to_json())
     assert json.dumps(JobSpec.from_json(json.loads(written)).to_json()) == written

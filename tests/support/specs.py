@@ -1,4 +1,4 @@
-"""Job specifications from flat keyword arguments: `scale` goes to the trainer's options, `spares` to recovery."""
+"""A tiny recipe, and job specifications from flat keyword arguments: `scale` is a trainer's option, for example."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -6,8 +6,16 @@ from typing import Any
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.spec import JobSpec
 from train.engine.options import TrainOptions
+from train.recipe import Data, Model, Phase, Recipe
 
 GROUPS = {"train": TrainOptions, "recovery": RecoveryOptions}
+TINY = Recipe(
+    name="tiny",
+    data=Data(name="drawn", root="nowhere", train=60, val=20),
+    model=Model(name="resnet10_tiny"),
+    gpus=1,
+    phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.05)],
+)
 
 
 def changed_spec(spec: JobSpec, **changes: Any) -> JobSpec:

@@ -39,7 +39,7 @@ class AwsAdministration(CloudAdministration):
     backend = "aws"
 
     def resolve_regions(self, requested: Sequence[str]) -> list[str]:
-        """Return the requested regions, or the environment's region if none is requested. Raises `ClusterError`."""
+        """Return the requested regions, or the environment's region if none is requested."""
         with cloud_errors_as_cluster_errors():
             return list(requested) or [Account().region]
 
@@ -48,29 +48,23 @@ class AwsAdministration(CloudAdministration):
         return {place.region for place in RentalSpec.from_json(spec.cloud).places}
 
     def ensure_stack(self, region: str | None, address: str | None, bucket: str | None) -> str:
-        """Create what is missing of a region's stack, and return a line about it. Raises `ClusterError`.
-
-        `address` is the CIDR range that may connect over ssh.
-        """
+        """Create what is missing of a region's stack. `address` is a CIDR range."""
         with cloud_errors_as_cluster_errors():
             own_stack = stack.ensure(Account(region), address or get_public_address(), bucket)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
     def missing_stack_parts(self, region: str | None) -> list[str]:
-        """Return what `ensure_stack` would create. Raises `ClusterError`."""
+        """Return what `ensure_stack` would create."""
         with cloud_errors_as_cluster_errors():
             return stack.missing_parts(Account(region))
 
     def has_stack(self, region: str) -> bool:
-        """Return whether the network or the file system of a region's stack exists. Raises `ClusterError`."""
+        """Return whether the network or the file system of a region's stack exists."""
         with cloud_errors_as_cluster_errors():
             return stack.exists(Account(region))
 
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
-        """Remove a region's stack. Returns a line for each resource that is left.
-
-        Raises `ClusterError`, also when machines still run in the stack.
-        """
+        """Remove a region's stack, unless instances still run in it."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
@@ -89,21 +83,17 @@ class AwsAdministration(CloudAdministration):
         return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
 
     def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
-        """Return a row for each instance of a job that EC2 shows in a region, by name. Raises `ClusterError`."""
+        """Return a row for each instance of a job that EC2 shows in a region, by name."""
         with cloud_errors_as_cluster_errors():
             found_instances = instances.describe(Account(region), {tags.JOB: uid})
         return sorted((_machine_row(instance) for instance in found_instances), key=lambda row: (row.name, row.id))
 
     def begin_adoption(self, region: str, uid: str) -> AwsAdoption:
-        """Find a rented job by its tags, and let this computer log in to it. Raises `NoSuchJob`, `ClusterError`."""
+        """Find a rented job by its tags, and let this computer log in to it."""
         return AwsAdoption(region, uid)
 
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
-        """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
-
-        Another owner's job has to be named by its uid. Returns a line for each resource that is not gone. Raises
-        `NoSuchJob`, `ClusterError`.
-        """
+        """Terminate a job found by the tags of its resources."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             owner_by_uid = {
@@ -129,17 +119,13 @@ class AwsAdministration(CloudAdministration):
             return terminate_by_uid(account, uid)
 
     def terminate_jobs(self, region: str, uids: Sequence[str]) -> list[str]:
-        """Terminate all resources of some jobs. Returns a line for each that is not gone. Raises `ClusterError`."""
+        """Terminate all resources of some jobs. Returns a line for each that is not gone."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             return [line for uid in uids for line in terminate_by_uid(account, uid)]
 
     def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
-        """Find the resources in a region that no live job needs.
-
-        `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it
-        is left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Raises `ClusterError`.
-        """
+        """Find the resources in a region that no live job needs, by their tags."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
@@ -170,11 +156,7 @@ class AwsAdministration(CloudAdministration):
     def offer_rows(
         self, region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
     ) -> list[OfferRow]:
-        """Return a row for each instance type and zone that EC2 offers, with spot and on-demand prices.
-
-        With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
-        number), and the cheapest row is first. Raises `ClusterError`.
-        """
+        """Return a row for each instance type and zone that EC2 offers."""
         with cloud_errors_as_cluster_errors():
             found_offers = offers.list_offers(Account(region), gpu)
         rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
@@ -183,10 +165,7 @@ class AwsAdministration(CloudAdministration):
     def capacity_block_rows(
         self, region: str | None, gpu: str | None, machine_count: int, hours: float
     ) -> list[CapacityBlockRow]:
-        """Return the capacity blocks on offer in a region, those that last `hours` first, then by fee. Buys nothing.
-
-        Raises `ClusterError`.
-        """
+        """Return the capacity blocks on offer in a region, those of the right length first, then by fee."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             zones_by_type = offers.list_zones_by_type(account, list(BUILTIN_TYPES))
@@ -217,10 +196,7 @@ class AwsAdministration(CloudAdministration):
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs of AWS, and return the findings, good and bad.
-
-        Raises `ClusterError` when no region is set.
-        """
+        """Check everything that a launch needs of AWS."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             try:
@@ -242,11 +218,7 @@ class AwsAdministration(CloudAdministration):
         ]
 
     def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
-        """Return the minimal IAM policies of the user and of the machines, as plain data, for one region or for all.
-
-        With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
-        `ClusterError`.
-        """
+        """Return the minimal IAM policies."""
         policies = {
             "user": stack_policies.user_policy(region=region or "*"),
             "machines": stack_policies.machine_policy(region=region or "*"),

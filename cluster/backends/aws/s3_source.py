@@ -39,11 +39,7 @@ class S3Source:
         return f"{self.name}/{split}/{MANIFEST_FILE}: not found; to upload a packed set: {upload_command}"
 
     def upload(self, folder: Path, progress: Progress) -> tuple[int, int]:
-        """Upload a packed set to S3. Files that are there already are skipped; the manifests come last.
-
-        A set with a manifest is therefore always complete. `progress` is called with the bytes done and in total.
-        Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
-        """
+        """Upload a packed set to S3, the manifests last."""
         manifests = {split: fetch_manifest(FolderSource(folder), split) for split in SPLITS}
         files = [
             (f"{split}/{name}", file)

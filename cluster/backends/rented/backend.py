@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic
 
-from cluster.backends.base import BilledBackend
 from cluster.backends.remote import RemoteBackend
 from cluster.backends.rentals import RentalLimit
 from cluster.connectors import tmux
@@ -25,9 +24,10 @@ from .errors import cloud_errors_as_cluster_errors
 from .provider import JOURNAL_FILE, CloudProvider, MachineT
 
 
-class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
+class RentedBackend(RemoteBackend, Generic[MachineT]):
     """Machines that are rented for one job. A subclass names its cloud."""
 
+    is_billed = True
     provider_class: type[CloudProvider[MachineT]]
 
     @classmethod
@@ -104,10 +104,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
         return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
-        """Terminate all machines of the job and wait until the cloud confirms it.
-
-        Raises `ClusterError` that names what is not terminated.
-        """
+        """Terminate all machines of the job. Raises `ClusterError` with what is not terminated."""
         name, folder = self.run.spec.name, self.run.folder
         if (folder.path / JOURNAL_FILE).exists():  # else nothing was ever rented
             with cloud_errors_as_cluster_errors():
@@ -123,18 +120,14 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""
         provider = self._open_provider()
+        provider.change_limits(hours, dollars)
         rate = provider.dollars_per_hour
-        max_hours, grace_seconds = provider.compute_limits(rate, hours, dollars)
+        max_hours, grace_seconds = provider.compute_limits(rate)
         highest_cost = None if rate is None else provider.earlier_cost + rate * (max_hours + grace_seconds / 3600)
         return RentalLimit(hours=max_hours, dollars=highest_cost)
 
     def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:
-        """Set the job's time limit in hours since the first machine of this launch, its price limit, or both.
-
-        Returns the hours after which the machines end, which the price limit may shorten; None for a job that has
-        ended, of which only the price limit can be set, for its next launch. Raises `BadInput` when the time or the
-        money is already over, `ClusterError` with the machines on which the new limits could not be set.
-        """
+        """Set the limits on all machines, and in the run folder for later machines."""
         spec, folder = self.run.spec, self.run.folder
         provider = self._open_provider()
         with cloud_errors_as_cluster_errors():
@@ -147,31 +140,27 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
                     f"--max-price-total {dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already"
                 )
             spec = replace_fields(spec, cloud={**(spec.cloud or {}), "max_dollars": dollars})
+            if not folder.result_path.exists() and provider.dollars_per_hour is None:
+                raise BadInput(f"--max-price-total: the price of the machines of {spec.name} is unknown")
         if folder.result_path.exists():
             folder.write_spec(spec)
             return None
         fleet = self.open_fleet()
         try:
-            return self._extend_limits_of_machines(spec, fleet, provider, hours, dollars)
+            provider.change_limits(hours, dollars)
+            return self._extend_limits_of_machines(spec, fleet, provider, hours)
         finally:
             fleet.close()
 
     def _extend_limits_of_machines(
-        self,
-        spec: JobSpec,
-        fleet: Fleet,
-        provider: CloudProvider[MachineT],
-        hours: float | None,
-        dollars: float | None,
+        self, spec: JobSpec, fleet: Fleet, provider: CloudProvider[MachineT], hours: float | None
     ) -> float:
         """Set the limits of live machines, then those of the run folder, from which later machines get theirs.
 
-        `spec` has the new price limit. The arguments and errors are those of `extend_limits`.
+        `spec` and the provider have the new limits. Errors are those of `extend_limits`.
         """
         folder = self.run.folder
-        if dollars is not None and provider.dollars_per_hour is None:
-            raise BadInput(f"--max-price-total: the price of the machines of {spec.name} is unknown")
-        limited_spec = provider.with_machine_limits(spec, hours, dollars)
+        limited_spec = provider.with_machine_limits(spec)
         max_hours, grace_seconds = limited_spec.max_hours or 0.0, limited_spec.poweroff_grace or 0.0
         if hours is not None and max_hours < hours:
             reason = limited_spec.limit_name or "--max-price-total"
@@ -196,8 +185,7 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
             except (ClusterError, KeyError) as error:
                 problems.append(f"machine {name}: {error}")
         if not problems:
-            requested_hours = provider.max_hours if hours is None else hours
-            folder.write_spec(replace_fields(spec, max_hours=requested_hours, poweroff_grace=grace_seconds))
+            folder.write_spec(replace_fields(spec, max_hours=provider.max_hours, poweroff_grace=grace_seconds))
             name = spec.machine_names[0]
             shared_spec = to_json_bytes(replace_fields(limited_spec, queue="").to_json())
             write_atomic(folder.shared / "job.json", shared_spec)  # a supervisor that sets machines up sends this one
@@ -211,12 +199,3 @@ class RentedBackend(RemoteBackend, BilledBackend, Generic[MachineT]):
     def job_cost(self, moment: float | None = None) -> JobCost:
         """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
         return self.provider_class.job_cost(self.run.folder.path, self.run.clock() if moment is None else moment)
-
-    def cost_dollars(self) -> float:
-        """Return the cost of the job's machines until now in dollars. Machines of unknown price are not counted."""
-        return self.job_cost().dollars
-
-    def cost_dollars_until(self, moment: float) -> float | None:
-        """Return the cost of the job's machines until `moment`, None when the price of one of them is unknown."""
-        cost = self.job_cost(moment)
-        return None if cost.unknown else cost.dollars

@@ -1,14 +1,21 @@
-"""Waits until a rented machine has booted, accepts ssh connections and shows a host key of its own."""
+"""Waits until a rented machine has booted, accepts ssh connections and shows a host key of its own.
 
+The console of a machine whose boot failed is kept in the run folder, and its end is quoted in the reason.
+"""
+
+import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Generic
+from pathlib import Path
 
 from cluster.connectors import untrusted
 from cluster.connectors.ssh import SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.states import SetupStep
+from infra.errors import CloudError
+from train.tools.filesystem import write_atomic
 
 from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
 
@@ -16,71 +23,93 @@ BOOT_TIMEOUT_SECONDS = 900.0
 BOOT_POLL_SECONDS = 1.0
 UNUSABLE_SECONDS = 60.0  # how long a machine may accept the login and nothing else
 REASON_BYTES = 2000
+QUOTED_LINES = 3  # of the console
+QUOTED_CHARACTERS = 160  # of each line
+TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class BootFailed(SetupFailed):
     """A machine did not boot as it should. Another one may."""
 
 
-class BootWaiter(Generic[MachineT]):
-    """Waits for the machines of one job. Called for several machines at once, each in a thread of the fleet's pool."""
+def wait_until_ready(
+    provider: CloudProvider[MachineT], fleet: Fleet, name: str, list_machines: Callable[[], Mapping[str, MachineT]]
+) -> None:
+    """Wait until a machine has booted, then let it replace its host key.
 
-    def __init__(self, provider: CloudProvider[MachineT]) -> None:
-        self.provider = provider
+    The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the job's
+    live machines by name. Called for several machines at once, each in a thread. Raises `BootFailed` when the boot
+    failed, took too long, or left a machine that accepts the login and nothing else; `SetupFailed` when the machine is
+    gone, or the job is to stop or cannot get enough machines any more; `ClusterError` when the new host key cannot be
+    read.
+    """
+    start = last_usable = time.monotonic()
+    cloud_name = provider.cloud_name
+    machine = list_machines().get(name)
+    if machine is None:
+        raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
+    fleet.setup_progress.set_step(name, SetupStep.BOOTING)
+    while True:
+        now = time.monotonic()
+        try:
+            pending_reason = _pending_reason(provider, fleet, machine, list_machines())
+            last_usable = now
+        except (SetupFailed, SSHRefused):
+            raise
+        except ClusterError as error:
+            pending_reason = str(error)
+            last_usable = now if isinstance(error, Unreachable) else last_usable
+        if not pending_reason:
+            break
+        current = list_machines().get(name)
+        if current is None or current.id != machine.id:
+            raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
+        if now - last_usable > UNUSABLE_SECONDS:
+            raise BootFailed(f"{pending_reason}, for {UNUSABLE_SECONDS:.0f} s")
+        if now - start > BOOT_TIMEOUT_SECONDS:
+            raise BootFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
+        if stop_reason := provider.get_stop_reason() or fleet.shortage_reason:
+            raise SetupFailed(stop_reason)
+        time.sleep(BOOT_POLL_SECONDS)
+    fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
+    if not provider.has_own_host_key(machine):
+        response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
+        provider.record_host_key(machine, response.out.decode().strip())
 
-    def wait_until_ready(self, fleet: Fleet, name: str, list_machines: Callable[[], Mapping[str, MachineT]]) -> None:
-        """Wait until a machine has booted, then let it replace its host key.
 
-        The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the
-        job's live machines by name. Raises `BootFailed` when the boot failed, took too long, or left a machine that
-        accepts the login and nothing else; `SetupFailed` when the machine is gone, or the job is to stop or cannot
-        get enough machines any more; `ClusterError` when the new host key cannot be read.
-        """
-        start = last_usable = time.monotonic()
-        cloud_name = self.provider.cloud_name
-        machine = list_machines().get(name)
-        if machine is None:
-            raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
-        fleet.setup_progress.set_step(name, SetupStep.BOOTING)
-        while True:
-            now = time.monotonic()
-            try:
-                pending_reason = self._pending_reason(fleet, machine, list_machines())
-                last_usable = now
-            except (SetupFailed, SSHRefused):
-                raise
-            except ClusterError as error:
-                pending_reason = str(error)
-                last_usable = now if isinstance(error, Unreachable) else last_usable
-            if not pending_reason:
-                break
-            current = list_machines().get(name)
-            if current is None or current.id != machine.id:
-                raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
-            if now - last_usable > UNUSABLE_SECONDS:
-                raise BootFailed(f"{pending_reason}, for {UNUSABLE_SECONDS:.0f} s")
-            if now - start > BOOT_TIMEOUT_SECONDS:
-                raise BootFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
-            if stop_reason := self.provider.get_stop_reason() or fleet.shortage_reason:
-                raise SetupFailed(stop_reason)
-            time.sleep(BOOT_POLL_SECONDS)
-        fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
-        if not self.provider.has_own_host_key(machine):
-            response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
-            self.provider.record_host_key(machine, response.out.decode().strip())
+def _pending_reason(
+    provider: CloudProvider[MachineT], fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]
+) -> str:
+    """Return what a booting machine still waits for, "" when it is ready.
 
-    def _pending_reason(self, fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]) -> str:
-        """Return what a booting machine still waits for, "" when it is ready.
+    Raises `BootFailed` when its boot failed, `SSHRefused` when it shows another host key than expected, other
+    errors when it cannot be asked.
+    """
+    jump_host = find_jump_host(machines)
+    if jump_host and not machine.public_ip and not provider.has_own_host_key(jump_host):
+        # The jump host is about to replace its host key; a connection through it would break.
+        return f"machine {jump_host.name}, the jump host, has not booted"
+    # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
+    connector = fleet.connectors[machine.name]
+    if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):
+        raise BootFailed(f"boot failed: {untrusted.one_line(failure)}")
+    return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"
 
-        Raises `BootFailed` when its boot failed, `SSHRefused` when it shows another host key than expected, other
-        errors when it cannot be asked.
-        """
-        jump_host = find_jump_host(machines)
-        if jump_host and not machine.public_ip and not self.provider.has_own_host_key(jump_host):
-            # The jump host is about to replace its host key; a connection through it would break.
-            return f"machine {jump_host.name}, the jump host, has not booted"
-        # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
-        connector = fleet.connectors[machine.name]
-        if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):
-            raise BootFailed(f"boot failed: {untrusted.one_line(failure)}")
-        return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"
+
+def describe_console(provider: CloudProvider[MachineT], machine: MachineT, folder: Path) -> str:
+    """Return the last lines of a machine's console, to be added to a reason; "" if the cloud does not tell.
+
+    The whole text is written to the run folder, because nobody can ask for it once the machine is terminated.
+    """
+    text = ""
+    with contextlib.suppress(CloudError):
+        text = provider.read_console(machine)
+    lines = [untrusted.one_line(TERMINAL_SEQUENCE.sub("", line)) for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    if not lines:
+        return ""
+    path = folder / f"console-{machine.id}.log"
+    with contextlib.suppress(OSError):
+        write_atomic(path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
+    quoted = " | ".join(untrusted.one_line(line, QUOTED_CHARACTERS) for line in lines[-QUOTED_LINES:])
+    return f"; its console ends with: {quoted}; all of it: {path}"

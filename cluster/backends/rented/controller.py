@@ -30,12 +30,10 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode
 
 from . import final_network
-from .activity import ActivityHandler
-from .boot import BootFailed, BootWaiter
-from .console import describe_console
+from .boot import BootFailed, describe_console, wait_until_ready
 from .errors import EndedExternally, describe_error
 from .exchange import MachineExchange, NoExchangeLeft, broken_reason, final_status
-from .provider import CloudProvider, MachineT
+from .provider import ActivityHandler, CloudProvider, MachineT
 from .traffic import TrafficLog
 
 logger = logging.getLogger(__name__)
@@ -74,7 +72,6 @@ class RentedJobController(Generic[MachineT]):
         self.written_hosts_version = 0
         self.machines_lock = threading.Lock()  # guards changes of `live_machines` and `rented_at` by several threads
         self.traffic_log = TrafficLog(run_folder.path)
-        self.boot_waiter = BootWaiter(self.provider)
         self.exchange = MachineExchange(self.provider, spec.recovery.max_exchanges)
         ActivityHandler.install(run_folder)
 
@@ -202,7 +199,7 @@ class RentedJobController(Generic[MachineT]):
             raise SetupFailed(NOT_RENTED)
         while True:
             try:
-                self.boot_waiter.wait_until_ready(self.fleet, name, self._recent_machines)
+                wait_until_ready(self.provider, self.fleet, name, self._recent_machines)
                 return self._update_hosts()
             except BootFailed as error:
                 if not (machine := self.live_machines.get(name)):

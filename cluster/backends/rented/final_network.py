@@ -37,12 +37,8 @@ def download(
         set_activity(f"downloading what was trained: {done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB")
 
     def download_all() -> None:
-        job_folder = fleet.provisioner.job_folder(name)
-        machine, home = fleet.connectors[name], provider.run_folder
-        if spec.own_command:
-            trained_files.download_version(machine, job_folder, home.shared, report_progress)
-        else:
-            trained_files.download_network(machine, job_folder, home.path, report_progress)
+        machine, job_folder = fleet.connectors[name], fleet.provisioner.job_folder(name)
+        trained_files.download_final_files(spec, machine, job_folder, provider.run_folder, report_progress)
 
     try:
         name = min(machines, key=lambda name: (not machines[name].public_ip, int(name)))

@@ -11,6 +11,7 @@ and prints the new one. An agent is told of an interruption by the machine's met
 `JobSpec.metadata_address` (cluster/agent/watchdog.py), or by the file `notice` in its work folder.
 """
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from cluster.connectors.hosts_file import Host
+from cluster.state import supervisor_records
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec, RequestedLimits
+from cluster.state.spec import JobSpec, RentalFacts, RequestedLimits
 from infra.costs import JobCost, TrafficForecast
 from infra.errors import Interrupted
 from infra.rented_machine import RentedMachine
@@ -47,6 +49,7 @@ class CloudProvider(ABC, Generic[MachineT]):
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = get_stop_reason
+        self._changed_limits = RequestedLimits()
 
     def sleep_unless_stopping(self, seconds: float) -> None:
         """Sleep. Raises `Interrupted` as soon as the job is to stop."""
@@ -208,10 +211,15 @@ class CloudProvider(ABC, Generic[MachineT]):
         """The cost of the job's earlier launches, in dollars."""
         return self.total_dollars(self.first_machine_time or time.time())
 
+    def change_limits(self, hours: float | None, dollars: float | None) -> None:
+        """Let this object use other limits than the requested ones, those that are not None."""
+        self._changed_limits = RequestedLimits(max_hours=hours, cloud=RentalFacts(max_dollars=dollars))
+
     @property
     def max_hours(self) -> float | None:
         """The requested time limit in hours, None for none."""
-        return self._requested_limits.max_hours
+        changed = self._changed_limits.max_hours
+        return self._requested_limits.max_hours if changed is None else changed
 
     @property
     def expected_traffic(self) -> TrafficForecast:
@@ -221,8 +229,10 @@ class CloudProvider(ABC, Generic[MachineT]):
     @property
     def max_dollars(self) -> float | None:
         """The limit for all machines of the job together, None for no limit."""
-        rental = self._requested_limits.cloud
-        return rental.max_dollars if rental else None
+        for limits in (self._changed_limits, self._requested_limits):
+            if limits.cloud and limits.cloud.max_dollars is not None:
+                return limits.cloud.max_dollars
+        return None
 
     @property
     def _requested_limits(self) -> RequestedLimits:
@@ -230,48 +240,35 @@ class CloudProvider(ABC, Generic[MachineT]):
         written = self.run_folder.read_limits()
         return written or RequestedLimits(max_hours=self.spec.max_hours, cloud=self.spec.rental_facts)
 
-    def with_machine_limits(self, spec: JobSpec, hours: float | None = None, dollars: float | None = None) -> JobSpec:
+    def with_machine_limits(self, spec: JobSpec) -> JobSpec:
         """Return the specification that the machines get: its time limit keeps the price limit too.
 
-        The agents enforce only the time limit. `hours` and `dollars` replace the requested limits.
+        The agents enforce only the time limit.
         """
-        max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour, hours, dollars)
-        limit_name = self.explain_limit(max_hours, grace_seconds, hours, dollars)
+        max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
+        limit_name = self._explain_limit(max_hours, grace_seconds)
         return replace(spec, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
 
-    def compute_limits(
-        self, dollars_per_hour: float | None, hours: float | None = None, dollars: float | None = None
-    ) -> tuple[float, float]:
-        """Return the time limit in hours since this launch's first machine, and the seconds from it until power-off.
-
-        `hours` and `dollars` replace the requested limits.
-        """
-        max_hours = self.max_hours if hours is None else hours
-        max_dollars = self.max_dollars if dollars is None else dollars
+    def compute_limits(self, dollars_per_hour: float | None) -> tuple[float, float]:
+        """Return the time limit in hours since this launch's first machine, and the seconds from it until power-off."""
+        max_dollars = self.max_dollars
         other_dollars = 0.0 if max_dollars is None else self._other_dollars(dollars_per_hour)
-        return compute_limits(max_hours, max_dollars, dollars_per_hour, other_dollars, self.seconds_until_closing)
+        return compute_limits(self.max_hours, max_dollars, dollars_per_hour, other_dollars, self._seconds_until_closing)
 
     @property
-    def seconds_until_closing(self) -> float:
+    def _seconds_until_closing(self) -> float:
         """The seconds from the first machine of this launch until the cloud ends all machines."""
         closing_time = self.closing_time
         return math.inf if closing_time is None else closing_time - (self.first_machine_time or time.time())
 
-    def explain_limit(
-        self, max_hours: float, grace_seconds: float, hours: float | None = None, dollars: float | None = None
-    ) -> str:
-        """Return what set this time limit when it was not the requested hours, else "".
-
-        `hours` and `dollars` replace the requested limits.
-        """
-        if 3600 * max_hours + grace_seconds >= self.seconds_until_closing - 1:
+    def _explain_limit(self, max_hours: float, grace_seconds: float) -> str:
+        """Return what set this time limit when it was not the requested hours, else ""."""
+        if 3600 * max_hours + grace_seconds >= self._seconds_until_closing - 1:
             return f"the end of its reserved machines on {self.cloud_name}"
-        requested_hours = self.max_hours if hours is None else hours
-        default_hours = MAX_HOURS_WITHOUT_LIMIT if requested_hours is None else requested_hours
-        max_dollars = self.max_dollars if dollars is None else dollars
-        if max_dollars is None or max_hours >= default_hours:
+        requested_hours = MAX_HOURS_WITHOUT_LIMIT if self.max_hours is None else self.max_hours
+        if self.max_dollars is None or max_hours >= requested_hours:
             return ""
-        return f"the limit of {max_dollars:g} dollars (--max-price-total)"
+        return f"the limit of {self.max_dollars:g} dollars (--max-price-total)"
 
     def _other_dollars(self, dollars_per_hour: float | None) -> float:
         """Return what the job costs beside `dollars_per_hour` since this launch's first machine.
@@ -343,3 +340,28 @@ def compute_limits(
 def find_jump_host(machines: Mapping[str, MachineT]) -> MachineT | None:
     """Return the first machine with a public address, through which all others are reached."""
     return next((machine for machine in machines.values() if machine.public_ip), None)
+
+
+class ActivityHandler(logging.Handler):
+    """Shows what clouds and their controller log as the job's current activity, which `status` has.
+
+    Warnings are no activity.
+    """
+
+    @classmethod
+    def install(cls, run_folder: RunFolder) -> None:
+        """Show the activity in a run folder, instead of in the one of an earlier controller of this process."""
+        handler = cls(run_folder)
+        for name in ("infra", "cluster.backends"):
+            activity_logger = logging.getLogger(name)
+            others = [other for other in activity_logger.handlers if not isinstance(other, cls)]
+            activity_logger.handlers[:] = [*others, handler]
+
+    def __init__(self, run_folder: RunFolder) -> None:
+        super().__init__()
+        self.run_folder = run_folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message to the run folder."""
+        if record.levelno == logging.INFO:
+            supervisor_records.write_activity(self.run_folder.path, record.getMessage())

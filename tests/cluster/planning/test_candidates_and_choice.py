@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.train_records import make_epoch, make_result
 
-from cluster.backends import machine_types
+from cluster.backends import catalog
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates
 from cluster.planning.candidates import Candidate
@@ -30,7 +30,7 @@ RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
 (LARGE,) = load_recipes(RECIPE)
 A100 = candidates.get_machine_type("p4d.24xlarge")
 H100 = candidates.get_machine_type("p5.48xlarge")
-OWN_CPU = machine_types.MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)
+OWN_CPU = catalog.MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)
 OWN_GPU = replace(OWN_CPU, gpu="")
 
 
@@ -202,7 +202,7 @@ RENTED_CPU = replace(OWN_CPU, name="c7i.2xlarge", on_demand_price=0.4)
     ],
 )
 def test_constants_for_another_machine_type(
-    job_type: machine_types.MachineType, machine_type: machine_types.MachineType, expected: Constants, note: str
+    job_type: catalog.MachineType, machine_type: catalog.MachineType, expected: Constants, note: str
 ) -> None:
     constants, note_given = calibration.constants_for_type(OWN, job_type, machine_type)
     assert constants == expected and note in note_given and bool(note) == bool(note_given)

@@ -19,7 +19,7 @@ from typing import Any
 from support.boot_test.virtual_machine import USER, VirtualMachine
 
 from cluster.backends.rented import boot
-from cluster.backends.rented.boot import BootFailed, BootWaiter
+from cluster.backends.rented.boot import BootFailed
 from cluster.backends.rented.provider import REMOTE_FOLDER
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
@@ -86,7 +86,7 @@ class BootTest:
             setup_progress=SimpleNamespace(set_step=lambda *_: None),
             shortage_reason="",
         )
-        BootWaiter(provider).wait_until_ready(fleet, "0", lambda: {"0": MACHINE})
+        boot.wait_until_ready(provider, fleet, "0", lambda: {"0": MACHINE})
 
     # --- what is tested ----------------------------------------------------------------------------------------------
 

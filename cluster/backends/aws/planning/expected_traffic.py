@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.agent.traffic import METADATA_BYTES, MIN_DATA_BYTES
+from cluster.backends.planner import checkpoint_bytes
 from cluster.state.spec import NETWORK_HEARTBEAT_SECONDS, JobSpec
 from infra.aws import prices
 from infra.aws.launch_request import Internet
 from infra.costs import GB, NO_TRAFFIC, Traffic, TrafficForecast
-from train.forecast import MODEL_COSTS, Forecast
+from train.forecast import Forecast
 from train.forecast.hardware import fetch_bytes, has_known_images, read_bytes
 from train.recipe.schedule import Schedule
 
 SHARED_FOLDER = Path("~/.imgnet/shared")
-NUMBER_BYTES = 4  # of a parameter in a checkpoint
-OPTIMIZER_NUMBERS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}  # that an optimizer keeps for each parameter
 MIN_SAVE_SECONDS = 1.0  # between two saves, however short an epoch is: the next one waits until the last is written
 STATUS_BYTES = 2500  # of a machine's status with the log lines of a heartbeat, as they come to this computer
 METADATA_REQUESTS = 6  # to read a status that changes once a heartbeat: the agents look twice; open, attributes, close
@@ -50,7 +49,7 @@ def expect_traffic(
     machines = len(spec.machine_names)
     uses_nat = internet is Internet.NAT
     hours = run_forecast.minutes / 60 if run_forecast else None
-    save_bytes = checkpoint_bytes(schedule) if schedule else None
+    save_bytes = checkpoint_bytes(schedule.recipe) if schedule else None
     per_hour = _heartbeat_traffic(machines).scaled(3600 / NETWORK_HEARTBEAT_SECONDS)
     once = Traffic(
         home_bytes=save_bytes or 0,
@@ -84,15 +83,6 @@ def expect_traffic(
     )
     rest_hours = run_forecast.of_steps(steps_done).minutes / 60 if run_forecast else None
     return ExpectedTraffic(forecast=forecast, lines=(_summary(forecast, rest_hours), *filter(None, lines)))
-
-
-def checkpoint_bytes(schedule: Schedule) -> int | None:
-    """Return the bytes of a checkpoint: parameters and the optimizer's numbers. None: of other libraries."""
-    model_cost = MODEL_COSTS.get(schedule.recipe.model.name)
-    optimizer_numbers = OPTIMIZER_NUMBERS.get(schedule.recipe.optim.name)
-    if model_cost is None or optimizer_numbers is None:
-        return None
-    return model_cost[1] * (1 + optimizer_numbers) * NUMBER_BYTES
 
 
 def _heartbeat_traffic(machines: int) -> Traffic:

@@ -5,7 +5,6 @@ With the `offline` option, all facts come from tables that ship with the program
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 from cluster.backends.aws.terms.options import AwsOptions
@@ -17,29 +16,26 @@ from cluster.backends.aws.terms.rental_spec import (
     drop_unpriced_places,
     sort_places,
 )
-from cluster.backends.aws.terms.resume_options import options_of_resume
-from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, ResumedRun, SourceAccess
+from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
 from cluster.backends.rentals import RentalPlan, RentalSummary
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
-from infra.aws.instances import amis, preflight
+from infra.aws.instances import amis
 from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.launch_request import Internet, Place, get_group_region
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market import instance_types, offers
-from infra.aws.market.reservations import Reservation
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
-from infra.errors import CloudError
 from train.forecast import DEFAULT_CONSTANTS, Forecast, forecast
 from train.recipe.schedule import Schedule
 
 from . import image_location, plan_page, reserved_machines
 from .expected_traffic import expect_traffic
-from .sold_types import choose_sold_types
+from .rental_request import RentalRequest, choose_instance_types, options_of_resume
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
@@ -113,7 +109,7 @@ class AwsRentalPlan(RentalPlan):
             "internet": plan_page.describe_internet(rental_spec.internet, self.instance_type, machine_count),
             "network": plan_page.describe_network(self.instance_type),
             "placement": plan_page.describe_placement(machine_count, rental_spec.use_placement_group),
-            "shared folder": plan_page.describe_shared_folder(),
+            "shared folder": "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs",
         }
 
     def _price_and_time(self, place: Place, machine_count: int) -> str:
@@ -127,8 +123,60 @@ class AwsRentalPlan(RentalPlan):
         return ", ".join(parts)
 
     def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
-        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments)."""
-        return preview_requests(spec, self)
+        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
+
+        Readable placeholders stand for IDs of resources that do not exist yet.
+        """
+        rental_spec = self.rental_spec
+        place = rental_spec.places[0]
+        placeholder_stack = Stack(
+            region=place.region,
+            vpc="vpc-of-the-stack",
+            subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
+            security_group="sg-of-the-stack",
+            file_system="fs-of-the-stack",
+            access_point="fsap-of-the-stack",
+            key_name="imgnet-key",
+            key_file="",
+            instance_profile="imgnet-machine",
+            bucket=None,
+        )
+        image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+        user_data = build_user_data(
+            poweroff_seconds=round(3600 * self.max_hours + self.poweroff_grace),
+            private_key="(generated for this request)",
+            public_key="(its public half)",
+            file_system=placeholder_stack.file_system,
+            access_point=placeholder_stack.access_point,
+            ssh_user=image.ssh_user,
+            python=image.python,
+            needs_internet=rental_spec.internet is not Internet.NONE,
+        )
+        instance_request = InstanceRequest(
+            job_uid=spec.uid or "job-N-xxxxxxxx",
+            job_name=spec.name or "job-N",
+            owner=rental_spec.owner,
+            expires=0.0,
+            image=image,
+            stack=placeholder_stack,
+            user_data=user_data,
+            host_key="",
+            internet=rental_spec.internet,
+            use_placement_group=rental_spec.use_placement_group,
+        )
+        names, spare_names = rental_spec.split_spares(spec.machine_names)
+        run_instances = build_run_instances(instance_request, self.instance_type, place, names, 1)
+        requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+        if spare_names and not rental_spec.late_spares:
+            spare_place = rental_spec.spare_place(place)
+            run_spares = build_run_instances(instance_request, self.instance_type, spare_place, spare_names, 2)
+            if "Placement" in run_instances:
+                run_spares["Placement"] = run_instances["Placement"]
+            requests.append(("ec2:RunInstances", run_spares))
+        if rental_spec.use_placement_group:
+            group = run_instances["Placement"]["GroupName"]
+            requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
+        return requests
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars from now on: until power-off at the dearest place, or the limit.
@@ -144,88 +192,6 @@ class AwsRentalPlan(RentalPlan):
         hours = self.max_hours + self.poweroff_grace / 3600
         bound = max(known_rates) * hours + self.rental_spec.traffic.dollars_once
         return bound if limit is None else min(bound, limit)
-
-
-@dataclass(frozen=True)
-class RentalRequest:
-    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
-
-    options: AwsOptions
-    offline: bool = False
-    resumed: ResumedRun | None = None  # None: for a new job
-
-    @cached_property
-    def account(self) -> Account | None:
-        """The account in the reservation's region, without a reservation in the first region; None offline.
-
-        Raises `CloudError`, within seconds if AWS does not answer.
-        """
-        if self.offline:
-            return None
-        return self._first_account.in_region(self.reservation.region) if self.reservation else self._first_account
-
-    @cached_property
-    def _first_account(self) -> Account:
-        group_region = get_group_region(self.options.reservation or "")
-        account = Account(next(iter(self.options.regions), group_region or None))
-        account.require_answer()
-        return account
-
-    @cached_property
-    def reservation(self) -> Reservation | None:
-        """The reservation that has the machines, None when the user names none.
-
-        Raises `CloudError`, also when no machine can be launched in it.
-        """
-        if self.options.reservation and self.offline:
-            raise CloudError(
-                f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
-                "see: imgnet-cluster check"
-            )
-        return None if self.offline else reserved_machines.find_requested(self.options, self._first_account)
-
-
-def choose_instance_types(
-    preferred_types: Sequence[str], request: RentalRequest
-) -> tuple[dict[str, instance_types.InstanceType], list[str]]:
-    """Choose the instance types to request, in order of preference.
-
-    All have an image, unless the user names one, and take the same build of PyTorch as the first, with which all
-    machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
-    Returns them by name, and notes on the types that are left out. Raises `ClusterError`.
-    """
-    with cloud_errors_as_cluster_errors():
-        for region in request.options.regions:
-            preflight.check_region(region)
-        account = request.account
-        if request.reservation:
-            preferred_types = [request.reservation.type]
-        names, notes = offers.choose_types(account, preferred_types, request.options.types, offline=request.offline)
-        known_types = offers.list_instance_types(account, names, offline=request.offline)
-    if not known_types:
-        raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
-    names = [name for name in names if name in known_types]
-    if not request.reservation:  # reserved machines are sold
-        names, market_notes = choose_sold_types(known_types, names, MARKETS[request.options.market])
-        notes += market_notes
-    if not request.options.ami:
-        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
-        if old_names == names:
-            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
-        names = [name for name in names if name not in old_names]
-        if old_names:
-            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
-    first = known_types[names[0]]
-    torch_index = amis.get_torch_index_url(first.gpu_arch)
-    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
-    names = [name for name in names if name not in mixed_names]
-    if mixed_names:
-        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
-    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
-    other_names = [name for name in names if name not in chosen_names]
-    if other_names:
-        notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
-    return {name: known_types[name] for name in chosen_names}, notes
 
 
 def plan_rental(
@@ -391,63 +357,6 @@ def _candidate_places(
             price = offer.spot_price if market == "spot" else offer.on_demand_price
             places.append(Place(region=region, zone=offer.zone, type=offer.type, market=market, price=price))
     return places
-
-
-def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[str, Mapping[str, object]]]:
-    """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
-
-    Readable placeholders stand for IDs of resources that do not exist yet.
-    """
-    rental_spec = rental_plan.rental_spec
-    place = rental_spec.places[0]
-    placeholder_stack = Stack(
-        region=place.region,
-        vpc="vpc-of-the-stack",
-        subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
-        security_group="sg-of-the-stack",
-        file_system="fs-of-the-stack",
-        access_point="fsap-of-the-stack",
-        key_name="imgnet-key",
-        key_file="",
-        instance_profile="imgnet-machine",
-        bucket=None,
-    )
-    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    user_data = build_user_data(
-        poweroff_seconds=round(3600 * rental_plan.max_hours + rental_plan.poweroff_grace),
-        private_key="(generated for this request)",
-        public_key="(its public half)",
-        file_system=placeholder_stack.file_system,
-        access_point=placeholder_stack.access_point,
-        ssh_user=image.ssh_user,
-        python=image.python,
-        needs_internet=rental_spec.internet is not Internet.NONE,
-    )
-    instance_request = InstanceRequest(
-        job_uid=spec.uid or "job-N-xxxxxxxx",
-        job_name=spec.name or "job-N",
-        owner=rental_spec.owner,
-        expires=0.0,
-        image=image,
-        stack=placeholder_stack,
-        user_data=user_data,
-        host_key="",
-        internet=rental_spec.internet,
-        use_placement_group=rental_spec.use_placement_group,
-    )
-    names, spare_names = rental_spec.split_spares(spec.machine_names)
-    run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, names, 1)
-    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
-    if spare_names and not rental_spec.late_spares:
-        spare_place = rental_spec.spare_place(place)
-        run_spares = build_run_instances(instance_request, rental_plan.instance_type, spare_place, spare_names, 2)
-        if "Placement" in run_instances:
-            run_spares["Placement"] = run_instances["Placement"]
-        requests.append(("ec2:RunInstances", run_spares))
-    if rental_spec.use_placement_group:
-        group = run_instances["Placement"]["GroupName"]
-        requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
-    return requests
 
 
 class AwsPlanner(ElsewherePlanner):

@@ -38,11 +38,6 @@ def describe_placement(machine_count: int, use_placement_group: bool) -> str:
     return f"all machines in one zone or none, {group}"
 
 
-def describe_shared_folder() -> str:
-    """Return which folder the machines share."""
-    return "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"
-
-
 def torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
     """Return a note on the time and price of installing PyTorch. `dollars_per_hour` is for all machines."""
     minutes = amis.TORCH_INSTALL_MINUTES

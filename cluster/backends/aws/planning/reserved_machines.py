@@ -1,31 +1,10 @@
-"""A launch into reserved machines (--reservation): which reservation, at what price, and what the plan says of it."""
+"""A launch into reserved machines (--reservation): at what price, and what the plan says of it."""
 
-import time
-
-from cluster.backends.aws.terms.options import AwsOptions
 from cluster.errors import ClusterError
 from infra.aws.client import Account
 from infra.aws.launch_request import Place
 from infra.aws.market import offers
-from infra.aws.market.reservations import CAPACITY_BLOCK, Reservation, find_reservation, format_utc
-from infra.errors import CloudError
-
-
-def find_requested(options: AwsOptions, account: Account) -> Reservation | None:
-    """Return the reservation that the user names, None without one.
-
-    Raises `CloudError`, also when no machine can be launched in it or another option contradicts it.
-    """
-    if options.reservation is None:
-        return None
-    reservation = find_reservation(
-        account, options.regions or (account.region,), options.reservation, time.time(), options.types, options.zones
-    )
-    if options.market not in ("spot", reservation.market):  # spot is the default
-        raise CloudError(
-            f"{reservation.id}: its machines are of the market {reservation.market}; leave out --{options.market}"
-        )
-    return reservation
+from infra.aws.market.reservations import CAPACITY_BLOCK, Reservation, format_utc
 
 
 def choose_place(account: Account, reservation: Reservation, machine_count: int) -> Place:

@@ -301,10 +301,7 @@ class AwsAdoption(JobAdoption):
         )
 
     def take_over(self, run_path: Path, launch_id: str) -> None:
-        """Write the job's journal to a run folder, and become the only computer that supervises the job.
-
-        Raises `ClusterError` when another computer adopts it at the same time.
-        """
+        """Write the job's journal to a run folder, and claim the job for this computer."""
         journal = Journal(run_path / JOURNAL_FILE)
         journal.copy(LaunchStarted(time=time.time(), launch_id=launch_id), *self.events)
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.

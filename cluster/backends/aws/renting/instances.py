@@ -305,10 +305,7 @@ class JobInstances(InstanceHistory):
             return []
 
     def rent_replacement(self, name: str) -> Instance:
-        """Rent one instance for a lost machine or a late spare, in the same zone and placement group.
-
-        Raises `LaunchRefused`, `CloudError`.
-        """
+        """Rent one instance for a lost machine or a late spare, in the same zone and placement group."""
         with self.rent_lock:
             return self._rent_beside_others([name])[0]
 
@@ -433,10 +430,7 @@ class JobInstances(InstanceHistory):
     # --- terminating --------------------------------------------------------------------------------------------------
 
     def terminate_job(self) -> list[str]:
-        """Terminate everything of the job that is billed, in all regions that it used.
-
-        Returns a line for each resource that is not gone. Raises `CloudError`.
-        """
+        """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
         leftovers = self._uninterruptible_gang(self.account).terminate_job()
         for region in self.used_regions - {self.region}:

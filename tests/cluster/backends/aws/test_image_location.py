@@ -1,17 +1,15 @@
 """Images of a rented job: the plan says where they must be, and a job that certainly has none is refused."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.backends.aws.planning import image_location
 from cluster.backends.aws.planning.image_location import find_obstacle
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
-from train.recipe import IMAGENET, SAMPLE, Model, Phase, Recipe
+from train.recipe import IMAGENET, Model, Phase, Recipe
 
 RECIPE = Recipe(
     name="small",
@@ -55,23 +53,3 @@ def test_launch_with_images_of_this_computer_alone_rents_nothing(
     with pytest.raises(BadInput, match=r"^~/data/imagenet: rented machines have no folder of this computer"):
         submit.launch(planned)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"data": "/data/imagenet"}, "must be in /data/imagenet already, on each machine, and AWS's"),
-        ({"data": "own"}, "must be in ~/.imgnet/shared/own already, on the stack's shared file system"),
-        ({"ami": "ami-0123456789abcdef0"}, "must be in ~/data/imagenet already, in the machine image ami-01"),
-    ],
-)
-def test_plan_says_where_the_images_must_be(options: dict[str, Any], expected: str) -> None:
-    planned = plan(**options)
-    (note,) = [note for note in planned.notes if note.startswith("the images must be in")]
-    assert expected in note and not planned.obstacles
-
-
-def test_images_from_s3_or_drawn_need_no_folder() -> None:
-    assert not plan(replace(RECIPE, data=SAMPLE)).obstacles
-    stored = replace(plan(data="/x").spec, data_source="s3://bucket/imagenet")
-    assert image_location.image_folder(stored) is None

@@ -99,6 +99,19 @@ def gone(instance_id: str, at: float, reason: str) -> JournalEvent:
     return InstanceEnded(time=NOW, id=instance_id, name=instance_id[-1], ended=at, reason=reason)
 
 
+def move_traffic(job_instances: Any, first: float, last: float, written_gb: float) -> None:
+    """Let the machines have written so much to the shared folder between two moments."""
+    moved = Traffic(shared_written_bytes=round(written_gb * 1e9))
+    record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=first, last=last, traffic=moved)})
+    (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
+
+
+def hours_until_power_off(job_instances: Any) -> float:
+    """The hours from the first machine of the launch until all machines are off, by the limits."""
+    hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
+    return float(hours + grace_seconds / HOUR)
+
+
 SPOT = "Server.SpotInstanceTermination"
 LIMIT = "Client.InstanceInitiatedShutdown"
 USER = "Client.UserInitiatedShutdown"
@@ -142,16 +155,14 @@ def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instan
     assert not job_instances.is_overdue
 
 
-def test_compute_limits_after_a_move_counts_the_earlier_actual_cost(make_instances: Any) -> None:
-    first, second = place(20.0), place(10.0)
-    lines = [*granted(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *granted(2, NOW, second, "0")]
-    moved = make_instances(1, *lines, max_hours=100.0, rental={"max_dollars": 40.0})
-    hours, grace_seconds = moved.compute_limits(moved.dollars_per_hour)
-    assert hours + grace_seconds / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
-    before = make_instances(1, *lines[:2], max_hours=100.0, rental={"max_dollars": 40.0}, name="job-2")
-    hours, grace_seconds = before.compute_limits(before.dollars_per_hour)
+def test_limits_after_a_move_count_the_earlier_actual_cost(make_instances: Any) -> None:
+    lines = [*granted(1, NOW - HOUR, place(20.0), "0"), gone("i-10", NOW, SPOT), *granted(2, NOW, place(10.0), "0")]
+    limits: dict[str, Any] = {"max_hours": 100.0, "rental": {"max_dollars": 40.0}}
+    moved = hours_until_power_off(make_instances(1, *lines, **limits))
+    assert moved == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
+    before = hours_until_power_off(make_instances(1, *lines[:2], **limits, name="job-2"))
     # The tolerance covers the first minute, which is billed at once.
-    assert hours + grace_seconds / HOUR == pytest.approx(40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02)
+    assert before == pytest.approx(40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02)
 
 
 def test_rent_all_with_an_open_request_does_not_try_the_next_region(
@@ -197,51 +208,51 @@ class Interrupted(Exception):
     """Stands for a kill of the supervisor."""
 
 
-def test_refused_public_addresses_release_the_machines_also_after_a_crash(
-    make_instances: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_addresses(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The instances of a job whose two machines need a public address, and a function: EC2 then gives this answer."""
     request = launch_request(1, place(), ["0", "1"], NOW)
     job_instances = make_instances(2, request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW))
-    machines = {
+    job_instances.machines = {
         name: SimpleNamespace(
             id=f"i-{name}", name=name, public_ip="", launch_token=request.token, primary_interface_id=f"eni-{name}"
         )
         for name in "01"
     }
 
-    def refuse(account: Any, interface_id: str) -> None:
-        raise CloudError("not for several interfaces", "UnsupportedOperation")
+    def answer(error: CloudError) -> None:
+        def refuse(account: Any, interface_id: str) -> None:
+            raise error
+
+        monkeypatch.setattr(internet, "give_public_address", refuse)
+
+    return job_instances, answer
+
+
+def test_refused_public_addresses_release_the_machines_also_after_a_crash(without_addresses: Any) -> None:
+    job_instances, answer = without_addresses
+    answer(CloudError("not for several interfaces", "UnsupportedOperation"))
 
     def crash(ids: list[str], reason: str) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(internet, "give_public_address", refuse)
     job_instances.terminate = crash
     with pytest.raises(Interrupted):
-        job_instances.ensure_reachable(machines)
+        job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.NAT, "recorded before the machines are terminated"
     released: list[str] = []
     job_instances.terminate = lambda ids, reason: released.extend(ids)
-    assert job_instances.ensure_reachable(machines) == {} and released == ["i-0", "i-1"]
+    assert job_instances.ensure_reachable(job_instances.machines) == {} and released == ["i-0", "i-1"]
     assert len(job_instances.journal.events(PublicAddressRefused)) == 1
-    assert job_instances.dollars_per_hour == pytest.approx(
-        2 * (10 + DISK_DOLLARS_PER_HOUR) + internet_dollars(Internet.NAT, 2)
-    )
+    nat_dollars = internet_dollars(Internet.NAT, 2)
+    assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
-def test_missing_right_to_give_addresses_is_no_refusal(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = launch_request(1, place(), ["0"], NOW)
-    job_instances = make_instances(1, request, request_granted(1, ("i-0", "0", NOW), time=NOW))
-    machine = SimpleNamespace(
-        id="i-0", name="0", public_ip="", launch_token=request.token, primary_interface_id="eni-0"
-    )
-
-    def deny(account: Any, interface_id: str) -> None:
-        raise CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation")
-
-    monkeypatch.setattr(internet, "give_public_address", deny)
+def test_missing_right_to_give_addresses_is_no_refusal(without_addresses: Any) -> None:
+    job_instances, answer = without_addresses
+    answer(CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation"))
     with pytest.raises(NoMachines, match="not permitted"):
-        job_instances.ensure_reachable({"0": machine})
+        job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
 
 
@@ -256,28 +267,21 @@ def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make
     assert job_instances.external_termination_reason()
 
 
-def test_compute_limits_keep_expected_traffic_back_and_shorten_with_more(make_instances: Any) -> None:
-    forecast = TrafficForecast(dollars_once=2.0, dollars_per_hour=1.0)
-    rental = {"max_dollars": 40.0, "traffic": forecast}
+def test_limits_keep_expected_traffic_back_and_shorten_with_more(make_instances: Any) -> None:
+    rental = {"max_dollars": 40.0, "traffic": TrafficForecast(dollars_once=2.0, dollars_per_hour=1.0)}
     job_instances = make_instances(1, *granted(1, NOW - HOUR, place(10.0), "0"), max_hours=100.0, rental=rental)
     rate = 10 + OVERHEAD_DOLLARS_PER_HOUR + 1
     assert job_instances.dollars_per_hour == pytest.approx(rate)
 
     def affordable_dollars(written_gb: float) -> float:
         """Return the dollars of the hours until power-off, when the machines have written so much in an hour."""
-        moved = Traffic(shared_written_bytes=round(written_gb * 1e9))
-        count = TrafficCount(first=NOW - HOUR, last=NOW - 1, traffic=moved)
-        content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
-        (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
-        hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
-        return (hours + grace_seconds / HOUR) * rate
+        move_traffic(job_instances, NOW - HOUR, NOW - 1, written_gb)
+        return hours_until_power_off(job_instances) * rate
 
     usual = affordable_dollars(0)
     assert usual == affordable_dollars(49) == pytest.approx(40 - 2, abs=0.2)  # the first minute is billed at once
     expected_until_now = 2 + (time.time() - (NOW - HOUR)) / HOUR
     assert affordable_dollars(100) == pytest.approx(usual - (6 - expected_until_now), abs=0.01)
-    before = job_instances.total_dollars(NOW)
-    assert before - job_instances.job_cost(job_instances.run_folder.path, NOW).machine_dollars == pytest.approx(6.0)
 
 
 def test_traffic_of_an_earlier_launch_is_no_excess_of_this_one(make_instances: Any) -> None:
@@ -285,12 +289,9 @@ def test_traffic_of_an_earlier_launch_is_no_excess_of_this_one(make_instances: A
     launch = LaunchStarted(launch_id="later", time=NOW - HOUR)
     lines = [*earlier_lines, launch, *granted(2, NOW - HOUR, place(10.0), "0")]
     job_instances = make_instances(1, *lines, max_hours=100.0, rental={"max_dollars": 100.0})
-    count = TrafficCount(first=NOW - 9 * HOUR, last=NOW - 8 * HOUR, traffic=Traffic(shared_written_bytes=500 * 10**9))
-    content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
-    (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
+    move_traffic(job_instances, NOW - 9 * HOUR, NOW - 8 * HOUR, 500)
     assert job_instances.earlier_cost == pytest.approx(10 + 30, abs=0.2)
-    hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
-    affordable = (hours + grace_seconds / HOUR) * (10 + OVERHEAD_DOLLARS_PER_HOUR)
+    affordable = hours_until_power_off(job_instances) * (10 + OVERHEAD_DOLLARS_PER_HOUR)
     assert affordable == pytest.approx(60, abs=0.2), "counted once, as the cost of the earlier launch"
 
 
@@ -313,12 +314,9 @@ def test_price_limit_is_reached_while_the_rest_pays_for_the_end(
     job_instances = make_instances(
         1, *granted(1, start, place(10.0), "0"), max_hours=max_hours, rental={"max_dollars": 40.0}
     )
-    count = TrafficCount(first=start, last=start + 60, traffic=Traffic(shared_written_bytes=written_gb * 10**9))
-    content = to_json_bytes(encode(TrafficRecord(counts={"10.0.0.1 a": count})))
-    (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(content)
+    move_traffic(job_instances, start, start + 60, written_gb)
     assert job_instances.is_price_limit_reached is is_reached
-    spent = job_instances.total_dollars(time.time())
-    assert spent < 40.0, "it is reached before all is spent"
+    assert job_instances.total_dollars(time.time()) < 40.0, "it is reached before all is spent"
 
 
 # --- spares ----------------------------------------------------------------------------------------------------------
@@ -415,22 +413,19 @@ def test_limits_are_read_from_the_run_folder(make_instances: Any) -> None:
     job_instances = make_instances(
         1, *granted(1, NOW - HOUR, place(10.0), "0"), max_hours=100.0, rental={"max_dollars": 20.0}
     )
-    rate = job_instances.dollars_per_hour
-    before = job_instances.with_machine_limits(job_instances.spec)
-    assert job_instances.max_dollars == 20.0 and before.max_hours < 20 / rate
-    assert before.limit_name == "the limit of 20 dollars (--max-price-total)"
     spec_path = job_instances.run_folder.spec_path
     content = json.loads(spec_path.read_text())
-    spec_path.write_text(json.dumps({**content, "cloud": {**content["cloud"], "max_dollars": 40.0}}))
-    after = job_instances.with_machine_limits(job_instances.spec)
-    assert job_instances.max_dollars == 40.0
-    # The tolerance covers the first minute, which is billed at once.
-    assert after.max_hours + after.poweroff_grace / HOUR == pytest.approx(40 / rate, abs=0.02)
-    assert after.limit_name == "the limit of 40 dollars (--max-price-total)"
-    time_limited = job_instances.with_machine_limits(job_instances.spec, hours=2.0)
-    assert (time_limited.max_hours, time_limited.limit_name) == (2.0, "")
-    default = job_instances.with_machine_limits(job_instances.spec, hours=None, dollars=1e6)
-    assert (default.max_hours, default.limit_name) == (100.0, "")
+    for dollars in (20.0, 40.0):
+        spec_path.write_text(json.dumps({**content, "cloud": {**content["cloud"], "max_dollars": dollars}}))
+        limited = job_instances.with_machine_limits(job_instances.spec)
+        # The tolerance covers the first minute, which is billed at once.
+        expected_hours = pytest.approx(dollars / job_instances.dollars_per_hour, abs=0.02)
+        assert limited.max_hours + limited.poweroff_grace / HOUR == expected_hours
+        assert limited.limit_name == f"the limit of {dollars:g} dollars (--max-price-total)"
+    for hours, new_dollars, max_hours in ((2.0, None, 2.0), (None, 1e6, 100.0)):
+        job_instances.change_limits(hours, new_dollars)
+        limited = job_instances.with_machine_limits(job_instances.spec)
+        assert (limited.max_hours, limited.limit_name) == (max_hours, "")
 
 
 # --- adoption --------------------------------------------------------------------------------------------------------

@@ -1,16 +1,13 @@
 """RentalSpec and the rental plan: limits that hold together, the order of places, and equal launches."""
 
-import re
 import time
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.backends.aws.planning import plan, plan_page
-from cluster.backends.aws.planning.sold_types import choose_sold_types
+from cluster.backends.aws.planning import plan
+from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     DISK_DOLLARS_PER_HOUR,
@@ -25,7 +22,6 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.resolve import load_recipes
 from cluster.state.spec import RentalFacts
 from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place, ReservationTarget
@@ -70,6 +66,19 @@ def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
     assert rental_spec(max_dollars=1.0).compute_limits(4, place(None), 2.0) == (2.0, 900.0)
 
 
+@pytest.mark.parametrize(
+    ("max_hours", "hours_left", "seconds_until_power_off"),
+    [(None, 2.0, 7200), (5.0, 2.0, 7200), (1.9, 2.0, 7200), (1.5, 2.0, 1.5 * 3600 + 900), (2.0, -0.01, 0)],
+)
+def test_compute_limits_end_with_the_reservation(
+    max_hours: float | None, hours_left: float, seconds_until_power_off: float
+) -> None:
+    closing_time = time.time() + 3600 * hours_left
+    closing = replace(place(), reservation=ReservationTarget(id="cr-1", closing_time=closing_time))
+    hours, grace_seconds = rental_spec().compute_limits(2, closing, max_hours)
+    assert hours * 3600 + grace_seconds == pytest.approx(seconds_until_power_off, abs=5) and grace_seconds <= 900
+
+
 def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
     def max_dollars(*places: Place, limit: float | None = None) -> float | None:
         no_type: Any = None
@@ -79,39 +88,7 @@ def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
     assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
     assert max_dollars(place(1.0), place(None)) is None
     assert max_dollars(place(1.0), place(3.0), limit=5.0) == 5.0
-
-
-@pytest.mark.parametrize(("limit", "expected"), [
-    (None, "$13.51 until power-off, with disks, addresses and expected traffic (at the dearest of the places below)"),
-    (5.0, "$5.00 until power-off, with disks, addresses and expected traffic (--max-price-total)"),
-])  # fmt: skip
-def test_plan_says_what_the_highest_price_counts(
-    limit: float | None, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    c7i = BUILTIN_TYPES["c7i.2xlarge"]
-    spec_of_rental = rental_spec(place(1.0), place(3.0), max_dollars=limit)
-    rental_plan = plan.AwsRentalPlan(spec_of_rental, c7i, (), (), None, 2.0, 900.0)
-    two_machines: Any = SimpleNamespace(machine_names=("0", "1"))
-    cloud.show_rental_plan(rental_plan.summary(two_machines))
-    rate = 3.0 + OVERHEAD_DOLLARS_PER_HOUR
-    assert f"  at most        {expected.replace('13.51', f'{2 * rate * 2.25:.2f}')}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("internet", "type", "expected"),
-    [
-        ("public", "g5.48xlarge", "a public address for each machine, $0.08 an hour"),
-        (
-            "public",
-            "p4d.24xlarge",
-            "; if EC2 refuses them, a NAT gateway, $0.055 an hour and $0.045 per GB (S3 is free)",
-        ),
-        ("nat", "p4d.24xlarge", "a NAT gateway for the time of the job, $0.055 an hour and $0.045 per GB"),
-        ("none", "g5.48xlarge", "none, the machine image has to have everything"),
-    ],
-)
-def test_plan_says_the_way_to_the_internet_and_its_price(internet: str, type: str, expected: str) -> None:
-    assert expected in plan_page.describe_internet(Internet(internet), BUILTIN_TYPES[type], 16)
+    assert max_dollars(place(1.0), place(3.0), limit=999.0) == max_dollars(place(1.0), place(3.0))
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:
@@ -126,13 +103,13 @@ def test_sort_places_by_region_type_market_and_price() -> None:
     assert places == [cheap, dear, unpriced, on_demand, second_region]
 
 
-def test_plan_with_a_price_limit_and_unknown_prices_is_refused(tmp_path: Path) -> None:
+def test_plan_with_a_price_limit_and_unknown_prices_is_refused() -> None:
     with pytest.raises(ClusterError, match=r"--max-price-total: the price of .* is unknown"):
-        submit.plan(RECIPE, make_launch_options(backend="aws", max_dollars=5.0), offline=True)
+        offline_plan(max_dollars=5.0)
 
 
 def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
-    spec = submit.plan(RECIPE, make_launch_options(backend="aws"), offline=True).spec
+    spec = offline_plan().spec
     places = (spec.cloud or {})["places"]
     dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0} for place in places][::-1]}
     same = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
@@ -141,7 +118,7 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
         replace(spec, max_hours=9.0),
         replace(spec, cloud={**dearer, "max_dollars": 5.0}),
         replace(spec, machines=2),
-        submit.plan(RECIPE, make_launch_options(backend="aws", market="on-demand"), offline=True).spec,
+        offline_plan(market="on-demand").spec,
     ):
         assert request_fingerprint(other) != request_fingerprint(spec)
 
@@ -155,30 +132,22 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
         _ = replace(spec, cloud={"gpus_per_machine": "eight"}).rental_facts
 
 
-def chosen_types(types: list[str], **options: Any) -> tuple[list[str], list[str]]:
-    """Return the types that an offline plan requests of these, and its notes."""
-    request = plan.RentalRequest(AwsOptions(**options), offline=True)
-    chosen, notes = plan.choose_instance_types(types, request)
-    return list(chosen), notes
-
-
-def test_type_without_an_image_is_left_out_with_a_note() -> None:
-    names, notes = chosen_types(["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"])
-    assert names == ["p4d.24xlarge", "p5.48xlarge"] and len([note for note in notes if "p3dn.24xlarge" in note]) == 1
+@pytest.mark.parametrize(
+    ("types", "ami", "expected", "note"),
+    [
+        (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "pass one: --ami"),
+        (["p4d.24xlarge", "p3dn.24xlarge"], "ami-0123456789abcdef0", ["p4d.24xlarge"], "needs another PyTorch build"),
+        (["p3dn.24xlarge", "p4d.24xlarge"], "ami-0123456789abcdef0", ["p3dn.24xlarge"], "another PyTorch build"),
+    ],
+)
+def test_type_without_an_image_or_with_another_torch_is_left_out_with_a_note(
+    types: list[str], ami: str | None, expected: list[str], note: str
+) -> None:
+    request = RentalRequest(AwsOptions(ami=ami), offline=True)
+    chosen, notes = choose_instance_types(types, request)
+    assert list(chosen) == expected and len([line for line in notes if note in line]) == 1
     with pytest.raises(ClusterError, match=r"sm_70.*--ami"):
-        chosen_types(["p3dn.24xlarge"])
-
-
-def test_types_that_need_different_torch_builds_are_not_mixed() -> None:
-    names, notes = chosen_types(["p4d.24xlarge", "p3dn.24xlarge"], ami="ami-0123456789abcdef0")
-    assert names == ["p4d.24xlarge"] and "another PyTorch build than p4d.24xlarge" in notes[-1]
-    assert chosen_types(["p3dn.24xlarge", "p4d.24xlarge"], ami="ami-0123456789abcdef0")[0] == ["p3dn.24xlarge"]
-
-
-def test_plan_says_what_it_costs_to_install_torch() -> None:
-    assert plan_page.torch_install_note(None, 120.0) == "each machine will install torch, about 5 minutes and $10.00"
-    note = plan_page.torch_install_note("ami-1", None)
-    assert note == "each machine will install torch, about 5 minutes, unless the python3 of ami-1 has it"
+        choose_instance_types(["p3dn.24xlarge"], RentalRequest(AwsOptions(), offline=True))
 
 
 def test_types_that_ec2_does_not_sell_in_the_market_are_left_out() -> None:
@@ -194,19 +163,12 @@ def test_types_that_ec2_does_not_sell_in_the_market_are_left_out() -> None:
         choose_sold_types(known, ["p5"], ["on-demand"])
 
 
-def test_compute_limits_end_with_the_reservation() -> None:
-    closing = replace(place(), reservation=ReservationTarget(id="cr-1", closing_time=time.time() + 7200))
-    for max_hours in (None, 5.0, 1.9):
-        hours, grace_seconds = rental_spec().compute_limits(2, closing, max_hours)
-        assert hours * 3600 + grace_seconds == pytest.approx(7200, abs=5) and 0 < grace_seconds <= 900
-    assert rental_spec().compute_limits(2, closing, 1.5) == (1.5, 900.0)
-    over = replace(place(), reservation=ReservationTarget(id="cr-1", closing_time=time.time() - 1))
-    assert rental_spec().compute_limits(2, over, 2.0) == (0.0, 0.0)
+def offline_plan(**options: Any) -> submit.Plan:
+    return submit.plan(RECIPE, make_launch_options(backend="aws", **options), offline=True)
 
 
-def shown_plan(capsys: pytest.CaptureFixture[str], recipe: Recipe = RECIPE, **options: Any) -> str:
-    """Return what the offline plan of a launch prints about the rental."""
-    planned = submit.plan(recipe, make_launch_options(backend="aws", **options), offline=True)
+def shown(planned: submit.Plan, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a plan prints about the rental."""
     assert planned.rental_plan
     cloud.show_rental_plan(planned.rental_plan.summary(planned.spec))
     return capsys.readouterr().out
@@ -214,22 +176,12 @@ def shown_plan(capsys: pytest.CaptureFixture[str], recipe: Recipe = RECIPE, **op
 
 def test_several_types_are_tried_in_the_users_order_and_each_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
     types = ["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"]
-    text = shown_plan(capsys, types=types, market="on-demand", machines=2)
+    text = shown(offline_plan(types=types, market="on-demand", machines=2), capsys)
     assert text.startswith("rents 2 x p5.48xlarge (8 x H100 each), on-demand: $110.08 an hour\n")
     assert "  then           p4d.24xlarge on-demand in us-east-1: $43.92 an hour" in text
     assert text.count("p4d.24xlarge") == 1
-    text = shown_plan(capsys, types=["p4d.24xlarge"], market="on-demand")
+    text = shown(offline_plan(types=["p4d.24xlarge"], market="on-demand"), capsys)
     assert "  then  " not in text, "a type of the recipe is not taken when the user names others"
-
-
-def test_each_of_several_types_has_its_forecast(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = load_recipes("recipes/resnet50_18min.py")[0]
-    text = shown_plan(capsys, recipe, types=["p4d.24xlarge", "p5.48xlarge"], market="on-demand")
-    (second,) = [line for line in text.splitlines() if line.startswith("  then           p5.48xlarge")]
-    (run,) = [line for line in text.splitlines() if line.startswith("  the run")]
-    numbers = re.compile(r"about ([\d.]+) minutes, \$([\d.]+)")
-    first_run, second_run = (numbers.search(line) for line in (run, second))
-    assert first_run and second_run and float(second_run[1]) < float(first_run[1]), "H100 are faster"
 
 
 def on_demand_spares(**fields: Any) -> RentalSpec:
@@ -257,58 +209,52 @@ def test_place_whose_spares_have_no_known_price_is_dropped_with_a_price_limit() 
     assert [kept.zone for kept in priced.places] == ["us-east-1a"] and unpriced == ["g5.xlarge on-demand"]
 
 
-def test_plan_with_on_demand_spares_shows_and_sends_two_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    options = make_launch_options(backend="aws", machines=2, spares=1, on_demand_spares=True)
-    planned = submit.plan(RECIPE, options, offline=True)
+@pytest.mark.parametrize(
+    ("options", "shown_spares", "counts"),
+    [
+        ({"on_demand_spares": True}, "1 of them on demand, $0.36 an hour of it", [2, 1]),
+        ({"late_spares": True}, "1 of them, rented once EC2 warns of an interruption", [2]),
+    ],
+)
+def test_plan_with_spares_shows_them_and_their_requests(
+    options: dict[str, Any], shown_spares: str, counts: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = offline_plan(machines=2, spares=1, **options)
+    assert f"  spares         {shown_spares}\n" in shown(planned, capsys)
     assert planned.rental_plan
-    cloud.show_rental_plan(planned.rental_plan.summary(planned.spec))
-    assert "  spares         1 of them on demand, $0.36 an hour of it\n" in capsys.readouterr().out
-    group, machines, spares = planned.rental_plan.preview_requests(planned.spec)
-    assert [request[0] for request in (group, machines, spares)] == [
-        "ec2:CreatePlacementGroup",
-        "ec2:RunInstances",
-        "ec2:RunInstances",
-    ]
-    counts = [(request["MinCount"], request["MaxCount"]) for _, request in (machines, spares)]
-    assert counts == [(2, 2), (1, 1)]
-    assert "InstanceMarketOptions" in machines[1] and "InstanceMarketOptions" not in spares[1]
-    assert machines[1]["Placement"] == spares[1]["Placement"] == {"GroupName": group[1]["GroupName"]}
-
-
-def test_plan_with_late_spares_requests_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    options = make_launch_options(backend="aws", machines=2, spares=1, late_spares=True)
-    planned = submit.plan(RECIPE, options, offline=True)
-    assert planned.rental_plan
-    cloud.show_rental_plan(planned.rental_plan.summary(planned.spec))
-    assert "  spares         1 of them, rented once EC2 warns of an interruption\n" in capsys.readouterr().out
-    assert [action for action, _ in planned.rental_plan.preview_requests(planned.spec)] == [
-        "ec2:CreatePlacementGroup",
-        "ec2:RunInstances",
-    ]
+    (action, group), *launches = planned.rental_plan.preview_requests(planned.spec)
+    assert action == "ec2:CreatePlacementGroup" and {action for action, _ in launches} == {"ec2:RunInstances"}
+    requests: list[Any] = [request for _, request in launches]
+    assert [request["MinCount"] for request in requests] == [request["MaxCount"] for request in requests] == counts
+    assert ["InstanceMarketOptions" in request for request in requests] == [True, False][: len(counts)]
+    assert all(request["Placement"] == {"GroupName": group["GroupName"]} for request in requests)
 
 
 @pytest.mark.parametrize("flag", ["--on-demand-spares", "--late-spares"])
-def test_options_of_spares_that_do_not_fit_are_refused(flag: str) -> None:
-    def refusal(**options: Any) -> str:
-        keyword = {flag.removeprefix("--").replace("-", "_"): True}
-        with pytest.raises(BadInput) as caught:
-            submit.plan(RECIPE, make_launch_options(backend="aws", **keyword, **options), offline=True)
-        return str(caught.value)
-
-    assert refusal() == f"{flag}: the job has no spares; say how many: --spares 1"
-    on_demand = refusal(spares=1, market="on-demand")
-    assert on_demand == f"{flag} needs spot machines, and --on-demand rents none; leave one of the two out"
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, ": the job has no spares; say how many: --spares 1"),
+        (
+            {"spares": 1, "market": "on-demand"},
+            " needs spot machines, and --on-demand rents none; leave one of the two out",
+        ),
+    ],
+)
+def test_options_of_spares_that_do_not_fit_are_refused(flag: str, options: dict[str, Any], reason: str) -> None:
+    keyword = {flag.removeprefix("--").replace("-", "_"): True}
+    with pytest.raises(BadInput, match=f"^{flag}{reason}$"):
+        offline_plan(**keyword, **options)
 
 
 # --- V100 ------------------------------------------------------------------------------------------------------------
 
 
 def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits() -> None:
-    options = make_launch_options(backend="aws", types=["p3dn.24xlarge"], ami="ami-0123456789abcdef0")
-    planned = submit.plan(RECIPE, options, offline=True)
+    planned = offline_plan(types=["p3dn.24xlarge"], ami="ami-0123456789abcdef0")
     facts = planned.spec.rental_facts
     assert (facts.torch_index_url, facts.torch_requirement) == (amis.LEGACY_TORCH_INDEX_URL, "torch<2.15")
     (note,) = [note for note in planned.notes if "sm_70" in note]
     assert "ami-0123456789abcdef0 must have NVIDIA's proprietary driver, R580 or older" in note
-    newer = submit.plan(RECIPE, make_launch_options(backend="aws", types=["p4d.24xlarge"]), offline=True).spec
+    newer = offline_plan(types=["p4d.24xlarge"]).spec
     assert (newer.rental_facts.torch_index_url, newer.rental_facts.torch_requirement) == (None, None)

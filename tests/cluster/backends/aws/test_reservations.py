@@ -1,7 +1,5 @@
 """A launch into reserved machines, planned with the simulated EC2: type, zone, price, limits, refusals, offers."""
 
-import json
-import time
 from typing import Any
 
 import pytest
@@ -10,14 +8,12 @@ from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.planning.plan import AwsRentalPlan
 from cluster.backends.aws.renting.instances import JobInstances
-from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.cli.app import cli
 from cluster.display import cloud as display_cloud
-from cluster.errors import BadInput, ClusterError
+from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.plan import Plan
-from infra.aws.launch_request import ReservationTarget
 from infra.aws.market import reservations
 from infra.errors import NoMachines
 from train.recipe import SAMPLE, Model, Phase, Recipe
@@ -55,13 +51,6 @@ def make_plan(reservation: str, *, offline: bool = False, **options: Any) -> Pla
 def rental_plan_of(plan: Plan) -> AwsRentalPlan:
     assert isinstance(plan.rental_plan, AwsRentalPlan)
     return plan.rental_plan
-
-
-def refusal(reservation: str, **options: Any) -> str:
-    with pytest.raises(ClusterError) as caught:
-        make_plan(reservation, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -138,28 +127,39 @@ def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_launch_that_the_reservation_does_not_fit_is_refused(front: AwsFrontend) -> None:
-    id = reserve_block(front)
-    assert refusal(id, machines=5) == (f"{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4")
-    assert "the job needs 5" in refusal(id, machines=3, spares=2)
-    assert refusal(id, types=["p4d.24xlarge"]).startswith(f"{id}: it has machines of type {TYPE}, not p4d.24xlarge")
-    assert refusal(id, zones=("us-east-1a",)).startswith(f"{id}: it is in {ZONE}")
-    assert refusal(id, regions=("us-west-2",)) == f"{id}: it is in us-east-1, not in us-west-2; pass --region us-east-1"
-    assert refusal(id, market="on-demand") == (
-        f"{id}: its machines are of the market capacity-block; leave out --on-demand"
-    )
-    assert refusal(GROUP, regions=("us-west-2",)).endswith("pass --region us-east-1")
-    assert "only AWS knows its type and zone" in refusal(id, offline=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"machines": 5}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
+        ({"machines": 3, "spares": 2}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
+        ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
+        ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
+        ({"regions": ("us-west-2",)}, "{id}: it is in us-east-1, not in us-west-2; pass --region us-east-1"),
+        ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
+        ({"max_dollars": 0.001}, "--max-price-total 0.001: pays for "),
+        ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
+        ({"state": "payment-pending"}, "{id}: it is not active yet (payment-pending)"),
+        ({"state": "payment-failed"}, "{id}: it is payment-failed; list what can be bought"),
+        ({"total": 0}, "{id}: 0 of its 0 machines are free, and the job needs 2; wait until others end"),
+    ],
+)
+def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
+    front: AwsFrontend, options: dict[str, Any], message: str
+) -> None:
+    id = reserve_block(front, options.pop("total", 4))
+    front.sim.reservations[id].state = options.pop("state", "active")
+    with pytest.raises(ClusterError) as caught:
+        make_plan(id, **options)
+    assert str(caught.value).startswith(message.format(id=id)) and "\n" not in str(caught.value)
+    assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
 
 
-def test_full_reservation_is_refused(front: AwsFrontend) -> None:
-    id = front.sim.reserve(TYPE, ZONE, 0)
-    assert refusal(id).endswith("0 of its 0 machines are free, and the job needs 2; wait until others end")
+def test_group_in_another_region_is_refused(front: AwsFrontend) -> None:
+    with pytest.raises(ClusterError, match=r"pass --region us-east-1$"):
+        make_plan(GROUP, regions=("us-west-2",))
 
 
 def test_text_that_is_no_reservation_is_refused_by_the_command_line() -> None:
-    with pytest.raises(BadInput, match="'p5' is neither a reservation"):
-        make_launch_options(backend="aws", reservation="p5")
     result = CliRunner().invoke(cli, ["launch", "--reservation", "p5", "recipes/quickstart.py"])
     assert result.exit_code == 2 and "'p5' is neither a reservation (cr-" in result.output
 
@@ -174,11 +174,13 @@ def job_instances(hand_made: Fixture, plan: Plan) -> JobInstances:
 
 def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Fixture) -> None:
     job = job_instances(hand_made, make_plan(reserve_block(front, hours=1.5)))
-    hours, grace_seconds = job.compute_limits(job.dollars_per_hour)
-    assert hours * HOUR + grace_seconds == pytest.approx(HOUR, abs=60)
-    assert job.explain_limit(hours, grace_seconds) == "the end of its reserved machines on EC2"
-    hours, grace_seconds = job.compute_limits(job.dollars_per_hour, 0.5)
-    assert (hours, grace_seconds, job.explain_limit(hours, grace_seconds)) == (0.5, 900.0, "")
+    limited = job.with_machine_limits(job.spec)
+    assert limited.max_hours and limited.poweroff_grace
+    assert limited.max_hours * HOUR + limited.poweroff_grace == pytest.approx(HOUR, abs=60)
+    assert limited.limit_name == "the end of its reserved machines on EC2"
+    job.change_limits(0.5, None)
+    limited = job.with_machine_limits(job.spec)
+    assert (limited.max_hours, limited.poweroff_grace, limited.limit_name) == (0.5, 900.0, "")
 
 
 def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Fixture) -> None:
@@ -190,17 +192,9 @@ def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFro
     (place,) = (job._refresh_reservation(place) for place in job.rental_spec.places)
     assert place.closing_time == pytest.approx(reservation.end - 0.5 * HOUR)
     reservation.state = "payment-failed"
-    with pytest.raises(NoMachines, match=r"it is payment-failed"):
+    with pytest.raises(NoMachines, match="it is payment-failed"):
         job.rent_all()
     assert front.count("RunInstances") == 0
-
-
-def test_rental_spec_with_a_reservation_is_unchanged_by_job_json(front: AwsFrontend) -> None:
-    rental_spec = rental_plan_of(make_plan(reserve_block(front))).rental_spec
-    assert RentalSpec.from_json(rental_spec.to_json()) == rental_spec
-    assert isinstance(rental_spec.places[0].reservation, ReservationTarget)
-    hours, grace_seconds = rental_spec.compute_limits(2, rental_spec.places[0], None)
-    assert hours * HOUR + grace_seconds <= (rental_spec.places[0].closing_time or 0) - time.time() + 1
 
 
 # --- offers ---------------------------------------------------------------------------------------------------------
@@ -219,18 +213,6 @@ def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFr
     assert front.count("PurchaseCapacityBlock") == 0
 
 
-def test_offers_of_capacity_blocks_as_json(front: AwsFrontend) -> None:
-    rows = json.loads(offers("--capacity-blocks", "--gpu", "H100", "-o", "json").output)
-    fees = [row["fee"] for row in rows]
-    assert fees == sorted(fees) and {(row["machines"], row["hours"]) for row in rows} == {(1, 23.5)}
-    assert all(row["buy"].startswith("aws ec2 purchase-capacity-block ") for row in rows)
-
-
-def test_offers_without_blocks_says_what_else_to_try(front: AwsFrontend) -> None:
-    result = offers("--capacity-blocks", "--gpu", "T4")
-    assert result.exit_code == 0 and "EC2 offers no such capacity blocks here now" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe")],
@@ -238,16 +220,3 @@ def test_offers_without_blocks_says_what_else_to_try(front: AwsFrontend) -> None
 def test_offers_options_that_do_not_fit_are_refused(arguments: list[str], reason: str) -> None:
     result = offers(*arguments)
     assert result.exit_code == 2 and reason in result.output.splitlines()[-1]
-
-
-def test_limit_of_dollars_that_pays_for_less_than_a_minute_is_refused(front: AwsFrontend) -> None:
-    reservation = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
-    message = refusal(reservation, max_dollars=0.5)
-    assert message.startswith("--max-price-total 0.5: pays for ") and "EC2 bills at least 60 s of each" in message
-
-
-def test_most_that_a_launch_can_cost_is_the_smaller_of_its_limits(front: AwsFrontend) -> None:
-    reservation = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
-    by_hours = rental_plan_of(make_plan(reservation, max_hours=0.1)).max_dollars(2)
-    by_both = rental_plan_of(make_plan(reservation, max_hours=0.1, max_dollars=999.0)).max_dollars(2)
-    assert by_hours == by_both and by_hours is not None and by_hours < 100

@@ -1,221 +1,320 @@
-"""RentedJobController: one round of the supervisor's work on rented machines, with a fake fleet and a fake cloud."""
+"""The controller of rented jobs with a cloud of which it knows nothing but the interface: rounds, losses, limits."""
 
+import json
+import os
 import threading
 import time
 from concurrent.futures import Future
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.local_connector import LocalConnector
 from support.log_lines import log_lines
+from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.rented import final_network
-from cluster.backends.rented.controller import RentedJobController
 from cluster.backends.rented.traffic import read_traffic
-from cluster.errors import SetupFailed
+from cluster.connectors.ssh import Unreachable
+from cluster.errors import NoCloudAccess, SetupFailed
 from cluster.machines import trained_files
-from cluster.state import supervisor_records
 from cluster.state.heartbeats import MachineStatus
+from cluster.state.run_folder import stop_reason
+from cluster.state.status import read_setup_record
+from cluster.state.supervisor_records import read_activity
 from infra.costs import Traffic
+from infra.errors import NoCredentials
 from train.tools.filesystem import to_json_bytes
-from train.tools.records import encode
+from train.tools.records import DamagedRecord, encode
 
 Fixture = Any
+RISK = "EC2 may interrupt it soon"
 
 
-class FakeFleet:
-    """Machines without a running agent; their shared folder is a local one."""
+def write_shared(backend: ToyBackend, path: str, **content: Any) -> None:
+    """Write a file of the shared folder as JSON."""
+    file = backend.run.folder.shared / path
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(content))
 
-    def __init__(self, shared: Any) -> None:
-        self.connectors = {name: LocalConnector() for name in ("0", "1")}
-        self.provisioner = SimpleNamespace(job_folder=lambda name: str(shared))
-        self.calls: list[str] = []
-        self.mirror = SimpleNamespace(last_status={})
-        self.received_bytes = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.calls.append(name)  # any other method returns None: no agent is alive
+def write_status(backend: ToyBackend, name: str, state: str, **more: Any) -> None:
+    """Write the status of a machine's agent."""
+    write_shared(backend, f"status/{name}.json", id=f"{name}.a", state=state, launch="a launch ID", **more)
 
-    def pull_last_files(self, patience_seconds: float) -> bool:
-        return True
 
-    def dead_machines(self) -> list[str]:
-        return []
+# --- losses and moves ------------------------------------------------------------------------------------------------
+
+
+def test_lost_machine_is_replaced_and_nothing_stays_rented(
+    backend: ToyBackend, poll_cloud: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="cluster.backends")
+    assert sorted(ToyCloud.rented) == ["toy-1", "toy-2"] and backend.dead_machines() == []
+    del ToyCloud.rented["toy-2"]
+    poll_cloud(backend)
+    activity = read_activity(backend.run.folder.path)
+    assert backend.dead_machines() == ["1"] and activity and activity.doing == "machine 1 (toy-2) is gone"
+    backend.replace("1")
+    assert backend.dead_machines() == []
+    poll_cloud(backend)
+    fleet: Any = backend.controller.fleet
+    new_machine = backend.controller.live_machines["1"]
+    assert new_machine.id in ToyCloud.rented and len(ToyCloud.rented) == 2 and fleet.restarted == ["1"]
+    assert fleet.hosts["1"].address == new_machine.private_ip
+    assert backend.terminate() == [] and ToyCloud.rented == {}
+    assert backend.terminate() == []
+
+
+def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_cloud: Fixture) -> None:
+    """Too few machines are left, and the cloud refuses to rent another: all are given back, and rented anew."""
+    ToyCloud.rented.clear()
+    poll_cloud(backend)
+    assert backend.controller.fleet is None and ToyCloud.rented == {}
+    with pytest.raises(SetupFailed, match="the toy cloud has 1 machines"):
+        backend.poll()
+
+
+def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Fixture) -> None:
+    ToyCloud.free_machines = 0
+    backend.kill_machine("0", None)
+    assert ToyCloud.released == [("toy-1", "lost in a rehearsal")]
+    poll_cloud(backend)
+    backend.replace("0")
+    assert backend.dead_machines() == ["0"]
+    assert backend.controller.last_refusal == "the toy cloud has no machine left"
+
+
+def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(backend: ToyBackend) -> None:
+    """Otherwise the new machine of that name would be looked for at the old one, and the job would fail."""
+    controller = backend.controller
+    old_list: Future[Any] = Future()
+    old_list.set_result(dict(controller.live_machines))
+    controller.poll_future = old_list
+    ToyCloud.free_machines = 2
+    controller._move_to_new_machines()
+    assert backend.poll()
+    assert {machine.id for machine in controller.live_machines.values()}.isdisjoint({"toy-1", "toy-2"})
+
+
+def test_machines_that_reached_their_limit_do_not_move(backend: ToyBackend) -> None:
+    """Also if a machine had left before and was not replaced."""
+    fleet: Any = backend.controller.fleet
+    fleet.is_training = False
+    write_status(backend, "0", "left", ended=True)
+    write_status(backend, "1", "stopped", ended=True)
+    assert not backend.poll() and backend.controller.fleet is fleet and ToyCloud.released == []
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["result.json", "stop", ""])
+def test_unreachable_machines_are_waited_for_unless_the_job_is_over(
+    backend: ToyBackend, poll_cloud: Fixture, end: str
+) -> None:
+    def raise_unreachable() -> None:
+        raise Unreachable("machine 0 (10.0.0.1): does not answer")
+
+    fleet: Any = backend.controller.fleet
+    fleet.pull_files = raise_unreachable
+    if end:
+        write_shared(backend, end)
+    poll_cloud(backend)  # the machines exist: they may answer again
+    if end:
+        ToyCloud.rented.clear()
+        backend.controller.last_poll_time = -1e9
+        assert [backend.poll() for _ in range(3)][-1] is False
+
+
+def test_finished_job_waits_for_an_open_rental_only(backend: ToyBackend) -> None:
+    """Nobody asks for lost machines of a finished job any more, so nobody collects the finished rental."""
+    controller: Any = backend.controller
+    controller.fleet.is_training = False
+    controller.rental_futures["1"] = rental = Future[Any]()
+    assert backend.poll() and controller.get_stop_reason() == ""
+    write_shared(backend, "result.json")
+    assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
+    assert backend.poll()  # that thread may be in a request to the cloud
+    rental.set_result(None)
+    assert not backend.poll() and controller.rental_futures
+
+
+def test_stopped_job_connects_to_machines_that_are_still_there(backend: ToyBackend) -> None:
+    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
+    write_shared(backend, "stop")
+    restarted = ToyBackend(backend.run)
+    assert restarted.poll() and len(ToyCloud.rented) == 2
+    ToyCloud.reset(free_machines=3)
+    with pytest.raises(SetupFailed, match="stopped by the user"):
+        ToyBackend(backend.run).poll()
+    assert ToyCloud.rented == {}
 
 
 @pytest.fixture
-def supervised(hand_made: Fixture) -> Any:
-    """A job on two rented machines and its controller, whose `.events` has terminated IDs."""
-    run = hand_made(machines=2, cloud={}, backend="aws")
-    events: list[Any] = []
-    provider = SimpleNamespace(
-        max_dollars=None,
-        run_folder=run.run_folder,
-        terminate=lambda ids, reason: events.append((ids, reason)),
-        is_overdue=False,
-        is_price_limit_reached=False,
-        list_machines=lambda: {},
-        first_names=("0", "1"),
-        rents_spares_late=False,
-    )
-    fake_class: Any = lambda *_: provider  # noqa: E731
-    controller: Any = RentedJobController(run.spec, run.run_folder, fake_class)
-    controller.fleet = FakeFleet(run.run_folder.path / "remote")
-    controller.last_poll_time = time.monotonic()
-    controller.events = events
-    public_ips = {"0": "", "1": "198.51.100.7"}
-    controller.live_machines = {
-        name: SimpleNamespace(name=name, id=f"i-{name}", public_ip=public_ip) for name, public_ip in public_ips.items()
-    }
-    return run, controller
+def finished(backend: ToyBackend) -> ToyBackend:
+    """A job that has its result. Machine 0 has no public address."""
+    fleet: Any = backend.controller.fleet
+    fleet.is_training = False
+    backend.controller.live_machines["0"] = replace(ToyCloud.rented["toy-1"], public_ip="")
+    backend.controller.poll_future = None
+    write_shared(backend, "result.json")
+    return backend
 
 
-def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixture) -> None:
-    """Nobody asks for lost machines of a finished job any more, so nobody collects the finished rental."""
-    run, controller = supervised
-    controller.rental_futures["1"] = rental = Future[Any]()
-    assert controller.poll() is True and controller.get_stop_reason() == ""
-    run.write_shared("result.json", "{}")
-    assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
-    assert controller.poll() is True  # that thread may be in a request to the cloud
-    rental.set_result(None)
-    assert controller.poll() is False and controller.rental_futures
-
-
-def test_poll_downloads_the_final_network_through_the_jump_host(supervised: Fixture) -> None:
-    run, controller = supervised
-    remote = run.run_folder.path / "remote"
-    (remote / "network").mkdir(parents=True)
-    (remote / "network" / "classes.json").write_text("{}\n")
-    run.write_shared("result.json", "{}")
-    assert controller.poll() is False
-    assert (run.run_folder.path / "network" / "classes.json").read_text() == "{}\n"
-    assert controller.events == [(["i-0"], "the job has ended")]
-    activity = supervisor_records.read_activity(run.run_folder.path)
+def test_final_network_is_downloaded_through_the_jump_host(finished: ToyBackend) -> None:
+    folder = finished.run.folder.path
+    (folder / "remote/network").mkdir(parents=True)
+    (folder / "remote/network/classes.json").write_text("{}\n")
+    assert not finished.poll() and (folder / "network/classes.json").read_text() == "{}\n"
+    assert ToyCloud.released == [("toy-1", "the job has ended")]
+    activity = read_activity(folder)
     assert activity and "downloading what was trained: 0 of 0 MB" in activity.doing
 
 
-def test_poll_goes_on_when_the_final_network_cannot_be_downloaded(supervised: Fixture) -> None:
-    run, controller = supervised
-    run.write_shared("result.json", "{}")
-    del controller.fleet.connectors["1"]
-    with log_lines("cluster.backends") as lines:
-        assert controller.poll() is False
-    assert controller.events == [(["i-0"], "the job has ended")]
-    assert lines == ["what was trained stays in the machines' shared folder: '1'"]
-
-
-def test_poll_goes_on_when_the_download_of_the_network_does_not_end(
-    supervised: Fixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["'1'", "not complete after 0 s"])
+def test_final_network_that_cannot_be_had_keeps_no_machine(
+    finished: ToyBackend, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    run, controller = supervised
-    run.write_shared("result.json", "{}")
+    """A machine does not answer, or sends bit by bit; all are billed meanwhile."""
     never = threading.Event()
-    monkeypatch.setattr(final_network, "DOWNLOAD_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(trained_files, "download_network", lambda *_: never.wait(60))
+    if reason == "'1'":
+        fleet: Any = finished.controller.fleet
+        del fleet.connectors["1"]
+    else:
+        monkeypatch.setattr(final_network, "DOWNLOAD_TIMEOUT_SECONDS", 0.1)
+        monkeypatch.setattr(trained_files, "download_network", lambda *_: never.wait(60))
     with log_lines("cluster.backends") as lines:
-        assert controller.poll() is False
+        assert not finished.poll()
     never.set()
-    assert lines == ["what was trained stays in the machines' shared folder: not complete after 0 s"]
+    assert ToyCloud.released == [("toy-1", "the job has ended")]
+    assert lines == [f"what was trained stays in the machines' shared folder: {reason}"]
 
 
-def test_poll_after_a_stop_connects_to_machines_that_are_still_there(supervised: Fixture) -> None:
-    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
-    run, controller = supervised
-    run.write_shared("stop", "{}")
-    controller.fleet = None
-    controller.provider.first_machine_time = None
-    with pytest.raises(SetupFailed, match="stopped by the user"):
-        controller.poll()  # there are no machines
-    controller.provider.list_machines = lambda: controller.live_machines
-    controller.provider.finish_open_requests = lambda: pytest.fail("it looked for machines")
-    with pytest.raises(pytest.fail.Exception, match="it looked for machines"):
-        controller.poll()
+@pytest.mark.parametrize("name", ["machines.json", "hosts.json"])
+def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend, name: str) -> None:
+    path = backend.run.folder.path / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(DamagedRecord, match=f"{name}: is not a regular file"):
+        if name == "hosts.json":
+            backend.open_fleet()
+        else:
+            read_setup_record(backend.run.folder)
 
 
-def test_poll_stops_an_overdue_job(supervised: Fixture) -> None:
-    """A machine whose kernel hangs does not power itself off."""
-    _, controller = supervised
-    controller.fleet.agents_alive = lambda: True
-    controller.fleet.pool = SimpleNamespace(submit=lambda function: Future())
-    assert controller.poll() is True and controller.get_stop_reason() == ""
-    controller.provider.is_overdue = True
-    assert controller.poll() is True
-    assert controller.get_stop_reason() == "its time limit passed, and not all of its machines have ended"
+# --- limits and access -----------------------------------------------------------------------------------------------
 
 
-def test_poll_does_not_move_machines_that_reached_their_limit(supervised: Fixture) -> None:
-    """Also if a machine had left before and was not replaced."""
-    run, controller = supervised
-    run.write_status("left", machine="0", ended=True, launch="")
-    run.write_status("stopped", machine="1", ended=True, launch="")
-    controller.fleet.agents_alive = lambda: False
-    assert controller.poll() is False and controller.fleet is not None
+@pytest.mark.parametrize(
+    ("is_price_limit_reached", "is_overdue", "reason"),
+    [
+        (False, False, ""),
+        (False, True, "its time limit passed, and not all of its machines have ended"),  # a kernel that hangs
+        # What traffic costs beyond what was expected uses up the dollars at once: the job is overdue too.
+        (True, True, "the limit of 40 dollars (--max-price-total) was reached"),
+    ],
+)
+def test_job_is_stopped_at_its_limits(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, is_price_limit_reached: bool, is_overdue: bool, reason: str
+) -> None:
+    monkeypatch.setattr(ToyCloud, "max_dollars", 40.0)
+    monkeypatch.setattr(ToyCloud, "is_price_limit_reached", is_price_limit_reached)
+    monkeypatch.setattr(ToyCloud, "is_overdue", is_overdue)
+    assert backend.poll() and backend.controller.get_stop_reason() == reason
+
+
+def test_price_limit_is_watched_while_machines_are_set_up(backend: ToyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may take hours to answer its set-up, and all of them are billed."""
+    fleet: Any = backend.controller.fleet
+
+    def set_up_machines() -> None:
+        for _ in range(3):
+            fleet.while_waiting()
+            if reason := stop_reason(fleet.folder.shared):
+                raise SetupFailed(reason)
+
+    fleet.set_up_machines = set_up_machines
+    monkeypatch.setattr(ToyCloud, "max_dollars", 5.0)
+    checks = iter([False, True])  # the first by `poll` itself
+    monkeypatch.setattr(ToyCloud, "is_price_limit_reached", property(lambda self: next(checks)))
+    with pytest.raises(SetupFailed, match=r"^the limit of 5 dollars \(--max-price-total\) was reached"):
+        backend.poll()
+
+
+def test_refused_credentials_are_an_access_error_until_they_are_accepted(
+    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_no_credentials(*_: Any) -> Any:
+        raise NoCredentials("the toy cloud: no credentials")
+
+    backend = make_backend()
+    assert backend.access_error() == "" and backend.poll()
+    with monkeypatch.context() as context:
+        context.setattr(ToyCloud, "list_machines", raise_no_credentials)
+        poll_cloud(backend)
+        assert "no credentials; the machines power off" in backend.access_error()
+    poll_cloud(backend)
+    assert backend.access_error() == ""
+    backend.controller.fleet = None  # as in a supervisor that was just started
+    monkeypatch.setattr(ToyCloud, "list_machines", raise_no_credentials)
+    with pytest.raises(NoCloudAccess, match="no credentials"):
+        backend.poll()
+
+
+# --- machines at risk ------------------------------------------------------------------------------------------------
+
+
+def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_back(
+    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ToyCloud, "first_names", ("0", "1"))
+    monkeypatch.setattr(ToyCloud, "rents_spares_late", True)
+    monkeypatch.setattr(ToyCloud, "rent_all", lambda self: {name: self._rent(name) for name in self.first_names})
+    backend = make_backend(free_machines=4, spares=2)
+    assert backend.poll()
+    assert sorted(backend.controller.live_machines) == ["0", "1"] and backend.dead_machines() == []
+    with pytest.raises(SetupFailed, match=r"^not rented yet$"):
+        backend.controller._wait_until_ready("2")
+    write_status(backend, "1", "training", phase="running", risk_reason=RISK)
+    for _ in range(3):
+        poll_cloud(backend)
+    assert caplog.text.count(f"machine 1: {RISK}; it goes on training") == 1
+    assert backend.dead_machines() == ["2"], "one spare for one machine at risk"
+    backend.replace("2")
+    poll_cloud(backend)
+    assert sorted(backend.controller.live_machines) == ["0", "1", "2"] and backend.controller.fleet.restarted == ["2"]
+    write_status(backend, "1", "training", phase="running")
+    poll_cloud(backend)
+    assert ToyCloud.released == [] and backend.dead_machines() == []
+    ToyCloud.rented.pop(backend.controller.live_machines["2"].id)
+    backend.controller.rented_at.clear()  # else it counts as just rented, and the cloud's list as older
+    poll_cloud(backend)
+    assert backend.dead_machines() == ["2"], "once due, a spare is replaced like any other machine"
 
 
 # --- traffic ---------------------------------------------------------------------------------------------------------
 
 
-def note_traffic(controller: Any, machine: str, boot: str, written_bytes: int) -> None:
-    """Let a status of a machine come home, with the bytes that the machine has written to the shared folder."""
-    moved = Traffic(shared_written_bytes=written_bytes)
-    status = MachineStatus(id=f"{machine}.a", address=machine, boot_id=boot, traffic=moved)
-    controller.fleet.mirror.last_status[f"status/{machine}.json"] = to_json_bytes(encode(status)), 0.0
+def test_traffic_is_counted_at_the_end_and_over_a_move(backend: ToyBackend) -> None:
+    controller: Any = backend.controller
 
+    def note_traffic(boot: str, written_bytes: int, home_bytes: int) -> None:
+        """Let a machine's status come home, with the bytes that the machine has written to the shared folder."""
+        moved = Traffic(shared_written_bytes=written_bytes)
+        status = MachineStatus(id="0.a", address="10.0.0.1", boot_id=boot, traffic=moved)
+        controller.fleet.mirror.last_status["status/0.json"] = to_json_bytes(encode(status)), 0.0
+        controller.fleet.received_bytes = home_bytes
 
-def test_poll_counts_the_traffic_of_machines_and_of_this_computer(supervised: Fixture) -> None:
-    run, controller = supervised
-    controller.fleet.agents_alive = lambda: True
-    note_traffic(controller, "0", "first", 7)
-    controller.fleet.received_bytes = 100
-    assert controller.poll() is True
-    assert read_traffic(run.run_folder.path).until(time.time()) == Traffic(shared_written_bytes=7, home_bytes=100)
-    note_traffic(controller, "0", "second", 5)
-    assert controller.poll() is True
-    assert read_traffic(run.run_folder.path).until(time.time()).shared_written_bytes == 7, "not at every round"
-    controller.fleet.received_bytes = 150
-    controller.fleet.agents_alive = lambda: False
-    run.write_status("stopped", machine="1", ended=True, launch="")
-    assert controller.poll() is False
-    assert read_traffic(run.run_folder.path).until(time.time()) == Traffic(shared_written_bytes=12, home_bytes=150)
+    def counted() -> Traffic:
+        return read_traffic(backend.run.folder.path).until(time.time())
 
-
-def test_poll_counts_the_last_traffic_before_the_job_moves(supervised: Fixture) -> None:
-    run, controller = supervised
-    controller.traffic_log.last_count_time = time.monotonic()
-    note_traffic(controller, "0", "first", 7)
-    controller.fleet.received_bytes = 100
+    note_traffic("first", 7, 100)
+    assert backend.poll() and counted() == Traffic(), "not at every round"
     controller._move_to_new_machines()
-    assert read_traffic(run.run_folder.path).until(time.time()) == Traffic(shared_written_bytes=7, home_bytes=100)
-    controller.fleet = FakeFleet(run.run_folder.path / "remote")
-    controller.fleet.received_bytes = 20
-    controller.traffic_log.count(controller.fleet, is_last=True)
-    assert read_traffic(run.run_folder.path).until(time.time()).home_bytes == 120
-
-
-def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(supervised: Fixture) -> None:
-    """Otherwise the new machine of that name would be looked for at the old one, and the job would fail."""
-    run, controller = supervised
-    controller.provider.ensure_reachable = lambda machines: machines
-    controller._update_hosts = lambda: None
-    controller.poll_future = Future()
-    controller.poll_future.set_result(dict(controller.live_machines))
-    controller._move_to_new_machines()
-    controller.fleet = FakeFleet(run.run_folder.path / "remote")
-    controller.live_machines = {"0": SimpleNamespace(name="0", id="i-new", public_ip="")}
-    controller._poll_cloud(controller.last_poll_time)
-    assert [machine.id for machine in controller.live_machines.values()] == ["i-new"]
-
-
-@pytest.mark.parametrize("is_reached", [True, False])
-def test_poll_stops_the_job_at_its_price_limit(supervised: Fixture, is_reached: bool) -> None:
-    _, controller = supervised
-    controller.fleet.agents_alive = lambda: True
-    controller.provider.max_dollars = 40.0
-    controller.provider.is_price_limit_reached = is_reached
-    # What traffic costs beyond what was expected uses up the dollars at once: the job is overdue too.
-    controller.provider.is_overdue = is_reached
-    assert controller.poll() is True
-    reason = "the limit of 40 dollars (--max-price-total) was reached"
-    assert controller.get_stop_reason() == (reason if is_reached else "")
+    assert counted() == Traffic(shared_written_bytes=7, home_bytes=100)
+    ToyCloud.free_machines = 2
+    assert backend.poll()
+    note_traffic("second", 5, 50)
+    controller.fleet.is_training = False
+    write_status(backend, "1", "stopped", ended=True)
+    assert not backend.poll() and counted() == Traffic(shared_written_bytes=12, home_bytes=150)

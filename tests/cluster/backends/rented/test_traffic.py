@@ -31,11 +31,8 @@ def test_counts_of_a_replaced_machine_stay(tmp_path: Path) -> None:
 
 
 def test_next_supervisor_goes_on_and_adds_what_comes_home_to_it(tmp_path: Path) -> None:
-    first = TrafficLog(tmp_path)
-    first.update([status("1", "a", 4)], 1000, 100.0)
-    first.former_home_bytes += 1000  # the job moves to other machines
-    first.update([status("1", "b", 1)], 50, 110.0)
-    TrafficLog(tmp_path).update([status("1", "b", 3)], 200, 120.0)
+    TrafficLog(tmp_path).update([status("1", "a", 4)], 1000, 100.0)
+    TrafficLog(tmp_path).update([status("1", "a", 7)], 250, 120.0)
     assert read_traffic(tmp_path).until(120.0) == Traffic(shared_written_bytes=7, home_bytes=1250)
 
 

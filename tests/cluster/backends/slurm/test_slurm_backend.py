@@ -12,7 +12,6 @@ from cluster.backends.slurm.backend import SlurmBackend, check_partition, may_ru
 from cluster.backends.slurm.batch_script import batch_arguments, batch_script
 from cluster.backends.slurm.options import SlurmOptions
 from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmStep, parse_seconds
-from cluster.display.next_commands import print_next_commands
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
@@ -106,17 +105,13 @@ PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
         ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
     ],
 )
-def test_partition_that_cannot_run_the_job_is_refused(
+def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     program: Fixture, options: dict[str, Any], nodes: int, message: str
 ) -> None:
     program("sinfo", PARTITIONS)
     with pytest.raises(BadInput, match=message) as failure:
         check_partition(SlurmOptions(**options), nodes)
     assert "\n" not in str(failure.value)
-
-
-def test_partition_that_suffices_is_accepted(program: Fixture) -> None:
-    program("sinfo", PARTITIONS)
     check_partition(SlurmOptions(gpus_per_node=0), 4)
     check_partition(SlurmOptions(partition="gpu", gpus_per_node=8), 2)
 
@@ -218,14 +213,6 @@ def test_job_that_slurm_ended_says_how(program: Fixture, backend: SlurmBackend) 
     assert not backend.agents_alive() and backend.explain_end() == "Slurm ended its job 8: preempted"
     backend.run.folder.shared.joinpath("stop").touch()
     assert backend.explain_end() == ""
-
-
-def test_hint_after_launch_names_the_keys_that_end_attach(
-    hand_made: Fixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, backend_name, keys in (("job-1", "slurm", "Ctrl-C"), ("job-2", "local", "Ctrl-b d")):
-        print_next_commands(hand_made(name, backend=backend_name).job)
-        assert f"(detach with {keys}, the job continues)" in capsys.readouterr().out
 
 
 def test_shell_is_a_step_beside_the_agent(program: Fixture, backend: SlurmBackend) -> None:

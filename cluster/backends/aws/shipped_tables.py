@@ -1,4 +1,4 @@
-"""The names of AWS's regions, zones and machine types, for tab completion. Makes no request.
+"""What ships with the program of AWS's machine types and prices, and the names of its regions. Makes no request.
 
 The regions are those of the partition `aws` in botocore's partitions.json. A zone's name is that of its region and a
 letter (EC2 user guide, "Regions and Zones"); which letters an account has, only AWS knows.
@@ -9,9 +9,28 @@ import json
 import re
 from pathlib import Path
 
+from cluster.backends.catalog import MachineType
 from infra.aws.market import instance_types
 
 ZONE_LETTERS = "abcdef"
+
+
+def find_machine_type(name: str) -> MachineType | None:
+    """Return a machine type from the built-in tables, None when no table has the name."""
+    instance_type = instance_types.find_builtin_type(name) or instance_types.HISTORIC_TYPES.get(name)
+    if instance_type is None:
+        return None
+    price = instance_types.ON_DEMAND_PRICES.get(name, instance_types.HISTORIC_PRICES.get(name))
+    is_current = name in instance_types.BUILTIN_TYPES
+    return MachineType(
+        name=name,
+        gpus=max(1, instance_type.gpus),
+        gpu=instance_type.gpu,
+        network_gbps=instance_type.network_gbps,
+        vcpus=instance_type.vcpus,
+        on_demand_price=price,
+        retired_reason="" if is_current else instance_types.RETIREMENT_REASONS.get(name, ""),
+    )
 
 
 def machine_types() -> list[str]:

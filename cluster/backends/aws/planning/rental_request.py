@@ -1,0 +1,157 @@
+"""What the user wants to rent: a reservation, a region, and the instance types that have images and one PyTorch."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.rental_spec import MARKETS
+from cluster.backends.planner import ResumedRun
+from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
+from cluster.backends.rented.provider import JOURNAL_FILE
+from cluster.errors import BadInput, ClusterError
+from infra.aws.client import Account
+from infra.aws.instances import amis, preflight
+from infra.aws.instances.request_history import RequestHistory
+from infra.aws.journal import Journal
+from infra.aws.launch_request import get_group_region
+from infra.aws.market import offers
+from infra.aws.market.instance_types import InstanceType
+from infra.aws.market.reservations import Reservation, find_reservation
+from infra.errors import CloudError
+
+
+@dataclass(frozen=True)
+class RentalRequest:
+    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
+
+    options: AwsOptions
+    offline: bool = False
+    resumed: ResumedRun | None = None  # None: for a new job
+
+    @cached_property
+    def account(self) -> Account | None:
+        """The account in the reservation's region, without a reservation in the first region; None offline.
+
+        Raises `CloudError`, within seconds if AWS does not answer.
+        """
+        if self.offline:
+            return None
+        return self._first_account.in_region(self.reservation.region) if self.reservation else self._first_account
+
+    @cached_property
+    def _first_account(self) -> Account:
+        group_region = get_group_region(self.options.reservation or "")
+        account = Account(next(iter(self.options.regions), group_region or None))
+        account.require_answer()
+        return account
+
+    @cached_property
+    def reservation(self) -> Reservation | None:
+        """The reservation that has the machines, None when the user names none.
+
+        Raises `CloudError`, also when no machine can be launched in it.
+        """
+        if self.options.reservation and self.offline:
+            raise CloudError(
+                f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
+                "see: imgnet-cluster check"
+            )
+        return None if self.offline else _find_reservation(self.options, self._first_account)
+
+
+def choose_instance_types(
+    preferred_types: Sequence[str], request: RentalRequest
+) -> tuple[dict[str, InstanceType], list[str]]:
+    """Choose the instance types to request, in order of preference.
+
+    All have an image, unless the user names one, and take the same build of PyTorch as the first, with which all
+    machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
+    Returns them by name, and notes on the types that are left out. Raises `ClusterError`.
+    """
+    with cloud_errors_as_cluster_errors():
+        for region in request.options.regions:
+            preflight.check_region(region)
+        account = request.account
+        if request.reservation:
+            preferred_types = [request.reservation.type]
+        names, notes = offers.choose_types(account, preferred_types, request.options.types, offline=request.offline)
+        known_types = offers.list_instance_types(account, names, offline=request.offline)
+    if not known_types:
+        raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
+    names = [name for name in names if name in known_types]
+    if not request.reservation:  # reserved machines are sold
+        names, market_notes = choose_sold_types(known_types, names, MARKETS[request.options.market])
+        notes += market_notes
+    if not request.options.ami:
+        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
+        if old_names == names:
+            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
+        names = [name for name in names if name not in old_names]
+        if old_names:
+            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
+    first = known_types[names[0]]
+    torch_index = amis.get_torch_index_url(first.gpu_arch)
+    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
+    names = [name for name in names if name not in mixed_names]
+    if mixed_names:
+        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
+    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
+    other_names = [name for name in names if name not in chosen_names]
+    if other_names:
+        notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
+    return {name: known_types[name] for name in chosen_names}, notes
+
+
+def _find_reservation(options: AwsOptions, account: Account) -> Reservation | None:
+    """Return the reservation that the user names, None without one.
+
+    Raises `CloudError`, also when no machine can be launched in it or another option contradicts it.
+    """
+    if options.reservation is None:
+        return None
+    reservation = find_reservation(
+        account, options.regions or (account.region,), options.reservation, time.time(), options.types, options.zones
+    )
+    if options.market not in ("spot", reservation.market):  # spot is the default
+        raise CloudError(
+            f"{reservation.id}: its machines are of the market {reservation.market}; leave out --{options.market}"
+        )
+    return reservation
+
+
+def choose_sold_types(
+    known_types: Mapping[str, InstanceType], names: Sequence[str], markets: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the types that EC2 sells in one of the markets, and notes on the others. Raises `ClusterError`."""
+    sold_names = [name for name in names if set(markets) & set(known_types[name].markets)]
+    unsold_names = [name for name in names if name not in sold_names]
+    asked = " or ".join(markets)
+    if not sold_names:
+        is_on_demand = any("on-demand" in known_types[name].markets for name in unsold_names)
+        next_step = "pass --on-demand" if is_on_demand else "buy a block: imgnet-cluster offers --capacity-blocks"
+        raise ClusterError(f"EC2 does not sell {', '.join(unsold_names)} as {asked}; {next_step}")
+    notes = [f"{', '.join(unsold_names)}: not requested, EC2 does not sell them as {asked}"] if unsold_names else []
+    return sold_names, notes
+
+
+def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOptions:
+    """Return the options with the region in which the resumed job last had machines: its shared folder is there.
+
+    Raises `BadInput` when the options name other regions only.
+    """
+    if resumed is None:
+        return options
+    history = RequestHistory(Journal(resumed.run.folder.path / JOURNAL_FILE))
+    regions = [recorded.request.place.region for recorded in history.requests() if recorded.is_granted]
+    if not regions:  # the job never had a machine
+        return options
+    region = regions[-1]
+    if options.regions and region not in options.regions:
+        name = resumed.run.spec.name
+        raise BadInput(
+            f"--region {', '.join(options.regions)}: the checkpoints of {name} are in the shared folder of {region}; "
+            "leave --region out"
+        )
+    return replace(options, regions=(region,))
