@@ -1,28 +1,26 @@
 """Checks before a launch, all at once: credentials, permissions, quotas, zones, image, and the tools on this computer.
 
 Changes nothing. Permissions are checked with DryRun calls, which EC2 answers with the error DryRunOperation when the
-call would succeed. Functions here import boto3 late, because offline planning imports this module and must not load it.
+call would succeed.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from infra.aws import tags
+from infra.aws.client import Account, call, paginate
 from infra.aws.errors import DENIED_CODES, get_error_code
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.stack import Stack
+from infra.aws.tags import Resource
 from infra.errors import CloudError, NoCredentials
 
 from . import amis
-
-if TYPE_CHECKING:
-    from infra.aws.client import Account
-    from infra.aws.launch_request import RunInstances
-    from infra.aws.stack.stack import Stack
+from .request import InstanceRequest, build_launch_request
 
 OK = "ok"
 WARNING = "warning"
@@ -52,13 +50,13 @@ class _QuotaRequirement:
 
 
 def run_preflight(
-    account: "Account",
+    account: Account,
     *,
     types: Sequence[str],
     machines: int,
     market: str,
     stack_missing: Sequence[str] = (),
-    own_stack: "Stack | None" = None,
+    own_stack: Stack | None = None,
     ami: str | None = None,
 ) -> list[Finding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
@@ -110,7 +108,7 @@ def check_region(name: str) -> None:
 # --- identity and region ------------------------------------------------------------------------------------------
 
 
-def _check_identity(account: "Account") -> list[Finding]:
+def _check_identity(account: Account) -> list[Finding]:
     """Check that the region exists and is enabled, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
@@ -149,9 +147,8 @@ def _closest_region(region: str, known_regions: list[str]) -> str:
     return next(iter(get_close_matches(region, known_regions, 1)), ALWAYS_ENABLED_REGION)
 
 
-def _is_region_disabled(account: "Account") -> bool:
+def _is_region_disabled(account: Account) -> bool:
     """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
-    from infra.aws.client import call
 
     if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
         return False
@@ -171,7 +168,7 @@ def _disabled_region_finding(region: str) -> Finding:
 # --- types, image, quotas, addresses ------------------------------------------------------------------------------
 
 
-def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
+def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
     """Check which types the region offers. Return them, and findings with their zones."""
     try:
         names, notes = offers.choose_types(account, types)
@@ -188,7 +185,7 @@ def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[Instanc
 
 
 def _check_image(
-    account: "Account", instance_types: Sequence[InstanceType], ami: str | None
+    account: Account, instance_types: Sequence[InstanceType], ami: str | None
 ) -> tuple[amis.Image | None, list[Finding]]:
     """Return the image of the first type that has one. A type without one is an error only when no type has one."""
     first_image = None
@@ -209,7 +206,7 @@ def _check_image(
 
 
 def _check_quotas(
-    account: "Account", instance_types: Sequence[InstanceType], machines: int, market: str
+    account: Account, instance_types: Sequence[InstanceType], machines: int, market: str
 ) -> list[Finding]:
     """Compare each quota with the vCPUs that a launch needs of it.
 
@@ -266,9 +263,8 @@ def _quota_finding(
     return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}{new_account}", command)
 
 
-def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> list[Finding]:
+def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:
     """Check which of the stack's subnets have `needed` free addresses: one for each machine."""
-    from infra.aws.client import paginate
 
     try:
         subnets = paginate(
@@ -297,11 +293,11 @@ def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> l
 
 
 def _check_launch_permission(
-    account: "Account",
+    account: Account,
     instance_types: Sequence[InstanceType],
     market: str,
     image: amis.Image,
-    own_stack: "Stack | None",
+    own_stack: Stack | None,
 ) -> Finding:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
@@ -330,11 +326,9 @@ def _check_launch_permission(
 
 
 def _dry_run_request(
-    own_stack: "Stack", instance_type: InstanceType, zone: str, market: str, image: amis.Image, owner: str
-) -> "RunInstances":
+    own_stack: Stack, instance_type: InstanceType, zone: str, market: str, image: amis.Image, owner: str
+) -> Resource:
     """Return the request of a launch of one machine. It has no placement group: that would have to exist."""
-    from .request import InstanceRequest, build_run_instances
-
     place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market)
     instance_request = InstanceRequest(
         job_uid="dry-run",
@@ -347,10 +341,10 @@ def _dry_run_request(
         host_key="",
         use_placement_group=False,
     )
-    return build_run_instances(instance_request, instance_type, place, ["0"], 0)
+    return build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
 
 
-def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
 
     def specifications(resource_type: str) -> list[tags.TagSpecification]:
@@ -379,7 +373,6 @@ def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[st
 
 def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     """Return whether EC2 would carry out a call. A DryRun always ends in an error; its code is the answer."""
-    from infra.aws.client import call
 
     try:
         call(f"ec2:{action}", dry_run)

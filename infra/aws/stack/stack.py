@@ -72,7 +72,7 @@ def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     group = stack_security_group.ensure_security_group(context, vpc)
     stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
     network.route_jobs_to(context, vpc, address)
-    stack_security_group.ensure_key_pair(context, key_name, public_key)
+    key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network.subnets, group)
     bucket = bucket or file_system.bucket
     if bucket:
@@ -109,7 +109,7 @@ def remove(account: Account, delete_data: bool) -> list[str]:
         buckets.remove(context, file_system.bucket, file_system.id, delete_data)
     efs.remove(context, delete_data)
     role.remove(context)
-    stack_security_group.remove_key_pairs(context)
+    key_pairs.remove_key_pairs(context)
     for vpc in network.list_vpc_ids(context):
         stack_security_group.remove_security_groups(context, vpc)
     network.remove(context)
@@ -139,7 +139,7 @@ def _inspect(account: Account) -> tuple[list[str], Stack | None]:
     key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
     if not key_name:
         lines.append("key pair (generated on this computer)")
-    elif not stack_security_group.has_key_pair(context, key_name):
+    elif not key_pairs.has_key_pair(context, key_name):
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)

@@ -221,10 +221,10 @@ def test_remove_leftovers_removes_what_the_job_left(bed: GangTestbed) -> None:
     instances.attach_elastic_ip(bed.account, machine, own_tags)
     assert len(ec2.describe_addresses()["Addresses"]) == 1, "one address, also after a second call"
     ec2.create_volume(AvailabilityZone=A, Size=10, TagSpecifications=tags.tag_specifications(["volume"], own_tags))
-    remaining = instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}, bed.clock.sleep, 0)
+    remaining = instances.remove_leftovers(bed.account, bed.uid, bed.clock.sleep, 0)
     assert remaining == [f"placement group {machine.placement_group}: still in use"]
     assert ec2.describe_addresses()["Addresses"] == [] and len(ec2.describe_volumes()["Volumes"]) == 1
-    assert bed.gang().terminate_job() == [] and instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}) == []
+    assert bed.gang().terminate_job() == [] and instances.remove_leftovers(bed.account, bed.uid) == []
 
 
 def test_attach_elastic_ip_moves_the_jobs_address(bed: GangTestbed) -> None:
@@ -243,7 +243,7 @@ def test_remove_leftovers_ignores_a_disk_that_vanishes(bed: GangTestbed) -> None
         AvailabilityZone=A, Size=10, TagSpecifications=tags.tag_specifications(["volume"], own_tags)
     )
     bed.front.fault(action="DeleteVolume", code="InvalidVolume.NotFound", after=True)
-    assert instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}) == []
+    assert instances.remove_leftovers(bed.account, bed.uid) == []
 
 
 def test_describe_all_rejects_a_response_that_omits_a_machine(bed: GangTestbed, monkeypatch: Any) -> None:

@@ -11,12 +11,11 @@ import pytest
 from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.aws_gang import ZONES, GangTestbed, bed
-from support.aws_journal import launch_request
 
 from infra.aws import tags
 from infra.aws.instances import request
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.launch_request import Place, ReservationTarget
@@ -70,8 +69,9 @@ def build(
 ) -> dict[str, Any]:
     place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0, reservation=reservation)
     names = [str(index) for index in range(n)]
-    request = build_run_instances(replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number)
-    return dict(request)
+    return build_launch_request(
+        replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number
+    ).parameters
 
 
 BLOCK = ReservationTarget(id="cr-0123456789abcdef0", closing_time=1_795_400_000.0)
@@ -135,7 +135,7 @@ def test_network_interfaces_of_every_type_fit_its_cards() -> None:
 def assert_interfaces_fit(type: str) -> None:
     network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
     cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
-    nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
+    nics = request._network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
     card_indexes = [nic["NetworkCardIndex"] for nic in nics]
     assert card_indexes[0] == 0 and len(set(card_indexes)) == len(card_indexes) <= network["MaximumNetworkInterfaces"]
     assert all(nic["InterfaceType"] in cards[nic["NetworkCardIndex"]]["InterfaceTypes"] for nic in nics)
@@ -145,7 +145,7 @@ def assert_interfaces_fit(type: str) -> None:
 
 
 def test_card_without_efa_gets_a_plain_interface() -> None:
-    nics = request.network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1", is_public=True)
+    nics = request._network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1", is_public=True)
     assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
 
 
@@ -177,7 +177,7 @@ def test_request_of_a_group_of_reservations_joins_their_placement_group() -> Non
     assert run_request["Placement"] == {"GroupName": "theirs"}
 
 
-def test_build_run_instances_tags_all_resources_alike() -> None:
+def test_build_launch_request_tags_all_resources_alike() -> None:
     for market in ("spot", "on-demand"):
         run_request = build(market=market)
         tags_by_type = {
@@ -225,8 +225,7 @@ def test_client_token_differs_for_every_other_request() -> None:
     assert all(token.isascii() and len(token) <= 64 for token in tokens)
     elsewhere = Place(region="us-west-2", zone="us-east-1b", type="g5.xlarge", market="spot")
     assert (
-        build_run_instances(INSTANCE_REQUEST, BUILTIN_TYPES["g5.xlarge"], elsewhere, ["0", "1"], 1)["ClientToken"]
-        not in tokens
+        build_launch_request(INSTANCE_REQUEST, BUILTIN_TYPES["g5.xlarge"], elsewhere, ["0", "1"], 1).token not in tokens
     )
 
 
@@ -235,14 +234,9 @@ def test_disk_is_never_smaller_than_the_image() -> None:
     assert sizes == [75, 75, 400]
 
 
-def test_build_run_instances_names_the_placement_group_or_none() -> None:
+def test_build_launch_request_names_the_placement_group_or_none() -> None:
     assert "Placement" not in build(use_placement_group=False)
     assert build(number=7)["Placement"] == {"GroupName": "imgnet-job-3-9073e811-7"}
-
-
-@pytest.mark.parametrize(("names", "text"), [(["3"], "3"), (["0", "1"], "0-1"), (["4", "5", "6"], "4-6")])
-def test_format_machine_range(names: list[str], text: str) -> None:
-    assert request.format_machine_range(names) == text
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
@@ -251,17 +245,17 @@ def test_request_is_unchanged_by_the_journal(
     bed: GangTestbed, type: str, market: str, reservation: ReservationTarget | None
 ) -> None:
     place = Place(region="us-east-1", zone=ZONES[0], type=type, market=market, price=1.0, reservation=reservation)
-    run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
-    bed.journal.write(replace(launch_request(1, place, ["0", "1"]), parameters=run_request))
+    request = build_launch_request(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
+    bed.journal.write(request)
     (recorded,) = bed.journal.events(LaunchRequest)
-    assert recorded.parameters == run_request and recorded.place == place
+    assert replace(recorded, time=0.0) == request
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge", "p5.48xlarge"])
 def test_ec2_launches_machines_as_requested(bed: GangTestbed, type: str) -> None:
     (machine,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
     (description,) = bed.account.ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"]
-    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", "", True))
+    assert len(description["NetworkInterfaces"]) == len(request._network_interfaces(BUILTIN_TYPES[type], "", "", True))
     assert description["MetadataOptions"]["HttpTokens"] == "required" and description["KeyName"] == "imgnet-key"
     (disk,) = bed.account.ec2.describe_volumes()["Volumes"]
     assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (150, "gp3", True)

@@ -21,7 +21,6 @@ from infra.aws.market.instance_types import (
     DEFAULT_TYPES,
     HISTORIC_TYPES,
     ON_DEMAND_PRICES,
-    find_builtin_type,
 )
 from infra.errors import CloudError, NoCredentials
 
@@ -40,7 +39,7 @@ def refusal(*args: Any, **options: Any) -> str:
 def test_list_instance_types_leaves_out_unknown_names(front: AwsFrontend) -> None:
     names = ["p5.48xlarge", "p3.16xlarge", "g5.xlarge", "q9.large"]
     assert offers.list_instance_types(shared_account(), names) == {
-        name: find_builtin_type(name) for name in ("p5.48xlarge", "g5.xlarge")
+        name: BUILTIN_TYPES[name] for name in ("p5.48xlarge", "g5.xlarge")
     }
     for names in ([], ["p3.16xlarge"]):
         assert offers.list_instance_types(shared_account(), names) == {}

@@ -122,9 +122,9 @@ def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAcc
     for _ in range(2):
         public = key_pairs.generate_key_pair()[1]
         for _ in range(2):
-            security_group.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
+            key_pairs.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
     assert len(account.ec2.describe_key_pairs()["KeyPairs"]) == 3
-    security_group.remove_key_pairs(work)
+    key_pairs.remove_key_pairs(work)
     assert [key_pair["KeyName"] for key_pair in account.ec2.describe_key_pairs()["KeyPairs"]] == ["theirs"]
 
 
@@ -134,7 +134,7 @@ def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackConte
     with pytest.raises(
         CloudError, match=r"does not belong to imgnet-cluster: .*type: aws ec2 delete-key-pair --key-name imgnet-"
     ):
-        security_group.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
+        key_pairs.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
 
 
 # --- the role -------------------------------------------------------------------------------------------------------
