@@ -66,16 +66,6 @@ class LaunchRequest(JournalEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestUnanswered(JournalEvent):
-    """A request was sent, and its outcome is unknown."""
-
-    KIND: ClassVar[str] = "unanswered"
-    number: int
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class RequestGranted(JournalEvent):
     """All machines of a request are running."""
 

@@ -106,7 +106,6 @@ def is_legacy_arch(gpu_arch: str) -> bool:
 
 def _find_newest_image(account: Account) -> tuple[str, str]:
     """Return the first of `AMI_PARAMETERS` that exists, and its image ID. Raises `CloudError`."""
-
     response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
     image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response.get("Parameters", [])}
     for name in AMI_PARAMETERS:
@@ -117,7 +116,6 @@ def _find_newest_image(account: Account) -> tuple[str, str]:
 
 def _describe_image(account: Account, ami: str, python: str, torch: str = "") -> Image:
     """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
-
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
     if not response.get("Images"):
         raise CloudError(f"there is no image {ami} in {account.region}; images belong to a region: pass another --ami")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account, list_tagged
-from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, describe_error, explain_error, get_error_code
+from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
     InstanceEnded,
@@ -21,7 +21,6 @@ from infra.aws.journal_events import (
     LaunchRequest,
     RequestGranted,
     RequestRefused,
-    RequestUnanswered,
     TerminationFinished,
     TerminationStarted,
 )
@@ -296,9 +295,6 @@ class Gang:
                 last_error = error
                 is_late = time.monotonic() - start > RUN_RETRY_SECONDS
                 may_have_run = may_have_run or kind is ErrorKind.OUTCOME_UNKNOWN
-                self.journal.write(
-                    RequestUnanswered(number=request.number, code=get_error_code(error), message=describe_error(error))
-                )
                 if is_late or attempt == RUN_ATTEMPTS:
                     break
             self.pause(retry_pause)

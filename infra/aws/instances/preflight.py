@@ -8,13 +8,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
 
 from infra.aws import tags
-from infra.aws.client import Account, call, paginate
+from infra.aws.client import Account, call, list_tagged
 from infra.aws.errors import DENIED_CODES, get_error_code
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoCredentials
@@ -99,7 +102,7 @@ def check_region(name: str) -> None:
     """Raise `CloudError` when boto3 knows no region of this name. Makes no AWS call."""
     known_regions = _list_known_regions()
     if known_regions and name not in known_regions:
-        closest_region = _closest_region(name, known_regions)
+        closest_region = next(iter(get_close_matches(name, known_regions, 1)), ALWAYS_ENABLED_REGION)
         raise CloudError(
             f"boto3 knows no region {name}; pass --region {closest_region}, or update boto3: pip install -U boto3"
         )
@@ -141,15 +144,8 @@ def _list_known_regions() -> list[str]:
     ]
 
 
-def _closest_region(region: str, known_regions: list[str]) -> str:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(region, known_regions, 1)), ALWAYS_ENABLED_REGION)
-
-
 def _is_region_disabled(account: Account) -> bool:
     """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
-
     if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
         return False
     try:
@@ -229,7 +225,9 @@ def _check_quotas(
     findings = []
     for requirement, names in type_names_by_requirement.items():
         allowed = allowed_vcpus[requirement.code]
-        default = quotas.look_up_default_quota(account, requirement.code) if requirement in too_small else None
+        default = None
+        if requirement in too_small:
+            default = quotas.look_up_quota(account, requirement.code, of_new_account=True)
         findings.append(_quota_finding(account.region, requirement, names, allowed, default, level))
     if too_small:
         next_command = quotas.quota_requests_command(account.region, too_small[0].code)
@@ -265,15 +263,8 @@ def _quota_finding(
 
 def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:
     """Check which of the stack's subnets have `needed` free addresses: one for each machine."""
-
     try:
-        subnets = paginate(
-            "look up the stack's subnets",
-            account.ec2,
-            "describe_subnets",
-            "Subnets",
-            Filters=tags.make_filters({tags.STACK: tags.STACK_VALUE}),
-        )
+        subnets = list_tagged(account, "describe_subnets", {tags.STACK: tags.STACK_VALUE})
     except CloudError as error:
         return [_finding_from_error(error)]
     findings = [Finding(OK, f"the first launch creates {', '.join(missing)}")] if missing else []
@@ -346,34 +337,21 @@ def _dry_run_request(
 
 def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
-
-    def specifications(resource_type: str) -> list[tags.TagSpecification]:
-        return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
-
     ec2 = account.ec2
-    yield (
-        "CreatePlacementGroup",
-        lambda: ec2.create_placement_group(
-            DryRun=True,
-            GroupName=DRY_RUN_GROUP_NAME,
-            Strategy="cluster",
-            TagSpecifications=specifications("placement-group"),
-        ),
-    )
+    group = {"GroupName": DRY_RUN_GROUP_NAME, "Strategy": "cluster"}
+    calls = [("CreatePlacementGroup", ec2.create_placement_group, "placement-group", group)]
     if creates_stack:
-        yield (
-            "CreateVpc",
-            lambda: ec2.create_vpc(DryRun=True, CidrBlock="10.77.0.0/16", TagSpecifications=specifications("vpc")),
-        )
-        yield (
-            "CreateInternetGateway",
-            lambda: ec2.create_internet_gateway(DryRun=True, TagSpecifications=specifications("internet-gateway")),
-        )
+        calls += [
+            ("CreateVpc", ec2.create_vpc, "vpc", {"CidrBlock": str(VPC_CIDR)}),
+            ("CreateInternetGateway", ec2.create_internet_gateway, "internet-gateway", {}),
+        ]
+    for action, function, resource_type, params in calls:
+        specifications = tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
+        yield action, partial(function, DryRun=True, TagSpecifications=specifications, **params)
 
 
 def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     """Return whether EC2 would carry out a call. A DryRun always ends in an error; its code is the answer."""
-
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:

@@ -108,7 +108,7 @@ def build_launch_request(
             "CapacityReservationTarget": {target_key: place.reservation.id}
         }
 
-    def specifications(token: str) -> list[tags.TagSpecification]:
+    def specifications(token: str) -> list[Resource]:
         return tags.tag_specifications(resource_types, _machine_tags(instance_request, names, token))
 
     # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.

@@ -89,7 +89,6 @@ def list_instance_types(
 
 def list_zones_by_type(account: Account, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the region's zones that have each type, sorted. A type that no zone has is absent. Raises `CloudError`."""
-
     if not names:
         return {}
     offerings = paginate(
@@ -227,7 +226,6 @@ def _build_offer(region: str, instance_type: InstanceType, zone: str, known_pric
 
 def _describe_types(account: Account, names: Sequence[str]) -> list[Resource]:
     """Return EC2's descriptions of the named types. Without names there is no call: it would describe all 1,400."""
-
     descriptions: list[Resource] = []
     for start in range(0, len(names), MAX_NAMES_PER_CALL):
         descriptions += paginate(
@@ -294,7 +292,6 @@ def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
 
     Raises `NoCredentials`.
     """
-
     if not names:
         return {}
     try:
@@ -342,7 +339,6 @@ def _list_price(client: Client, name: str, region: str) -> float | None:
 
     Raises `CloudError`.
     """
-
     filters = PRICE_LIST_FILTERS | {"instanceType": name, "regionCode": region}
     response = call(
         "look up prices",

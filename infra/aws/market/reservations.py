@@ -170,14 +170,12 @@ def find_region(account: Account, reservation_id: str) -> str:
 
 def list_regions(account: Account) -> list[str]:
     """Return the regions that the account has enabled. Raises `CloudError`."""
-
     response = call("look up regions (ec2:DescribeRegions)", account.ec2.describe_regions)
     return sorted(region["RegionName"] for region in response["Regions"])
 
 
 def _look_up_reservations(account: Account, reservation_id: str) -> list[Reservation]:
     """Return the reservation of an ID, or those of a group; none when the region has none. Raises `CloudError`."""
-
     is_group = bool(get_group_region(reservation_id))
     try:
         descriptions = paginate(
@@ -199,7 +197,6 @@ def _look_up_reservations(account: Account, reservation_id: str) -> list[Reserva
 
 def _list_groups(account: Account, reservation_id: str) -> list[str]:
     """Return the ARNs of the groups to which a reservation belongs. Raises `CloudError`."""
-
     groups = paginate(
         "look up the groups of a reservation (ec2:GetGroupsForCapacityReservation)",
         account.ec2,
@@ -296,7 +293,6 @@ def list_block_offerings(
 
     Raises `CloudError`.
     """
-
     block_hours = get_block_hours(hours)
     offerings = [
         _parse_offering(description, account.region)

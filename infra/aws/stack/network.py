@@ -140,7 +140,7 @@ def list_machines(context: StackContext) -> list[Resource]:
 # --- the parts of a job's network ----------------------------------------------------------------------------------
 
 
-def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications: list[tags.TagSpecification]) -> str:
+def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications: list[Resource]) -> str:
     """Create a subnet of a job in a zone, at the first free address range, and return it. Raises `CloudError`."""
     ec2 = context.account.ec2
     subnets = list_tagged(context.account, "describe_subnets", {}, vpc_id=[vpc])
@@ -301,7 +301,7 @@ def _ensure_vpc(context: StackContext) -> str:
         f"network {VPC_CIDR}",
         lambda: _list_own(context, "describe_vpcs"),
         create_vpc,
-        lambda vpc: context.delete("network", ec2.delete_vpc, VpcId=vpc["VpcId"]),
+        ec2.delete_vpc,
         id_key="VpcId",
         is_used=lambda vpc: bool(_list_subnets(context, vpc["VpcId"])),
     )
@@ -345,9 +345,7 @@ def _ensure_gateway(context: StackContext, vpc: str) -> str:
             ec2.create_internet_gateway,
             TagSpecifications=context.tag_specifications("internet-gateway"),
         ),
-        lambda gateway: context.delete(
-            "internet gateway", ec2.delete_internet_gateway, InternetGatewayId=gateway["InternetGatewayId"]
-        ),
+        ec2.delete_internet_gateway,
         id_key="InternetGatewayId",
         is_used=lambda gateway: bool(gateway["Attachments"]),
     )
@@ -386,7 +384,7 @@ def _ensure_route_table(context: StackContext, vpc: str) -> Resource:
             VpcId=vpc,
             TagSpecifications=context.tag_specifications("route-table"),
         ),
-        lambda table: context.delete("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"]),
+        ec2.delete_route_table,
         id_key="RouteTableId",
         is_used=lambda table: bool(_associated_subnets(table)),
     )

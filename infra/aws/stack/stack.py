@@ -4,7 +4,7 @@ The stack is found by its tags and created by the first launch that needs it. A 
 without the stack tag is never touched.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.aws import tags
@@ -78,18 +78,7 @@ def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
-    return Stack(
-        region=account.region,
-        vpc=vpc,
-        subnets=subnets,
-        security_group=group,
-        file_system=file_system.id,
-        key_name=key_name,
-        key_file=str(key_file),
-        instance_profile=role.ROLE_NAME,
-        bucket=bucket,
-        access_point=file_system.access_point,
-    )
+    return _make_stack(account.region, vpc, subnets, group, replace(file_system, bucket=bucket), key_name)
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
@@ -145,14 +134,20 @@ def _inspect(account: Account) -> tuple[list[str], Stack | None]:
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
     if not vpc or not group or not file_system or any(line != role.ROLE_UNREADABLE for line in lines):
         return lines, None
-    return lines, Stack(
-        region=account.region,
+    return lines, _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
+
+
+def _make_stack(
+    region: str, vpc: str, subnets: dict[str, str], group: str, file_system: efs.FileSystem, key_name: str
+) -> Stack:
+    return Stack(
+        region=region,
         vpc=vpc,
-        subnets=stack_network.subnets,
-        security_group=group["GroupId"],
+        subnets=subnets,
+        security_group=group,
         file_system=file_system.id,
         key_name=key_name,
-        key_file=str(key_file),
+        key_file=str(key_pairs.KEY_PATH.expanduser()),
         instance_profile=role.ROLE_NAME,
         bucket=file_system.bucket,
         access_point=file_system.access_point,
