@@ -1,7 +1,5 @@
 """Quota codes of instance types, and quota values."""
 
-import shlex
-
 import pytest
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
@@ -31,15 +29,3 @@ def test_look_up_quota_on_errors_returns_none(front: AwsFrontend, fault: str) ->
     assert quotas.look_up_quota(shared_account(), "L-417A185B") is None
     front.reset()
     assert quotas.look_up_quota(shared_account(), "L-00000000") is None
-
-
-def test_quota_increase_command_requests_the_vcpus() -> None:
-    argv = shlex.split(quotas.quota_increase_command("eu-west-1", "L-417A185B", 1536))
-    assert argv[:3] == ["aws", "service-quotas", "request-service-quota-increase"]
-    options = dict(zip(argv[3::2], argv[4::2], strict=True))
-    assert options == {
-        "--region": "eu-west-1",
-        "--service-code": "ec2",
-        "--quota-code": "L-417A185B",
-        "--desired-value": "1536",
-    }
