@@ -24,13 +24,6 @@ def test_account_region_comes_from_argument_or_environment(front: AwsFrontend, m
         Account()
 
 
-def test_in_region_uses_the_same_credentials(front: AwsFrontend) -> None:
-    account = Account()
-    western_account = account.in_region("us-west-2")
-    zones = western_account.ec2.describe_availability_zones()["AvailabilityZones"]
-    assert {zone["RegionName"] for zone in zones} == {"us-west-2"} and account.in_region("us-east-1") is account
-
-
 def test_identity_without_credentials_names_aws_configure(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -90,13 +83,6 @@ def test_owner_has_only_characters_that_all_services_take_in_tags(monkeypatch: p
     account.__dict__["identity"] = ("123456789012", "arn:aws:sts::123456789012:assumed-role/admin/ann,o'hara*")
     monkeypatch.setattr("getpass.getuser", lambda: "DOMAIN\\änn")
     assert account.owner == "ann_o_hara_ DOMAIN_änn"
-
-
-def test_owner_is_the_role_and_the_user_name(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("getpass.getuser", lambda: "ann")
-    account = Account()
-    number, arn = account.identity
-    assert number == "123456789012" and account.owner == f"{arn.rpartition('/')[2]} ann"
 
 
 def test_get_public_address_is_the_one_that_the_endpoint_sees(
