@@ -41,8 +41,11 @@ def test_security_group_allows_own_machines_and_one_ssh_address(
         )
 
     assert rules("IpPermissions") == [("-1", None, [group], []), ("tcp", 22, [], [OWN_CIDR])]
-    targets = [rule[2:] for rule in rules("IpPermissionsEgress")]
-    assert sorted(sum(groups_and_ranges, []) for groups_and_ranges in targets) == [["0.0.0.0/0"], [group]], "EFA"
+    egress = rules("IpPermissionsEgress")
+    assert [own_group for rule in egress for own_group in rule[2]] == [group], "EFA needs it"
+    assert [address for rule in egress for address in rule[3]] == ["0.0.0.0/0"] and {rule[0] for rule in egress} == {
+        "-1"
+    }
     assert security_group.is_complete(description)
 
 
