@@ -86,7 +86,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
 
     Raises `CloudError`.
     """
-    efs = context.account.efs
+    account, efs = context.account, context.account.efs
     file_system = find_file_system(context) or _create(context)
     if file_system.state != "available":
         file_system = wait_for(
@@ -99,7 +99,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
             "policy of the file system",
             efs.put_file_system_policy,
             FileSystemId=file_system.id,
-            Policy=json.dumps(_expected_policy(context, file_system.id)),
+            Policy=json.dumps(policies.file_system_policy(account.identity[0], account.region, file_system.id)),
         )
     if not file_system.access_point:
         folder_owner = {"OwnerUid": EFS_USER_ID, "OwnerGid": EFS_USER_ID, "Permissions": "0755"}
@@ -159,10 +159,6 @@ def remove(context: StackContext, delete_data: bool) -> None:
 def _creation_token(context: StackContext) -> str:
     """Return the client token with which AWS creates at most one file system for each region."""
     return f"{RESOURCE_NAME}-{context.account.region}"
-
-
-def _expected_policy(context: StackContext, file_system_id: str) -> policies.Policy:
-    return policies.file_system_policy(context.account.identity[0], context.account.region, file_system_id)
 
 
 def describe_own(context: StackContext) -> Resource | None:

@@ -97,8 +97,8 @@ def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -
             return [{"SpotPriceHistory": [row("2", 30), row("3", 50)]}, {"SpotPriceHistory": [row("4", 10)]}]
 
     account = Account()
-    account.__dict__["ec2"] = type("Client", (), {"get_paginator": lambda self, name: Pages()})()
-    assert offers._spot_prices(account, ["t"]) == {("a", "t", "spot"): 3.0}
+    account.__dict__["ec2"] = SimpleNamespace(can_paginate=lambda name: True, get_paginator=lambda name: Pages())
+    assert offers.look_up_prices(account, ["t"], {}) == {("a", "t", "spot"): 3.0}
 
 
 def test_on_demand_prices_stop_after_the_first_failed_call(front: AwsFrontend) -> None:
