@@ -9,7 +9,7 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.errors import ErrorKind
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError
 
 __all__ = ["bed"]
 
@@ -22,15 +22,6 @@ def test_account_region_comes_from_argument_or_environment(front: AwsFrontend, m
     monkeypatch.delenv("AWS_REGION")
     with pytest.raises(CloudError, match=r"AWS: no region is set; pass --region us-east-1"):
         Account()
-
-
-def test_identity_without_credentials_names_aws_configure(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(NoCredentials, match="aws configure"):
-        _ = Account().identity
-    with pytest.raises(NoCredentials, match="aws configure list"):
-        Account("us-east-1", "nobody")
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,10 @@ def test_acquire_skips_a_place_during_its_cooldown(bed: GangTestbed) -> None:
 def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
     message = refusal(bed, seconds=0)
-    assert f"g5.xlarge spot in {A}: InsufficientInstanceCapacity" in message and f"in {B}: Insuff" in message
-    assert message.startswith("EC2 cannot provide 3 machines for this job")
-    assert message.endswith("see: imgnet-cluster offers")
+    assert message.startswith(
+        f"EC2 cannot provide 3 machines for this job: g5.xlarge spot in {A}: InsufficientInstance"
+    )
+    assert f"; g5.xlarge spot in {B}: Insuff" in message and message.endswith("see: imgnet-cluster offers")
     assert bed.live_instances() == [] and bed.placement_group_names() == []
 
 
@@ -140,8 +141,7 @@ def test_f6_refusal_of_the_account_stops_at_once(bed: GangTestbed, code: str) ->
 
 def test_f6_acquire_without_group_permission_launches_nothing(bed: GangTestbed) -> None:
     bed.front.fault(action="CreatePlacementGroup", code="UnauthorizedOperation", times=9)
-    assert "ec2:CreatePlacementGroup" in refusal(bed)
-    assert bed.front.count("RunInstances") == 0 and bed.front.count("CreatePlacementGroup") == 1
+    assert "ec2:CreatePlacementGroup" in refusal(bed) and bed.front.count("RunInstances") == 0
 
 
 def test_f7_throttled_request_is_repeated_with_growing_pauses(bed: GangTestbed) -> None:
@@ -269,25 +269,19 @@ def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: GangTestbed) 
     assert sum(bed.clock.pauses) < 60
 
 
-UNSUPPORTED = "The requested configuration is currently not supported. Please check the documentation."
-
-
-@pytest.mark.parametrize(
-    "code", ["Unsupported", "UnsupportedOperation", "InsufficientFreeAddressesInSubnet", "SomethingNew"]
-)
+@pytest.mark.parametrize("code", ["Unsupported", "InsufficientFreeAddressesInSubnet", "SomethingNew"])
 def test_refusal_of_one_place_leaves_the_others(bed: GangTestbed, code: str) -> None:
-    bed.front.fault(action="RunInstances", code=code, message=UNSUPPORTED)
+    bed.front.fault(action="RunInstances", code=code)
     assert {machine.zone for machine in bed.acquire()} == {B}
     assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == []
 
 
 def test_place_that_is_unsuitable_is_never_asked_again(bed: GangTestbed) -> None:
     bed.sim.capacity[B, "g5.xlarge"] = 0
-    bed.front.fault(action="RunInstances", code="Unsupported", message=UNSUPPORTED)
+    bed.front.fault(action="RunInstances", code="Unsupported")
     bed.clock.meanwhile = [lambda: None] * 5 + [lambda: bed.sim.capacity.update({(B, "g5.xlarge"): 3})]
     assert {machine.zone for machine in bed.acquire()} == {B}
-    requests = [event for event in bed.journal.events(JournalEvent) if isinstance(event, LaunchRequest)]
-    assert [request.place.zone for request in requests].count(A) == 1
+    assert [request.place.zone for request in bed.journal.events(LaunchRequest)].count(A) == 1
 
 
 def test_type_without_an_image_is_skipped(bed: GangTestbed) -> None:

@@ -61,17 +61,6 @@ def test_ensure_is_complete_and_idempotent(account: RecordingAccount, aws: Path)
     assert stack.remove(account, True) == [] and not account.changes()
 
 
-def test_ensure_tags_everything_in_the_creating_call(account: RecordingAccount) -> None:
-    stack.ensure(account, OWN_CIDR)
-    creating_calls = [(action, params) for action, params in account.calls if action.startswith(("Create", "Import"))]
-    untagged_actions = {"CreateRoute", "CreateMountTarget"}  # parts of tagged resources
-    assert len(creating_calls) > 10
-    for action, params in creating_calls:
-        specifications = params.get("TagSpecifications", [])
-        tags = params.get("Tags") or [tag for specification in specifications for tag in specification["Tags"]]
-        assert action in untagged_actions or {"Key": "imgnet:stack", "Value": "imgnet"} in tags, action
-
-
 def test_remove_keeps_data_without_delete_data(account: RecordingAccount) -> None:
     own_stack = stack.ensure(account, OWN_CIDR)
     with log_lines("infra.aws.stack", logging.INFO) as lines:
