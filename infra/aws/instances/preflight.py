@@ -19,7 +19,6 @@ from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
-from infra.aws.tags import Resource
 from infra.errors import CloudError, NoCredentials
 
 from . import amis
@@ -312,15 +311,7 @@ def _check_launch_permission(
     if not candidates:
         return Finding(ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack")
     instance_type, zone = candidates[0]
-    request = _dry_run_request(own_stack, instance_type, zone, market.partition("-then-")[0], image, owner)
-    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **request))
-
-
-def _dry_run_request(
-    own_stack: Stack, instance_type: InstanceType, zone: str, market: str, image: amis.Image, owner: str
-) -> Resource:
-    """Return the request of a launch of one machine. It has no placement group: that would have to exist."""
-    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market)
+    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
     instance_request = InstanceRequest(
         job_uid="dry-run",
         job_name="dry-run",
@@ -330,9 +321,10 @@ def _dry_run_request(
         stack=own_stack,
         user_data="",
         host_key="",
-        use_placement_group=False,
+        use_placement_group=False,  # it would have to exist
     )
-    return build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
+    parameters = build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
+    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **parameters))
 
 
 def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.journal import Journal
-from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from . import buckets, efs, key_pairs, network, role
@@ -89,7 +88,8 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     context = StackContext(account, stack_journal(account.region))
     machines = network.list_machines(context)
     if machines:
-        labels = ", ".join(map(_machine_label, machines))
+        job_by_id = {machine["InstanceId"]: tags.read_tags(machine).get(tags.JOB) for machine in machines}
+        labels = ", ".join(f"{id} ({job})" if job else id for id, job in job_by_id.items())
         raise CloudError(
             f"machines still run in the stack of {account.region}: {labels}; type: imgnet-cluster down --all"
         )
@@ -103,11 +103,6 @@ def remove(account: Account, delete_data: bool) -> list[str]:
         stack_security_group.remove_security_groups(context, vpc)
     network.remove(context)
     return context.leftovers
-
-
-def _machine_label(machine: Resource) -> str:
-    job = tags.read_tags(machine).get(tags.JOB)
-    return f"{machine['InstanceId']} ({job})" if job else str(machine["InstanceId"])
 
 
 def _inspect(account: Account) -> tuple[list[str], Stack | None]:
