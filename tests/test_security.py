@@ -88,9 +88,9 @@ def test_ssh_is_open_to_one_address_and_nothing_else(cloud: Any) -> None:
 def test_login_for_a_minute_is_allowed_to_the_user_for_our_machines_only() -> None:
     action, machine = "ec2-instance-connect:SendSSHPublicKey", "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
     user = policies.user_policy("123456789012", "us-east-1")
-    assert is_allowed(user, action, machine, {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE})
-    assert not is_allowed(user, action, machine, {})
-    assert action not in policies.allowed_actions(policies.machine_policy(file_system="fs-1", bucket="ours"))
+    ours = {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}
+    assert is_allowed(user, action, machine, ours) and not is_allowed(user, action, machine, {})
+    assert not is_allowed(policies.machine_policy(file_system="fs-1", bucket="ours"), action, machine, ours)
 
 
 def test_all_traffic_between_the_machines_is_open(cloud: Any) -> None:

@@ -14,18 +14,17 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 
 from infra.errors import NoAnswer, NoCredentials
 
 from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
-from .tags import Resource
+from .tags import Resource, Tags, make_filters
 
 PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the price list
 CHECK_IP_URL = "https://checkip.amazonaws.com"
@@ -45,6 +44,8 @@ class Account:
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         # Kept because the session reports "default" for no profile, and would then ignore keys in the environment.
         self._profile = profile
+        import boto3  # late: offline planning imports this module and does without
+
         with _explain_errors("AWS"):
             # boto3 itself knows AWS_DEFAULT_REGION and the profile's region, which come after AWS_REGION.
             region = region or os.environ.get("AWS_REGION")
@@ -113,11 +114,6 @@ class Account:
         return self.client("service-quotas")
 
     @cached_property
-    def pricing(self) -> Client:
-        """Price list client."""
-        return self.client("pricing", region=PRICING_API_REGION)
-
-    @cached_property
     def identity(self) -> tuple[str, str]:
         """The account number, and the ARN of the caller. Raises `NoCredentials`, `CloudError`."""
         return self._ask_identity(RETRY_CONFIG)
@@ -179,12 +175,25 @@ def call_with_retry(
 
 
 def paginate(action: str, client: Client, operation: str, result_key: str, **params: object) -> list[Resource]:
-    """Return all items of a paginated operation: the lists under `result_key` of all pages. Raises `CloudError`."""
+    """Return all items of an operation: the lists under `result_key` of all its pages. Raises `CloudError`."""
     with _explain_errors(action):
-        items: list[Resource] = []
-        for page in client.get_paginator(operation).paginate(**params):
-            items += page.get(result_key, [])
-        return items
+        if client.can_paginate(operation):
+            pages = client.get_paginator(operation).paginate(**params)
+        else:
+            pages = [getattr(client, operation)(**params)]
+        return [item for page in pages for item in page.get(result_key, [])]
+
+
+def list_tagged(account: Account, operation: str, tags: Tags, **filters: Sequence[str]) -> list[Resource]:
+    """Return the EC2 resources of one kind that have these tags, as EC2 describes them. Raises `CloudError`.
+
+    `operation` is that of boto3 ("describe_subnets"), and names the kind. `filters` are further filters, as of
+    `make_filters`.
+    """
+    api_name = account.ec2.meta.method_to_api_mapping[operation]  # "DescribeSubnets"
+    action = f"{operation.replace('_', ' ')} (ec2:{api_name})"
+    result_key = api_name.removeprefix("Describe")
+    return paginate(action, account.ec2, operation, result_key, Filters=make_filters(tags, **filters))
 
 
 def _forbid_questions(session: Any) -> None:  # Any: boto3 ships no types

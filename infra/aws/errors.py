@@ -206,8 +206,3 @@ def _shorten(text: str) -> str:
     """
     text = text.partition(" Encoded authorization failure message")[0]
     return text if len(text) < 300 else f"{text[:150]} ... {text[-145:]}"
-
-
-def describe_error(error: Exception) -> str:
-    """Return the short text of an error in one line."""
-    return _shorten(" ".join(str(error).split()))

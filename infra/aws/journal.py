@@ -5,13 +5,44 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from .journal_events import JournalEvent, decode_event, encode_event
+from .journal_events import (
+    InstanceEnded,
+    JournalEvent,
+    LaunchRequest,
+    RequestGranted,
+    RequestRefused,
+    decode_event,
+    encode_event,
+)
 
 EventT = TypeVar("EventT", bound=JournalEvent)
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A launch request, and its outcome; None while that is unknown."""
+
+    request: LaunchRequest
+    outcome: RequestGranted | RequestRefused | None = None
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether EC2 launched all machines of the request."""
+        return isinstance(self.outcome, RequestGranted)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the request has no machines and was given up."""
+        return isinstance(self.outcome, RequestRefused)
+
+    @property
+    def ids(self) -> list[str]:
+        """The IDs of the machines that EC2 launched for the request."""
+        return [machine.id for machine in self.outcome.machines] if self.outcome else []
 
 
 class Journal:
@@ -65,6 +96,34 @@ class Journal:
                     data = json.loads(text)
                     if isinstance(data, dict):
                         yield decode_event(data, f"{self.path}, line {number}")
+
+    # --- the launch requests of a job, in all regions ----------------------------------------------------------------
+
+    def launch_requests(self) -> list[RecordedRequest]:
+        """Return all launch requests in order."""
+        requests: dict[int, RecordedRequest] = {}
+        for event in self.events(LaunchRequest, RequestGranted, RequestRefused):
+            if isinstance(event, LaunchRequest):
+                requests[event.number] = RecordedRequest(event)
+            elif isinstance(event, RequestGranted | RequestRefused) and event.number in requests:
+                requests[event.number] = RecordedRequest(requests[event.number].request, event)
+        return list(requests.values())
+
+    @property
+    def granted_ids(self) -> list[str]:
+        """The IDs of all machines that were ever granted."""
+        return [machine_id for recorded in self.launch_requests() if recorded.is_granted for machine_id in recorded.ids]
+
+    @property
+    def ended_ids(self) -> set[str]:
+        """The IDs of machines whose end is recorded."""
+        return {event.id for event in self.events(InstanceEnded)}
+
+    @property
+    def alive_ids(self) -> list[str]:
+        """The IDs of granted machines whose end is not recorded."""
+        ended_ids = self.ended_ids
+        return [machine_id for machine_id in self.granted_ids if machine_id not in ended_ids]
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from train.tools.records import DamagedRecord, decode, encode
 
-from .launch_request import Internet, Place, RunInstances
+from .launch_request import Internet, Place
+from .tags import BOOT_KEY, Resource, read_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +22,6 @@ class JournalEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Login:
-    """How to log in to the machines of a request before they have a host key of their own."""
-
-    image: str
-    user: str
-    port: int
-    host_key: str  # public half of the boot host key
-
-
-@dataclass(frozen=True, kw_only=True)
 class LaunchedMachine:
     """A machine that EC2 launched for a request."""
 
@@ -41,41 +32,37 @@ class LaunchedMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest(JournalEvent):
-    """A request for machines is about to be sent."""
+    """A request for machines is about to be sent. It is complete, so that it can be sent again unchanged."""
 
     KIND: ClassVar[str] = "request"
     number: int
     place: Place
     names: tuple[str, ...]
-    parameters: RunInstances
+    parameters: Resource  # of RunInstances
     new_group: str  # the placement group to create for the request, "" for none
     internet: Internet
-    login: Login
+    ssh_user: str
+    ssh_port: int
 
     @property
     def token(self) -> str:
         """The client token, with which EC2 recognizes a repeated request."""
-        return self.parameters["ClientToken"]
+        return str(self.parameters["ClientToken"])
 
     @property
     def tags(self) -> dict[str, str]:
         """The tags of the machines."""
-        return {tag["Key"]: tag["Value"] for tag in self.parameters["TagSpecifications"][0]["Tags"]}
+        return read_tags(self.parameters["TagSpecifications"][0])
 
     @property
     def placement_group(self) -> str:
         """The placement group of the machines, "" for none."""
-        return self.parameters["Placement"]["GroupName"] if "Placement" in self.parameters else ""
+        return str(self.parameters.get("Placement", {}).get("GroupName", ""))
 
-
-@dataclass(frozen=True, kw_only=True)
-class RequestUnanswered(JournalEvent):
-    """A request was sent, and its outcome is unknown."""
-
-    KIND: ClassVar[str] = "unanswered"
-    number: int
-    code: str
-    message: str
+    @property
+    def host_key(self) -> str:
+        """The public half of the host key with which the machines boot."""
+        return self.tags.get(BOOT_KEY, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,8 @@
-"""What one launch request asks of EC2: a place, and the parameters of RunInstances as plain data.
-
-The parameters are typed for the keys that we send. They are stored in the journal and read back, so that the same
-request can be sent again.
-"""
+"""Where a launch request asks for machines: a place, reserved capacity there, and the way to the internet."""
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NotRequired, TypedDict
-
-from .tags import TagSpecification
 
 GROUP_PATTERN = re.compile(r"arn:aws[a-z-]*:resource-groups:([a-z0-9-]+):\d{12}:group/[\w./-]+", re.ASCII)
 
@@ -62,104 +55,3 @@ class Place:
     def closing_time(self) -> float | None:
         """When EC2 ends the machines, in seconds since 1970; None for never."""
         return self.reservation.closing_time if self.reservation else None
-
-
-class InstanceProfileParameters(TypedDict):
-    """The role of the machines."""
-
-    Name: str
-
-
-class MetadataParameters(TypedDict):
-    """How a machine may reach its metadata service."""
-
-    HttpEndpoint: str
-    HttpTokens: str
-    HttpPutResponseHopLimit: int
-
-
-class NetworkInterfaceParameters(TypedDict):
-    """A network interface of each machine."""
-
-    DeviceIndex: int
-    NetworkCardIndex: int
-    SubnetId: str
-    Groups: list[str]
-    DeleteOnTermination: bool
-    InterfaceType: str
-    AssociatePublicIpAddress: NotRequired[bool]
-
-
-class EbsParameters(TypedDict):
-    """The size and type of a disk."""
-
-    VolumeSize: int
-    VolumeType: str
-    Encrypted: bool
-    DeleteOnTermination: bool
-
-
-class DiskParameters(TypedDict):
-    """A disk of each machine."""
-
-    DeviceName: str
-    Ebs: EbsParameters
-
-
-class PlacementParameters(TypedDict):
-    """The placement group of the machines."""
-
-    GroupName: str
-
-
-class SpotParameters(TypedDict):
-    """What happens to a spot machine that EC2 needs back."""
-
-    SpotInstanceType: str
-    InstanceInterruptionBehavior: str
-
-
-class MarketParameters(TypedDict):
-    """The market, when it is not on demand."""
-
-    MarketType: str
-    SpotOptions: NotRequired[SpotParameters]
-
-
-class ReservationTargetParameters(TypedDict):
-    """The reservation, or the group of reservations, that has the machines. EC2 takes one of the two."""
-
-    CapacityReservationId: NotRequired[str]
-    CapacityReservationResourceGroupArn: NotRequired[str]
-
-
-class ReservationParameters(TypedDict):
-    """The reserved capacity in which the machines run."""
-
-    CapacityReservationTarget: ReservationTargetParameters
-
-
-class UntaggedRunInstances(TypedDict):
-    """The parameters of RunInstances without tags and client token, which are computed from them."""
-
-    ImageId: str
-    InstanceType: str
-    MinCount: int
-    MaxCount: int
-    KeyName: str
-    IamInstanceProfile: InstanceProfileParameters
-    InstanceInitiatedShutdownBehavior: str
-    MetadataOptions: MetadataParameters
-    NetworkInterfaces: list[NetworkInterfaceParameters]
-    BlockDeviceMappings: list[DiskParameters]
-    UserData: str
-    Placement: NotRequired[PlacementParameters]
-    InstanceMarketOptions: NotRequired[MarketParameters]
-    CapacityReservationSpecification: NotRequired[ReservationParameters]
-
-
-class RunInstances(UntaggedRunInstances):
-    """All parameters of RunInstances that we send."""
-
-    TagSpecifications: list[TagSpecification]
-    ClientToken: str

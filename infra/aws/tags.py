@@ -5,7 +5,7 @@ Tags are the source of truth about what exists. A journal records intents only.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 STACK = "imgnet:stack"
 JOB = "imgnet:job"
@@ -21,52 +21,31 @@ NAME = "Name"
 STACK_VALUE = "imgnet"  # the value of STACK: one stack for each region
 
 Tags = Mapping[str, str]
-Resource = dict[str, Any]  # a resource as AWS describes it, which is read key by key: boto3 ships no types
+Resource = dict[str, Any]  # a resource as AWS describes it or takes it, key by key: boto3 ships no types
 
 
-class AwsTag(TypedDict):
-    """A tag, as AWS takes and returns it."""
-
-    Key: str
-    Value: str
-
-
-class TagSpecification(TypedDict):
-    """The tags of the resources of one type that a call creates."""
-
-    ResourceType: str
-    Tags: list[AwsTag]
-
-
-class Filter(TypedDict):
-    """A condition of a describing call."""
-
-    Name: str
-    Values: list[str]
-
-
-def to_aws_tags(tags: Tags) -> list[AwsTag]:
+def to_aws_tags(tags: Tags) -> list[dict[str, str]]:
     """Return tags as AWS takes them: a list of Key and Value."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def read_tags(resource: Resource) -> dict[str, str]:
     """Return the tags in AWS's description of a resource."""
-    tags: list[AwsTag] = resource.get("Tags") or resource.get("TagSet") or []  # S3 calls them TagSet
+    tags: list[dict[str, str]] = resource.get("Tags") or resource.get("TagSet") or []  # S3 calls them TagSet
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def tag_specifications(resource_types: Iterable[str], tags: Tags) -> list[TagSpecification]:
+def tag_specifications(resource_types: Iterable[str], tags: Tags) -> list[Resource]:
     """Return the TagSpecifications of a creating call, the same tags for each resource type that it creates."""
     return [{"ResourceType": resource_type, "Tags": to_aws_tags(tags)} for resource_type in resource_types]
 
 
-def make_filters(tags: Tags, **extra_filters: Sequence[str]) -> list[Filter]:
+def make_filters(tags: Tags, **extra_filters: Sequence[str]) -> list[Resource]:
     """Return the Filters that select resources with these tags.
 
     `extra_filters` are other filters, written with _ for -: `vpc_id=["vpc-1"]`.
     """
-    filters: list[Filter] = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+    filters: list[Resource] = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
     for name, values in extra_filters.items():
         filters.append({"Name": name.replace("_", "-"), "Values": list(values)})
     return filters

@@ -2,19 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.journal_events import (
     JournalEvent,
     LaunchedMachine,
     LaunchRequest,
-    Login,
     RequestGranted,
     encode_event,
 )
-from infra.aws.launch_request import Internet, Place
+from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -30,24 +30,15 @@ def launch_request(
     """Return a request for machines. `has_overhead`: with a disk of 100 GB each, which costs money too."""
     image = Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "", "")
     stack = Stack(place.region, "vpc-1", {place.zone: "subnet-1"}, "sg-1", "fs-1", "key", "/key", "profile")
-    request = InstanceRequest(
+    instance_request = InstanceRequest(
         job_uid="job-1-0", job_name="job-1", owner="ann", expires=0.0, image=image, stack=stack, user_data="",
         host_key="", disk_gb=100,
     )  # fmt: skip
-    parameters = build_run_instances(request, BUILTIN_TYPES[place.type], place, names, number)
-    parameters["NetworkInterfaces"] = []
+    request = build_launch_request(instance_request, BUILTIN_TYPES[place.type], place, names, number)
+    request.parameters["NetworkInterfaces"] = []
     if not has_overhead:
-        parameters["BlockDeviceMappings"] = []
-    return LaunchRequest(
-        time=time,
-        number=number,
-        place=place,
-        names=tuple(names),
-        parameters=parameters,
-        new_group="",
-        internet=Internet.PUBLIC,
-        login=Login(image=image.id, user=image.ssh_user, port=image.ssh_port, host_key=""),
-    )
+        request.parameters["BlockDeviceMappings"] = []
+    return replace(request, time=time, new_group="")
 
 
 def request_granted(number: int, *machines: tuple[str, str, float], time: float = 0.0) -> RequestGranted:

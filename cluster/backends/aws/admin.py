@@ -20,7 +20,7 @@ from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import s3, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.instances import instances, internet, preflight
+from infra.aws.instances import instances, preflight
 from infra.aws.instances.instances import Instance
 from infra.aws.market import offers, reservations
 from infra.aws.market.instance_types import BUILTIN_TYPES
@@ -267,23 +267,14 @@ def terminate_by_uid(account: Account, uid: str) -> list[str]:
         ]
     remaining = instances.terminate_and_wait(account, uid, jobless_ids)
     lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
-    return lines + instances.remove_leftovers(account, {tags.JOB: uid})
+    return lines + instances.remove_leftovers(account, uid)
 
 
 def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
     """Return by job uid the tags of what instances leave, from addresses to NAT gateways."""
     tags_by_uid: dict[str, list[dict[str, str]]] = {}
-    list_functions = (
-        internet.elastic_ips,
-        instances.detached_volumes,
-        instances.placement_groups,
-        instances.spot_requests,
-        internet.nat_gateways,
-        internet.job_subnets,
-        internet.job_route_tables,
-    )
-    for list_resources in list_functions:
-        for resource in list_resources(account, {tags.STACK: tags.STACK_VALUE}):
+    for resources in instances.list_leftovers(account, {tags.STACK: tags.STACK_VALUE}).values():
+        for resource in resources:
             resource_tags = tags.read_tags(resource)
             if tags.JOB in resource_tags:
                 tags_by_uid.setdefault(resource_tags[tags.JOB], []).append(resource_tags)

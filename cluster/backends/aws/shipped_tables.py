@@ -17,7 +17,7 @@ ZONE_LETTERS = "abcdef"
 
 def find_machine_type(name: str) -> MachineType | None:
     """Return a machine type from the built-in tables, None when no table has the name."""
-    instance_type = instance_types.find_builtin_type(name) or instance_types.HISTORIC_TYPES.get(name)
+    instance_type = instance_types.BUILTIN_TYPES.get(name) or instance_types.HISTORIC_TYPES.get(name)
     if instance_type is None:
         return None
     price = instance_types.ON_DEMAND_PRICES.get(name, instance_types.HISTORIC_PRICES.get(name))

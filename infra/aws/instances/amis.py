@@ -6,13 +6,10 @@ another image in a repeated request would make it a different request.
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from infra.aws import tags
+from infra.aws.client import Account, call
 from infra.errors import CloudError
-
-if TYPE_CHECKING:
-    from infra.aws.client import Account
 
 # In order of preference: the PyTorch with which the project is tested, then others that it accepts, the newest first;
 # a test compares them with pyproject.toml. The base image has a driver and no PyTorch. At most ten: SSM takes no more.
@@ -54,7 +51,7 @@ class Image:
     torch: str = ""  # version of its PyTorch, "" when unknown
 
 
-def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> Image:
+def resolve_image(account: Account, gpu_arch: str, ami: str | None = None) -> Image:
     """Return AWS's newest image for GPUs of an architecture ("sm_80"), or the image with the ID `ami`.
 
     Raises `CloudError` when there is none, or when no image of AWS supports such GPUs.
@@ -107,10 +104,8 @@ def is_legacy_arch(gpu_arch: str) -> bool:
     return number.isdecimal() and int(number) < MIN_COMPUTE_CAPABILITY
 
 
-def _find_newest_image(account: "Account") -> tuple[str, str]:
+def _find_newest_image(account: Account) -> tuple[str, str]:
     """Return the first of `AMI_PARAMETERS` that exists, and its image ID. Raises `CloudError`."""
-    from infra.aws.client import call  # loads boto3, which offline planning does without
-
     response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
     image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response.get("Parameters", [])}
     for name in AMI_PARAMETERS:
@@ -119,10 +114,8 @@ def _find_newest_image(account: "Account") -> tuple[str, str]:
     raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
 
 
-def _describe_image(account: "Account", ami: str, python: str, torch: str = "") -> Image:
+def _describe_image(account: Account, ami: str, python: str, torch: str = "") -> Image:
     """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
-    from infra.aws.client import call
-
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
     if not response.get("Images"):
         raise CloudError(f"there is no image {ami} in {account.region}; images belong to a region: pass another --ami")

@@ -11,18 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from infra.aws import tags
-from infra.aws.client import Account
-from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, describe_error, explain_error, get_error_code
-from infra.aws.journal import Journal
+from infra.aws.client import Account, list_tagged
+from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
+from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
     InstanceEnded,
     JournalEvent,
     LaunchedMachine,
     LaunchRequest,
-    Login,
     RequestGranted,
     RequestRefused,
-    RequestUnanswered,
     TerminationFinished,
     TerminationStarted,
 )
@@ -33,8 +31,7 @@ from infra.errors import CloudError, Interrupted, MachinesRefused, NoCredentials
 
 from . import instances
 from .instances import Instance
-from .request import InstanceRequest, build_run_instances, placement_group_name
-from .request_history import RecordedRequest, RequestHistory
+from .request import InstanceRequest, build_launch_request
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +78,6 @@ class Gang:
         self.account = account
         self.job_uid = job_uid
         self.journal = journal
-        self.history = RequestHistory(journal)
         self.pause = pause
 
     # --- earlier requests, from the journal --------------------------------------------------------------------------
@@ -105,20 +101,20 @@ class Gang:
 
     def _requests_in_region(self) -> list[RecordedRequest]:
         region = self.account.region
-        return [recorded for recorded in self.history.requests() if recorded.request.place.region == region]
+        return [recorded for recorded in self.journal.launch_requests() if recorded.request.place.region == region]
 
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
-        found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.history.alive_ids)
-        recorded_ids = self.history.ended_ids
+        found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.journal.alive_ids)
+        recorded_ids = self.journal.ended_ids
         for instance in found:
             end_time, reason = instance.end_time, instance.end_reason
             if end_time is not None and instance.id not in recorded_ids:
                 self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
-        refused = {recorded.request.token for recorded in self.history.requests() if recorded.is_refused}
+        refused = {recorded.request.token for recorded in self.journal.launch_requests() if recorded.is_refused}
         stray_ids = [instance.id for instance in found if instance.is_billed and instance.launch_token in refused]
         if stray_ids:
             logger.info(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
@@ -202,7 +198,7 @@ class Gang:
 
     def _recently_failed(self, place: Place) -> bool:
         """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""
-        for recorded in reversed(self.history.requests()):
+        for recorded in reversed(self.journal.launch_requests()):
             request = recorded.request
             if (request.place.zone, request.place.type, request.place.market) == (place.zone, place.type, place.market):
                 has_no_capacity = isinstance(recorded.outcome, RequestRefused) and recorded.outcome.has_no_capacity
@@ -222,27 +218,8 @@ class Gang:
         `placement_group` is the group of an earlier request that they join; else they get a new one.
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        number = 1 + max((recorded.request.number for recorded in self.history.requests()), default=0)
-        parameters = build_run_instances(instance_request, instance_type, place, names, number)
-        new_group = ""
-        if placement_group:
-            parameters["Placement"] = {"GroupName": placement_group}
-        elif instance_request.use_placement_group:
-            new_group = placement_group_name(self.job_uid, number)
-        request = LaunchRequest(
-            number=number,
-            place=place,
-            names=tuple(names),
-            parameters=parameters,
-            new_group=new_group,
-            internet=instance_request.internet,
-            login=Login(
-                image=instance_request.image.id,
-                user=instance_request.image.ssh_user,
-                port=instance_request.image.ssh_port,
-                host_key=instance_request.host_key,
-            ),
-        )
+        number = 1 + max((recorded.request.number for recorded in self.journal.launch_requests()), default=0)
+        request = build_launch_request(instance_request, instance_type, place, names, number, placement_group)
         self.pause(0)  # not later: the end of a job waits a minute for the machines of a request that it has recorded
         self.journal.write(request)
         return self._send_request(request)
@@ -282,9 +259,8 @@ class Gang:
         except Exception as error:
             if classify_error(error) is not ErrorKind.ALREADY_EXISTS:
                 raise explain_error(error, "create a placement group (ec2:CreatePlacementGroup)") from error
-            own_groups = instances.placement_groups(
-                self.account, {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid}
-            )
+            job_tags = {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid}
+            own_groups = list_tagged(self.account, "describe_placement_groups", job_tags)
             if name not in [group["GroupName"] for group in own_groups]:
                 raise CloudError(
                     f"placement group {name} exists and was not created by imgnet-cluster; remove it, or rename it"
@@ -319,9 +295,6 @@ class Gang:
                 last_error = error
                 is_late = time.monotonic() - start > RUN_RETRY_SECONDS
                 may_have_run = may_have_run or kind is ErrorKind.OUTCOME_UNKNOWN
-                self.journal.write(
-                    RequestUnanswered(number=request.number, code=get_error_code(error), message=describe_error(error))
-                )
                 if is_late or attempt == RUN_ATTEMPTS:
                     break
             self.pause(retry_pause)
@@ -429,11 +402,11 @@ class Gang:
 
         Returns a line for each resource that stays. Raises `CloudError`.
         """
-        self._record(TerminationStarted(ids=tuple(self.history.granted_ids)))
+        self._record(TerminationStarted(ids=tuple(self.journal.granted_ids)))
         remaining = instances.terminate_and_wait(
             self.account,
             self.job_uid,
-            self.history.alive_ids,
+            self.journal.alive_ids,
             self.pause,
             timeout_seconds,
             self.last_pending_request_time,
@@ -455,7 +428,7 @@ class Gang:
             )
         in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
         lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
-        lines += instances.remove_leftovers(self.account, {tags.JOB: self.job_uid}, self.pause, in_use_seconds)
+        lines += instances.remove_leftovers(self.account, self.job_uid, self.pause, in_use_seconds)
         if not lines:
             self._record(TerminationFinished())
         return lines
@@ -465,7 +438,7 @@ class Gang:
 
         They ended long ago. Their time limit is the latest possible end.
         """
-        known_ids = self.history.ended_ids | {instance.id for instance in visible}
+        known_ids = self.journal.ended_ids | {instance.id for instance in visible}
         for recorded in self._requests_in_region():
             expiry_time = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
             end_time = min(time.time(), expiry_time or time.time())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
-from infra.aws.client import Account, call, call_with_retry, paginate
+from infra.aws.client import Account, call, call_with_retry, list_tagged, paginate
 from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.stack import network
@@ -32,6 +32,15 @@ TERMINATE_TIMEOUT_SECONDS = 600.0
 LEFTOVER_IN_USE_SECONDS = 30.0  # within which EC2 must see that a terminated machine uses nothing any more
 NAT_DELETE_SECONDS = 300.0  # within which a NAT gateway must be deleted; before it, its address cannot be released
 INSTANCE_POLL_SECONDS = 2.0
+LEFTOVER_OPERATIONS: dict[str, dict[str, Sequence[str]]] = {  # with the filters of each
+    "describe_spot_instance_requests": {"state": ["open"]},  # could still launch a machine
+    "describe_nat_gateways": {"state": internet.LIVE_STATES},
+    "describe_addresses": {},
+    "describe_volumes": {"status": ["available", "error"]},  # of no machine
+    "describe_placement_groups": {},
+    "describe_subnets": {},
+    "describe_route_tables": {},
+}
 DESCRIBE_BATCH = 200  # instance IDs in one filter of DescribeInstances
 TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
@@ -283,20 +292,29 @@ def terminate_and_wait(
         pause(INSTANCE_POLL_SECONDS)
 
 
+def list_leftovers(account: Account, own_tags: aws_tags.Tags) -> dict[str, list[Resource]]:
+    """Return what terminated machines leave and what has these tags, by the describing operation.
+
+    Raises `CloudError`.
+    """
+    return {
+        operation: list_tagged(account, operation, own_tags, **filters)
+        for operation, filters in LEFTOVER_OPERATIONS.items()
+    }
+
+
 def remove_leftovers(
     account: Account,
-    required_tags: aws_tags.Tags,
+    job_uid: str,
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = LEFTOVER_IN_USE_SECONDS,
 ) -> list[str]:
-    """Remove what terminated machines leave: spot requests, NAT gateway, addresses, disks, groups, the job's subnets.
+    """Remove what a job's terminated machines leave. Resources in use are tried again until `timeout_seconds` are over.
 
-    Only resources with the stack tag and `required_tags` are removed. Resources in use are tried again until
-    `timeout_seconds` are over.
     Returns a line for each resource that stays. Raises `CloudError`.
     """
-    own_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags}
-    if timeout_seconds and internet.nat_gateways(account, own_tags):
+    own_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: job_uid}
+    if timeout_seconds and list_tagged(account, "describe_nat_gateways", own_tags, state=internet.LIVE_STATES):
         timeout_seconds = max(timeout_seconds, NAT_DELETE_SECONDS)
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -308,39 +326,35 @@ def remove_leftovers(
 
 def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[list[str], list[str]]:
     """Try once. Return a line for each resource that could not be removed, and for each that is still in use."""
+    ec2 = account.ec2
     remaining = list[str](), list[str]()
-    for request in spot_requests(account, own_tags):
+    found = list_leftovers(account, own_tags)
+    for request in found["describe_spot_instance_requests"]:
         request_id = request["SpotInstanceRequestId"]
-        _try_remove(
-            remaining,
-            f"spot request {request_id}",
-            account.ec2.cancel_spot_instance_requests,
-            SpotInstanceRequestIds=[request_id],
-        )
-    gateways = internet.nat_gateways(account, own_tags)
+        cancel = ec2.cancel_spot_instance_requests
+        _try_remove(remaining, f"spot request {request_id}", cancel, SpotInstanceRequestIds=[request_id])
+    gateways = found["describe_nat_gateways"]
     for gateway in gateways:
         label = f"NAT gateway {gateway['NatGatewayId']}"
         if gateway["State"] != "deleting":
-            _try_remove(remaining, label, account.ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
+            _try_remove(remaining, label, ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
         remaining[1].append(f"{label}: being deleted")
-    for address in internet.elastic_ips(account, own_tags):
+    for address in found["describe_addresses"]:
         if gateways and internet.NAT_TAG in aws_tags.read_tags(address):
             remaining[1].append(f"address {address['PublicIp']}: still in use")
             continue
         _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
-    for volume in detached_volumes(account, own_tags):
+    for volume in found["describe_volumes"]:
         label = f"disk {volume['VolumeId']} of {volume['Size']} GB"
-        _try_remove(remaining, label, _delete_volume, account=account, volume=volume)
-    for group in placement_groups(account, own_tags):
+        _try_remove(remaining, label, ec2.delete_volume, VolumeId=volume["VolumeId"])
+    for group in found["describe_placement_groups"]:
         name = group["GroupName"]
-        _try_remove(remaining, f"placement group {name}", account.ec2.delete_placement_group, GroupName=name)
-    for subnet in internet.job_subnets(account, own_tags):
-        subnet_id = subnet["SubnetId"]
-        _try_remove(remaining, f"subnet {subnet_id}", account.ec2.delete_subnet, SubnetId=subnet_id)
-    for table in internet.job_route_tables(account, own_tags):
-        _try_remove(
-            remaining, f"route table {table['RouteTableId']}", _delete_route_table, account=account, table=table
-        )
+        _try_remove(remaining, f"placement group {name}", ec2.delete_placement_group, GroupName=name)
+    for subnet in found["describe_subnets"]:
+        _try_remove(remaining, f"subnet {subnet['SubnetId']}", ec2.delete_subnet, SubnetId=subnet["SubnetId"])
+    for table in found["describe_route_tables"]:
+        label = f"route table {table['RouteTableId']}"
+        _try_remove(remaining, label, _delete_route_table, account=account, table=table)
     return remaining
 
 
@@ -370,22 +384,6 @@ def _delete_route_table(account: Account, table: Resource) -> None:
     account.ec2.delete_route_table(RouteTableId=table["RouteTableId"])
 
 
-def _delete_volume(account: Account, volume: Resource) -> None:
-    if volume["State"] not in ("deleting", "deleted"):
-        account.ec2.delete_volume(VolumeId=volume["VolumeId"])
-
-
-def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return open spot requests, which could still launch a machine, as EC2 describes them. Raises `CloudError`."""
-    return paginate(
-        "list spot requests (ec2:DescribeSpotInstanceRequests)",
-        account.ec2,
-        "describe_spot_instance_requests",
-        "SpotInstanceRequests",
-        Filters=aws_tags.make_filters(own_tags, state=["open"]),
-    )
-
-
 def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.Tags) -> None:
     """Give a machine with several network cards a public address, the only one of its job. Idempotent.
 
@@ -394,7 +392,7 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
     job_tags = {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]}
     addresses = [
         address
-        for address in internet.elastic_ips(account, job_tags)
+        for address in list_tagged(account, "describe_addresses", job_tags)
         if internet.NAT_TAG not in aws_tags.read_tags(address)
     ]
     if addresses:
@@ -414,22 +412,6 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
         NetworkInterfaceId=instance.primary_interface_id,
         AllowReassociation=True,
     )
-
-
-def detached_volumes(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the disks that have these tags and that no machine uses, as EC2 describes them. Raises `CloudError`."""
-    filters = aws_tags.make_filters(own_tags, status=["available", "error"])
-    return paginate("list disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=filters)
-
-
-def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the placement groups that have these tags, as EC2 describes them. Raises `CloudError`."""
-    response = call(
-        "list placement groups (ec2:DescribePlacementGroups)",
-        account.ec2.describe_placement_groups,
-        Filters=aws_tags.make_filters(own_tags),
-    )
-    return list(response["PlacementGroups"])
 
 
 def describe_region(account: Account) -> list[Instance]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from infra.aws import tags as aws_tags
-from infra.aws.client import Account, call, call_with_retry, paginate
+from infra.aws.client import Account, call_with_retry, list_tagged
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
 from infra.aws.stack.stack import Stack
@@ -64,7 +64,9 @@ def ensure_subnet(
     gateway = _ensure_gateway(context, stack, zone, job_tags, own_tags, pause)
     table = _ensure_table(context, stack, gateway, job_tags, own_tags)
     network.route_to_internet(context, stack.vpc, table, ssh_address)
-    subnets = [subnet for subnet in job_subnets(account, job_tags) if subnet["AvailabilityZone"] == zone]
+    subnets = [
+        subnet for subnet in list_tagged(account, "describe_subnets", job_tags) if subnet["AvailabilityZone"] == zone
+    ]
     if subnets:
         subnet_id = str(subnets[0]["SubnetId"])
     else:
@@ -87,13 +89,13 @@ def _ensure_gateway(
     if not _usable_gateways(context.account, job_tags):
         logger.info("creating a NAT gateway; it takes a few minutes")
         nat_tags = {NAT_TAG: "yes"}
-        addresses = elastic_ips(context.account, {**job_tags, **nat_tags})
+        addresses = list_tagged(context.account, "describe_addresses", {**job_tags, **nat_tags})
         if not addresses:
             specifications = aws_tags.tag_specifications(["elastic-ip"], {**own_tags, **nat_tags})
             context.create(
                 "address of the NAT gateway", ec2.allocate_address, Domain="vpc", TagSpecifications=specifications
             )
-            addresses = elastic_ips(context.account, {**job_tags, **nat_tags})
+            addresses = list_tagged(context.account, "describe_addresses", {**job_tags, **nat_tags})
         if not addresses:
             raise CloudError("the address of the NAT gateway was allocated, but AWS does not show it")
         allocation_id = addresses[0]["AllocationId"]
@@ -115,7 +117,7 @@ def _ensure_gateway(
 
 
 def _usable_gateways(account: Account, job_tags: aws_tags.Tags) -> list[Resource]:
-    return [gateway for gateway in nat_gateways(account, job_tags) if gateway["State"] in ("pending", "available")]
+    return list_tagged(account, "describe_nat_gateways", job_tags, state=["pending", "available"])
 
 
 def _ensure_table(
@@ -123,12 +125,12 @@ def _ensure_table(
 ) -> str:
     """Return the job's route table: to S3 by the stack's endpoint, to all else by the NAT gateway."""
     ec2 = context.account.ec2
-    if not job_route_tables(context.account, job_tags):
+    if not list_tagged(context.account, "describe_route_tables", job_tags):
         specifications = aws_tags.tag_specifications(["route-table"], own_tags)
         context.create(
             "route table of the job", ec2.create_route_table, VpcId=stack.vpc, TagSpecifications=specifications
         )
-    tables = job_route_tables(context.account, job_tags)
+    tables = list_tagged(context.account, "describe_route_tables", job_tags)
     if not tables:
         raise CloudError("the route table of the job was created, but AWS does not show it")
     table = str(tables[0]["RouteTableId"])
@@ -141,58 +143,3 @@ def _ensure_table(
     )
     network.add_to_s3_endpoint(context, stack.vpc, table)
     return table
-
-
-# --- what a job has ---------------------------------------------------------------------------------------------------
-
-
-def nat_gateways(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the NAT gateways that have these tags and are not deleted, as EC2 describes them. Raises `CloudError`."""
-    return paginate(
-        "list NAT gateways (ec2:DescribeNatGateways)",
-        account.ec2,
-        "describe_nat_gateways",
-        "NatGateways",
-        Filters=aws_tags.make_filters(own_tags, state=LIVE_STATES),
-    )
-
-
-def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the public addresses (Elastic IPs) that have these tags, as EC2 describes them. Raises `CloudError`."""
-    response = call(
-        "list addresses (ec2:DescribeAddresses)",
-        account.ec2.describe_addresses,
-        Filters=aws_tags.make_filters(own_tags),
-    )
-    return list(response["Addresses"])
-
-
-def job_subnets(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the subnets of jobs that have these tags, as EC2 describes them. Raises `CloudError`."""
-    return _of_a_job(
-        paginate(
-            "list subnets (ec2:DescribeSubnets)",
-            account.ec2,
-            "describe_subnets",
-            "Subnets",
-            Filters=aws_tags.make_filters(own_tags),
-        )
-    )
-
-
-def job_route_tables(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
-    """Return the route tables of jobs that have these tags, as EC2 describes them. Raises `CloudError`."""
-    return _of_a_job(
-        paginate(
-            "list route tables (ec2:DescribeRouteTables)",
-            account.ec2,
-            "describe_route_tables",
-            "RouteTables",
-            Filters=aws_tags.make_filters(own_tags),
-        )
-    )
-
-
-def _of_a_job(resources: list[Resource]) -> list[Resource]:
-    """Return the resources that have a job's tag. The stack's own have none."""
-    return [resource for resource in resources if aws_tags.JOB in aws_tags.read_tags(resource)]

@@ -1,28 +1,28 @@
 """Checks before a launch, all at once: credentials, permissions, quotas, zones, image, and the tools on this computer.
 
 Changes nothing. Permissions are checked with DryRun calls, which EC2 answers with the error DryRunOperation when the
-call would succeed. Functions here import boto3 late, because offline planning imports this module and must not load it.
+call would succeed.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from functools import partial
 
 from infra.aws import tags
+from infra.aws.client import Account, call, list_tagged
 from infra.aws.errors import DENIED_CODES, get_error_code
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.network import VPC_CIDR
+from infra.aws.stack.stack import Stack
 from infra.errors import CloudError, NoCredentials
 
 from . import amis
-
-if TYPE_CHECKING:
-    from infra.aws.client import Account
-    from infra.aws.launch_request import RunInstances
-    from infra.aws.stack.stack import Stack
+from .request import InstanceRequest, build_launch_request
 
 OK = "ok"
 WARNING = "warning"
@@ -52,13 +52,13 @@ class _QuotaRequirement:
 
 
 def run_preflight(
-    account: "Account",
+    account: Account,
     *,
     types: Sequence[str],
     machines: int,
     market: str,
     stack_missing: Sequence[str] = (),
-    own_stack: "Stack | None" = None,
+    own_stack: Stack | None = None,
     ami: str | None = None,
 ) -> list[Finding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
@@ -101,7 +101,7 @@ def check_region(name: str) -> None:
     """Raise `CloudError` when boto3 knows no region of this name. Makes no AWS call."""
     known_regions = _list_known_regions()
     if known_regions and name not in known_regions:
-        closest_region = _closest_region(name, known_regions)
+        closest_region = next(iter(get_close_matches(name, known_regions, 1)), ALWAYS_ENABLED_REGION)
         raise CloudError(
             f"boto3 knows no region {name}; pass --region {closest_region}, or update boto3: pip install -U boto3"
         )
@@ -110,7 +110,7 @@ def check_region(name: str) -> None:
 # --- identity and region ------------------------------------------------------------------------------------------
 
 
-def _check_identity(account: "Account") -> list[Finding]:
+def _check_identity(account: Account) -> list[Finding]:
     """Check that the region exists and is enabled, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
@@ -143,16 +143,8 @@ def _list_known_regions() -> list[str]:
     ]
 
 
-def _closest_region(region: str, known_regions: list[str]) -> str:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(region, known_regions, 1)), ALWAYS_ENABLED_REGION)
-
-
-def _is_region_disabled(account: "Account") -> bool:
+def _is_region_disabled(account: Account) -> bool:
     """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
-    from infra.aws.client import call
-
     if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
         return False
     try:
@@ -171,7 +163,7 @@ def _disabled_region_finding(region: str) -> Finding:
 # --- types, image, quotas, addresses ------------------------------------------------------------------------------
 
 
-def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
+def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
     """Check which types the region offers. Return them, and findings with their zones."""
     try:
         names, notes = offers.choose_types(account, types)
@@ -188,7 +180,7 @@ def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[Instanc
 
 
 def _check_image(
-    account: "Account", instance_types: Sequence[InstanceType], ami: str | None
+    account: Account, instance_types: Sequence[InstanceType], ami: str | None
 ) -> tuple[amis.Image | None, list[Finding]]:
     """Return the image of the first type that has one. A type without one is an error only when no type has one."""
     first_image = None
@@ -209,7 +201,7 @@ def _check_image(
 
 
 def _check_quotas(
-    account: "Account", instance_types: Sequence[InstanceType], machines: int, market: str
+    account: Account, instance_types: Sequence[InstanceType], machines: int, market: str
 ) -> list[Finding]:
     """Compare each quota with the vCPUs that a launch needs of it.
 
@@ -232,7 +224,9 @@ def _check_quotas(
     findings = []
     for requirement, names in type_names_by_requirement.items():
         allowed = allowed_vcpus[requirement.code]
-        default = quotas.look_up_default_quota(account, requirement.code) if requirement in too_small else None
+        default = None
+        if requirement in too_small:
+            default = quotas.look_up_quota(account, requirement.code, of_new_account=True)
         findings.append(_quota_finding(account.region, requirement, names, allowed, default, level))
     if too_small:
         next_command = quotas.quota_requests_command(account.region, too_small[0].code)
@@ -266,18 +260,10 @@ def _quota_finding(
     return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}{new_account}", command)
 
 
-def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> list[Finding]:
+def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:
     """Check which of the stack's subnets have `needed` free addresses: one for each machine."""
-    from infra.aws.client import paginate
-
     try:
-        subnets = paginate(
-            "look up the stack's subnets",
-            account.ec2,
-            "describe_subnets",
-            "Subnets",
-            Filters=tags.make_filters({tags.STACK: tags.STACK_VALUE}),
-        )
+        subnets = list_tagged(account, "describe_subnets", {tags.STACK: tags.STACK_VALUE})
     except CloudError as error:
         return [_finding_from_error(error)]
     findings = [Finding(OK, f"the first launch creates {', '.join(missing)}")] if missing else []
@@ -297,11 +283,11 @@ def _check_subnets(account: "Account", needed: int, missing: Sequence[str]) -> l
 
 
 def _check_launch_permission(
-    account: "Account",
+    account: Account,
     instance_types: Sequence[InstanceType],
     market: str,
     image: amis.Image,
-    own_stack: "Stack | None",
+    own_stack: Stack | None,
 ) -> Finding:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
@@ -325,17 +311,7 @@ def _check_launch_permission(
     if not candidates:
         return Finding(ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack")
     instance_type, zone = candidates[0]
-    request = _dry_run_request(own_stack, instance_type, zone, market.partition("-then-")[0], image, owner)
-    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **request))
-
-
-def _dry_run_request(
-    own_stack: "Stack", instance_type: InstanceType, zone: str, market: str, image: amis.Image, owner: str
-) -> "RunInstances":
-    """Return the request of a launch of one machine. It has no placement group: that would have to exist."""
-    from .request import InstanceRequest, build_run_instances
-
-    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market)
+    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
     instance_request = InstanceRequest(
         job_uid="dry-run",
         job_name="dry-run",
@@ -345,42 +321,29 @@ def _dry_run_request(
         stack=own_stack,
         user_data="",
         host_key="",
-        use_placement_group=False,
+        use_placement_group=False,  # it would have to exist
     )
-    return build_run_instances(instance_request, instance_type, place, ["0"], 0)
+    parameters = build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
+    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **parameters))
 
 
-def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
-
-    def specifications(resource_type: str) -> list[tags.TagSpecification]:
-        return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
-
     ec2 = account.ec2
-    yield (
-        "CreatePlacementGroup",
-        lambda: ec2.create_placement_group(
-            DryRun=True,
-            GroupName=DRY_RUN_GROUP_NAME,
-            Strategy="cluster",
-            TagSpecifications=specifications("placement-group"),
-        ),
-    )
+    group = {"GroupName": DRY_RUN_GROUP_NAME, "Strategy": "cluster"}
+    calls = [("CreatePlacementGroup", ec2.create_placement_group, "placement-group", group)]
     if creates_stack:
-        yield (
-            "CreateVpc",
-            lambda: ec2.create_vpc(DryRun=True, CidrBlock="10.77.0.0/16", TagSpecifications=specifications("vpc")),
-        )
-        yield (
-            "CreateInternetGateway",
-            lambda: ec2.create_internet_gateway(DryRun=True, TagSpecifications=specifications("internet-gateway")),
-        )
+        calls += [
+            ("CreateVpc", ec2.create_vpc, "vpc", {"CidrBlock": str(VPC_CIDR)}),
+            ("CreateInternetGateway", ec2.create_internet_gateway, "internet-gateway", {}),
+        ]
+    for action, function, resource_type, params in calls:
+        specifications = tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
+        yield action, partial(function, DryRun=True, TagSpecifications=specifications, **params)
 
 
 def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     """Return whether EC2 would carry out a call. A DryRun always ends in an error; its code is the answer."""
-    from infra.aws.client import call
-
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:

@@ -1,6 +1,6 @@
-"""Builds the RunInstances request for a job's machines as plain data.
+"""Builds the request for a job's machines, as the journal records it.
 
-A request is built once, recorded in the journal, and sent again unchanged when the outcome is unknown.
+A request is built once, recorded, and sent again unchanged when the outcome is unknown.
 
 Sources: AWS, RunInstances; "Ensuring idempotency"; "Launch instances using Capacity Blocks"; "Launch instances into
 Capacity Reservations in a group"; "Maximize network bandwidth on Amazon EC2 instances with multiple network cards" (an
@@ -10,20 +10,15 @@ EFA-only interface is device 0 of its card, and never the primary interface).
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.aws import tags
-from infra.aws.launch_request import (
-    Internet,
-    NetworkInterfaceParameters,
-    Place,
-    ReservationTargetParameters,
-    RunInstances,
-    UntaggedRunInstances,
-)
+from infra.aws.journal_events import LaunchRequest
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
+from infra.aws.tags import Resource
 
 from .amis import Image
 
@@ -48,29 +43,22 @@ class InstanceRequest:
     use_placement_group: bool = True  # in a cluster placement group
 
 
-def format_machine_range(names: Sequence[str]) -> str:
-    """Return the tag value of machines that have no names yet, "0-15". A single machine has its name at once: "3"."""
-    return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+def build_launch_request(
+    instance_request: InstanceRequest,
+    instance_type: InstanceType,
+    place: Place,
+    names: Sequence[str],
+    number: int,
+    placement_group: str = "",
+) -> LaunchRequest:
+    """Return request `number` of a job, for all of the named machines or none.
 
-
-def placement_group_name(job_uid: str, number: int) -> str:
-    """Return the name of the placement group of request `number`. Each request has a new group."""
-    return f"imgnet-{job_uid}-{number}"
-
-
-def build_run_instances(
-    instance_request: InstanceRequest, instance_type: InstanceType, place: Place, names: Sequence[str], number: int
-) -> RunInstances:
-    """Return the parameters of RunInstances for all of the named machines or none.
-
-    They include the client token of request `number`.
+    `placement_group` is the group of an earlier request that the machines join; else they get a new one, unless their
+    reservation has one.
     """
-    stack = instance_request.stack
-    image = instance_request.image
+    stack, image = instance_request.stack, instance_request.image
     resource_types = ["instance", "volume", "network-interface"]
-    if place.market == "spot":
-        resource_types.append("spot-instances-request")
-    request: UntaggedRunInstances = {
+    parameters: Resource = {
         "ImageId": image.id,
         "InstanceType": place.type,
         "MinCount": len(names),
@@ -79,7 +67,7 @@ def build_run_instances(
         "IamInstanceProfile": {"Name": stack.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "NetworkInterfaces": network_interfaces(
+        "NetworkInterfaces": _network_interfaces(
             instance_type,
             stack.subnets[place.zone],
             stack.security_group,
@@ -98,43 +86,53 @@ def build_run_instances(
         ],
         "UserData": instance_request.user_data,
     }
-    if instance_request.use_placement_group:
-        request["Placement"] = {"GroupName": placement_group_name(instance_request.job_uid, number)}
+    new_group = ""
+    if not placement_group and place.reservation:
+        placement_group = place.reservation.placement_group
+    if not placement_group and instance_request.use_placement_group:
+        placement_group = new_group = f"imgnet-{instance_request.job_uid}-{number}"
+    if placement_group:
+        parameters["Placement"] = {"GroupName": placement_group}
     if place.market == "spot":
-        request["InstanceMarketOptions"] = {
+        resource_types.append("spot-instances-request")
+        parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
     elif place.market == "capacity-block":
-        request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        parameters["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     if place.reservation:
-        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": _target(place.reservation.id)}
-        if place.reservation.placement_group:
-            request["Placement"] = {"GroupName": place.reservation.placement_group}
+        is_group = place.reservation.id.startswith("arn:")
+        target_key = "CapacityReservationResourceGroupArn" if is_group else "CapacityReservationId"
+        parameters["CapacityReservationSpecification"] = {
+            "CapacityReservationTarget": {target_key: place.reservation.id}
+        }
 
-    def specifications(token: str) -> list[tags.TagSpecification]:
-        return tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
+    def specifications(token: str) -> list[Resource]:
+        return tags.tag_specifications(resource_types, _machine_tags(instance_request, names, token))
 
     # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.
-    token = make_client_token(
-        instance_request.job_uid, number, place, {**request, "TagSpecifications": specifications("")}
+    hashed = [instance_request.job_uid, number, place.region, {**parameters, "TagSpecifications": specifications("")}]
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).digest()
+    token = base64.b32encode(digest).decode().rstrip("=").lower()
+    return LaunchRequest(
+        number=number,
+        place=place,
+        names=tuple(names),
+        parameters={**parameters, "TagSpecifications": specifications(token), "ClientToken": token},
+        new_group=new_group,
+        internet=instance_request.internet,
+        ssh_user=image.ssh_user,
+        ssh_port=image.ssh_port,
     )
-    return {**request, "TagSpecifications": specifications(token), "ClientToken": token}
 
 
-def _target(reservation_id: str) -> ReservationTargetParameters:
-    """Return the reservation, or the group of reservations, as RunInstances takes it."""
-    if reservation_id.startswith("arn:"):
-        return {"CapacityReservationResourceGroupArn": reservation_id}
-    return {"CapacityReservationId": reservation_id}
-
-
-def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
+def _machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
     """Return the tags of the machines and of the disks, network interfaces and spot requests that come with them."""
     return {
         tags.STACK: tags.STACK_VALUE,
         tags.JOB: instance_request.job_uid,
-        tags.MACHINE: format_machine_range(names),
+        tags.MACHINE: names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}",
         tags.OWNER: instance_request.owner,
         tags.LAUNCH: token,
         tags.EXPIRES: tags.format_time(instance_request.expires),
@@ -144,16 +142,14 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
     }
 
 
-def network_interfaces(
-    instance_type: InstanceType, subnet: str, group: str, is_public: bool
-) -> list[NetworkInterfaceParameters]:
+def _network_interfaces(instance_type: InstanceType, subnet: str, group: str, is_public: bool) -> list[Resource]:
     """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
     Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. With
     `is_public`, a machine with one interface gets a public address at once. EC2 accepts no request that asks for one
     for several interfaces: these machines get theirs when they run (infra/aws/instances/internet.py).
     """
-    interfaces: list[NetworkInterfaceParameters] = [
+    interfaces: list[Resource] = [
         {
             "DeviceIndex": 0,
             "NetworkCardIndex": card,
@@ -167,9 +163,3 @@ def network_interfaces(
     if is_public and len(interfaces) == 1:
         interfaces[0]["AssociatePublicIpAddress"] = True
     return interfaces
-
-
-def make_client_token(job_uid: str, number: int, place: Place, request: Mapping[str, object]) -> str:
-    """Return the client token of a request: the same whenever it is sent again, and different for every other."""
-    frozen = json.dumps([job_uid, number, place.region, request], sort_keys=True)
-    return base64.b32encode(hashlib.sha256(frozen.encode()).digest()).decode().rstrip("=").lower()

@@ -166,8 +166,3 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
 BUILTIN_TYPES = {row[0]: _make_instance_type(row) for row in _BUILTIN_ROWS}
 # Dollars an hour in ON_DEMAND_PRICE_REGION.
 ON_DEMAND_PRICES = {row[0]: row[-1] for row in _BUILTIN_ROWS if row[-1] is not None}
-
-
-def find_builtin_type(name: str) -> InstanceType | None:
-    """Return a type of the built-in table, None when the table does not have it."""
-    return BUILTIN_TYPES.get(name)

@@ -1,6 +1,5 @@
 """What EC2 offers now: instance types, the zones that have them, and prices. An unknown price is never guessed.
 
-Functions here import boto3 late: offline planning works from the built-in table and must not load it.
 Sources: AWS, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, GetProducts.
 """
 
@@ -10,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from infra.aws.client import PRICING_API_REGION, QUICK_CONFIG, Account, Client, call, paginate
 from infra.aws.errors import get_error_code
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoCredentials
@@ -24,12 +24,8 @@ from .instance_types import (
     ON_DEMAND_PRICES,
     RETIREMENT_REASONS,
     InstanceType,
-    find_builtin_type,
     get_quota_family,
 )
-
-if TYPE_CHECKING:
-    from infra.aws.client import Account, Client
 
 MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
 PRODUCT_DESCRIPTION = "Linux/UNIX"
@@ -68,7 +64,7 @@ PriceTable = Mapping[PriceKey, float]  # dollars an hour; a price that is unknow
 
 
 def list_instance_types(
-    account: "Account | None", names: Sequence[str], *, offline: bool = False
+    account: Account | None, names: Sequence[str], *, offline: bool = False
 ) -> dict[str, InstanceType]:
     """Return those of the named types that EC2 has in this region, in the same order. x86_64 with NVIDIA GPUs only.
 
@@ -91,10 +87,8 @@ def list_instance_types(
     return {name: types[name] for name in names if name in types}
 
 
-def list_zones_by_type(account: "Account", names: Sequence[str]) -> dict[str, list[str]]:
+def list_zones_by_type(account: Account, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the region's zones that have each type, sorted. A type that no zone has is absent. Raises `CloudError`."""
-    from infra.aws.client import paginate
-
     if not names:
         return {}
     offerings = paginate(
@@ -111,7 +105,7 @@ def list_zones_by_type(account: "Account", names: Sequence[str]) -> dict[str, li
     return {name: sorted(zones[name]) for name in names if name in zones}
 
 
-def look_up_prices(account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]) -> PriceTable:
+def look_up_prices(account: Account, names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]) -> PriceTable:
     """Return the prices of these types in all of their zones. A price that AWS does not give is absent.
 
     Raises `NoCredentials`. Other errors only make prices unknown.
@@ -125,7 +119,7 @@ def look_up_prices(account: "Account", names: Sequence[str], zones_by_type: Mapp
 
 
 def list_offers(
-    account: "Account | None", gpu: str | None = None, names: Sequence[str] | None = None, *, offline: bool = False
+    account: Account | None, gpu: str | None = None, names: Sequence[str] | None = None, *, offline: bool = False
 ) -> list[Offer]:
     """Return the offers of the named types (default: all of the built-in table), by name and zone.
 
@@ -134,7 +128,7 @@ def list_offers(
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
     names = [
-        name for name in names if (builtin_type := find_builtin_type(name)) is None or matches_gpu(builtin_type, gpu)
+        name for name in names if (builtin_type := BUILTIN_TYPES.get(name)) is None or matches_gpu(builtin_type, gpu)
     ]
     region = account.region if account else ON_DEMAND_PRICE_REGION
     if account is None or offline:
@@ -158,7 +152,7 @@ def list_offers(
 
 
 def choose_types(
-    account: "Account | None",
+    account: Account | None,
     preferred_types: Sequence[str],
     requested_types: Sequence[str] = (),
     *,
@@ -196,7 +190,7 @@ def choose_types(
     return available_types, notes
 
 
-def _unavailable_reason(name: str, account: "Account | None") -> str:
+def _unavailable_reason(name: str, account: Account | None) -> str:
     """Return why a type cannot be launched. Without an account the type is only missing from the built-in table."""
     if name in RETIREMENT_REASONS:
         return f"{name} is gone ({RETIREMENT_REASONS[name].replace(name, 'it')})"
@@ -230,10 +224,8 @@ def _build_offer(region: str, instance_type: InstanceType, zone: str, known_pric
 # --- what EC2 describes -------------------------------------------------------------------------------------------
 
 
-def _describe_types(account: "Account", names: Sequence[str]) -> list[Resource]:
+def _describe_types(account: Account, names: Sequence[str]) -> list[Resource]:
     """Return EC2's descriptions of the named types. Without names there is no call: it would describe all 1,400."""
-    from infra.aws.client import paginate
-
     descriptions: list[Resource] = []
     for start in range(0, len(names), MAX_NAMES_PER_CALL):
         descriptions += paginate(
@@ -295,13 +287,11 @@ def _sustained_gbps(network: Resource) -> float:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def _spot_prices(account: "Account", names: Sequence[str]) -> PriceTable:
+def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
     """Return the newest spot price of each type and zone, nothing when they cannot be looked up.
 
     Raises `NoCredentials`.
     """
-    from infra.aws.client import paginate
-
     if not names:
         return {}
     try:
@@ -325,21 +315,16 @@ def _spot_prices(account: "Account", names: Sequence[str]) -> PriceTable:
         return {}
 
 
-def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, float]:
+def _on_demand_prices(account: Account, names: Sequence[str]) -> dict[str, float]:
     """Return the price list's dollars an hour of each type, nothing when the list cannot be reached.
 
     The list answers for one type a call, so the calls run in parallel. The first one runs alone: when it fails, the
     others are not sent.
     """
-    from botocore.config import Config
-
-    from infra.aws.client import PRICING_API_REGION
-
     if not names:
         return {}
-    config = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3, read_timeout=10)
     try:
-        client = account.client("pricing", config, PRICING_API_REGION)
+        client = account.client("pricing", QUICK_CONFIG, PRICING_API_REGION)
         first_price = _list_price(client, names[0], account.region)
         with ThreadPoolExecutor(8) as pool:
             other_prices = list(pool.map(lambda name: _list_price(client, name, account.region), names[1:]))
@@ -349,13 +334,11 @@ def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, flo
     return {name: price for name, price in zip(names, prices, strict=True) if price is not None}
 
 
-def _list_price(client: "Client", name: str, region: str) -> float | None:
+def _list_price(client: Client, name: str, region: str) -> float | None:
     """Return the price list's dollars an hour of a type; None when it has none, or several different ones.
 
     Raises `CloudError`.
     """
-    from infra.aws.client import call
-
     filters = PRICE_LIST_FILTERS | {"instanceType": name, "regionCode": region}
     response = call(
         "look up prices",

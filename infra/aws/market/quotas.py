@@ -4,15 +4,8 @@ Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new a
 spot machines, 5 of the standard families).
 """
 
-from typing import TYPE_CHECKING
-
+from infra.aws.client import Account, call
 from infra.errors import CloudError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from infra.aws.client import Account
-    from infra.aws.tags import Resource
 
 SPOT = "spot"
 ON_DEMAND = "on-demand"
@@ -40,21 +33,12 @@ def get_quota_code(family: str, market: str) -> str:
     return QUOTA_CODES.get((family, market), "")
 
 
-def look_up_quota(account: "Account", code: str) -> float | None:
-    """Return the vCPUs that a quota allows, None when it cannot be looked up. Raises nothing."""
-    return _look_up(lambda: account.quotas.get_service_quota, code)
-
-
-def look_up_default_quota(account: "Account", code: str) -> float | None:
-    """Return the vCPUs that a quota allows in a new account, None when they cannot be looked up. Raises nothing."""
-    return _look_up(lambda: account.quotas.get_aws_default_service_quota, code)
-
-
-def _look_up(find_operation: "Callable[[], Callable[..., Resource]]", code: str) -> float | None:
-    from infra.aws.client import call  # loads boto3, which offline planning does without
-
+def look_up_quota(account: Account, code: str, *, of_new_account: bool = False) -> float | None:
+    """Return the vCPUs that a quota allows this account or a new one, None when unknown. Raises nothing."""
     try:
-        response = call("look up a quota", find_operation(), ServiceCode="ec2", QuotaCode=code)
+        client = account.quotas
+        function = client.get_aws_default_service_quota if of_new_account else client.get_service_quota
+        response = call("look up a quota", function, ServiceCode="ec2", QuotaCode=code)
         return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None

@@ -14,15 +14,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
+from infra.aws.client import QUICK_CONFIG, Account, call, paginate
 from infra.aws.errors import get_error_code
 from infra.aws.launch_request import Place, ReservationTarget, get_group_region
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoMachines
-
-if TYPE_CHECKING:
-    from infra.aws.client import Account
 
 CAPACITY_BLOCK = "capacity-block"  # a market
 CLOSING_SECONDS = 1800.0  # from the first machine of a block that EC2 ends to the end of the block
@@ -105,7 +102,7 @@ def format_utc(time: float) -> str:
 
 
 def find_reservation(
-    account: "Account",
+    account: Account,
     regions: Sequence[str],
     reservation_id: str,
     now: float,
@@ -139,7 +136,7 @@ def find_reservation(
     return max(merged_pools, key=lambda pool: pool.free_count)
 
 
-def _explain_absence(account: "Account", regions: Sequence[str], reservation_id: str) -> str:
+def _explain_absence(account: Account, regions: Sequence[str], reservation_id: str) -> str:
     """Return the line for a reservation or group that these regions do not show."""
     searched = ", ".join(regions)
     group_region = get_group_region(reservation_id)
@@ -151,17 +148,12 @@ def _explain_absence(account: "Account", regions: Sequence[str], reservation_id:
     return f"this account has no such reservation in {searched}; list yours: aws ec2 describe-capacity-reservations"
 
 
-def find_region(account: "Account", reservation_id: str) -> str:
+def find_region(account: Account, reservation_id: str) -> str:
     """Return an enabled region that has a reservation, "" when none shows it. Raises nothing."""
-    from botocore.config import Config
-
-    from infra.aws.client import call
-
-    config = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3, read_timeout=10)
 
     def has_reservation(region: str) -> bool:
         try:
-            ec2 = account.client("ec2", config, region)
+            ec2 = account.client("ec2", QUICK_CONFIG, region)
             response = call("", ec2.describe_capacity_reservations, CapacityReservationIds=[reservation_id])
             return bool(response["CapacityReservations"])
         except CloudError:
@@ -176,18 +168,14 @@ def find_region(account: "Account", reservation_id: str) -> str:
     return next((region for region, has_it in zip(regions, found, strict=True) if has_it), "")
 
 
-def list_regions(account: "Account") -> list[str]:
+def list_regions(account: Account) -> list[str]:
     """Return the regions that the account has enabled. Raises `CloudError`."""
-    from infra.aws.client import call
-
     response = call("look up regions (ec2:DescribeRegions)", account.ec2.describe_regions)
     return sorted(region["RegionName"] for region in response["Regions"])
 
 
-def _look_up_reservations(account: "Account", reservation_id: str) -> list[Reservation]:
+def _look_up_reservations(account: Account, reservation_id: str) -> list[Reservation]:
     """Return the reservation of an ID, or those of a group; none when the region has none. Raises `CloudError`."""
-    from infra.aws.client import paginate
-
     is_group = bool(get_group_region(reservation_id))
     try:
         descriptions = paginate(
@@ -207,10 +195,8 @@ def _look_up_reservations(account: "Account", reservation_id: str) -> list[Reser
     return [reservation for reservation in reservations if reservation_id in _list_groups(account, reservation.id)]
 
 
-def _list_groups(account: "Account", reservation_id: str) -> list[str]:
+def _list_groups(account: Account, reservation_id: str) -> list[str]:
     """Return the ARNs of the groups to which a reservation belongs. Raises `CloudError`."""
-    from infra.aws.client import paginate
-
     groups = paginate(
         "look up the groups of a reservation (ec2:GetGroupsForCapacityReservation)",
         account.ec2,
@@ -301,14 +287,12 @@ def get_block_hours(hours: float) -> int:
 
 
 def list_block_offerings(
-    account: "Account", types: Iterable[str], machine_count: int, hours: float
+    account: Account, types: Iterable[str], machine_count: int, hours: float
 ) -> list[BlockOffering]:
     """Return the capacity blocks on offer in a region, those that last `hours` first, then by fee. Buys nothing.
 
     Raises `CloudError`.
     """
-    from infra.aws.client import paginate
-
     block_hours = get_block_hours(hours)
     offerings = [
         _parse_offering(description, account.region)

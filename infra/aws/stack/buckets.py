@@ -39,33 +39,19 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
         no_public_access = dict.fromkeys(
             ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
         )
-        call(
-            f"bucket {name}",
-            s3.put_public_access_block,
-            Bucket=name,
-            PublicAccessBlockConfiguration=no_public_access,
-        )
         encryption_rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-        call(
-            f"bucket {name}",
-            s3.put_bucket_encryption,
-            Bucket=name,
-            ServerSideEncryptionConfiguration={"Rules": [encryption_rule]},
-        )
-        call(
-            f"bucket {name}",
-            s3.put_bucket_lifecycle_configuration,
-            Bucket=name,
-            LifecycleConfiguration={"Rules": [ABORT_UPLOADS_RULE]},
-        )
         bucket_tags = tags.to_aws_tags(context.resource_tags())
-        call(f"bucket {name}", s3.put_bucket_tagging, Bucket=name, Tagging={"TagSet": bucket_tags})
-    context.create(
-        "bucket tag of the file system",
-        context.account.efs.tag_resource,
-        ResourceId=file_system,
-        Tags=tags.to_aws_tags({stack_efs.BUCKET_TAG: name}),
-    )
+        settings = (
+            (s3.put_public_access_block, {"PublicAccessBlockConfiguration": no_public_access}),
+            (s3.put_bucket_encryption, {"ServerSideEncryptionConfiguration": {"Rules": [encryption_rule]}}),
+            (s3.put_bucket_lifecycle_configuration, {"LifecycleConfiguration": {"Rules": [ABORT_UPLOADS_RULE]}}),
+            (s3.put_bucket_tagging, {"Tagging": {"TagSet": bucket_tags}}),  # last: a tagged bucket is complete
+        )
+        for function, params in settings:
+            call(f"bucket {name}", function, Bucket=name, **params)
+    name_tag = tags.to_aws_tags({stack_efs.BUCKET_TAG: name})
+    tag_resource = context.account.efs.tag_resource
+    context.create("bucket tag of the file system", tag_resource, ResourceId=file_system, Tags=name_tag)
 
 
 def is_ours(context: StackContext, name: str) -> bool:

@@ -57,12 +57,6 @@ def read_claim(account: Account, job_uid: str) -> Claim:
     return Claim.from_tag(tags.read_tags(description).get(CLAIM_PREFIX + job_uid, ""))
 
 
-def _describe_this_computer(account: Account) -> str:
-    """Return who uses this computer and its name, in the characters that all services take in tags."""
-    host = re.sub(r"[^\w.-]", "_", socket.gethostname())
-    return f"{account.owner} on {host}"
-
-
 def write_claim(account: Account, job_uid: str, claim: str, expires: float) -> None:
     """Claim a job, and remove expired claims. Raises `CloudError`, also when another computer has claimed it since.
 
@@ -73,7 +67,8 @@ def write_claim(account: Account, job_uid: str, claim: str, expires: float) -> N
         raise CloudError(f"there is no file system of imgnet-cluster in {account.region}, so no job to be adopted")
     file_system = description["FileSystemId"]
     claims = {key: text for key, text in tags.read_tags(description).items() if key.startswith(CLAIM_PREFIX)}
-    own_claim = Claim(id=claim, expires=expires, since=time.time(), holder=_describe_this_computer(account))
+    host = re.sub(r"[^\w.-]", "_", socket.gethostname())  # in the characters that all services take in tags
+    own_claim = Claim(id=claim, expires=expires, since=time.time(), holder=f"{account.owner} on {host}")
     old_keys = [key for key, text in claims.items() if Claim.from_tag(text).expires < time.time()]
     if old_keys:
         action = "remove old claims (elasticfilesystem:UntagResource)"

@@ -10,7 +10,7 @@ Sources: AWS, "Using IAM to control access to file systems", "Working with acces
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.aws import prices, tags
@@ -86,11 +86,11 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
 
     Raises `CloudError`.
     """
-    efs = context.account.efs
+    account, efs = context.account, context.account.efs
     file_system = find_file_system(context) or _create(context)
     if file_system.state != "available":
         file_system = wait_for(
-            lambda: _find_available(context),
+            lambda: _find_if(context, lambda found: found.state == "available"),
             f"file system {file_system.id} is not available",
             EFS_READY_TIMEOUT_SECONDS,
         )
@@ -99,7 +99,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
             "policy of the file system",
             efs.put_file_system_policy,
             FileSystemId=file_system.id,
-            Policy=json.dumps(_expected_policy(context, file_system.id)),
+            Policy=json.dumps(policies.file_system_policy(account.identity[0], account.region, file_system.id)),
         )
     if not file_system.access_point:
         folder_owner = {"OwnerUid": EFS_USER_ID, "OwnerGid": EFS_USER_ID, "Permissions": "0755"}
@@ -119,7 +119,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
         or _create_mount_target(context, file_system, zone, subnet, security_group)
     }
     file_system = wait_for(
-        lambda: _find_ready(context, served_subnets),
+        lambda: _find_if(context, lambda found: not found.missing_parts(served_subnets)),
         f"file system {file_system.id} cannot be mounted yet",
         EFS_READY_TIMEOUT_SECONDS,
     )
@@ -159,10 +159,6 @@ def remove(context: StackContext, delete_data: bool) -> None:
 def _creation_token(context: StackContext) -> str:
     """Return the client token with which AWS creates at most one file system for each region."""
     return f"{RESOURCE_NAME}-{context.account.region}"
-
-
-def _expected_policy(context: StackContext, file_system_id: str) -> policies.Policy:
-    return policies.file_system_policy(context.account.identity[0], context.account.region, file_system_id)
 
 
 def describe_own(context: StackContext) -> Resource | None:
@@ -225,11 +221,6 @@ def _create(context: StackContext) -> FileSystem:
     return wait_for(lambda: find_file_system(context), "the file system was created, but AWS does not show it")
 
 
-def _find_available(context: StackContext) -> FileSystem | None:
-    file_system = find_file_system(context)
-    return file_system if file_system and file_system.state == "available" else None
-
-
 def _create_mount_target(
     context: StackContext, file_system: FileSystem, zone: str, subnet: str, security_group: str
 ) -> bool:
@@ -251,6 +242,6 @@ def _create_mount_target(
     return True
 
 
-def _find_ready(context: StackContext, subnets: Mapping[str, str]) -> FileSystem | None:
+def _find_if(context: StackContext, condition: Callable[[FileSystem], bool]) -> FileSystem | None:
     file_system = find_file_system(context)
-    return file_system if file_system and not file_system.missing_parts(subnets) else None
+    return file_system if file_system and condition(file_system) else None

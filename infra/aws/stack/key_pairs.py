@@ -1,13 +1,20 @@
-"""SSH key pairs: a person's own, generated once on this computer, and host keys that live for one launch."""
+"""SSH key pairs: a person's own, generated on this computer and imported into EC2, and the host keys of launches."""
 
 import base64
 import hashlib
+import logging
 import os
 import subprocess
 import tempfile
 from pathlib import Path
 
+from infra.aws import tags
+from infra.aws.client import list_tagged
 from infra.errors import CloudError
+
+from .resources import StackContext, not_ours_error
+
+logger = logging.getLogger(__name__)
 
 KEY_PATH = Path("~/.imgnet/aws/id_ed25519")
 
@@ -65,3 +72,37 @@ def _run_ssh_keygen(*arguments: str) -> str:
     if completed.returncode:
         raise CloudError(f"{arguments[-1]}: {' '.join(completed.stderr.split()) or 'ssh-keygen failed'}")
     return completed.stdout
+
+
+# --- in EC2 ----------------------------------------------------------------------------------------------------------
+
+
+def has_key_pair(context: StackContext, name: str) -> bool:
+    """Whether EC2 has a key pair. Raises `CloudError` when a key pair of this name lacks the stack tag."""
+    for key_pair in list_tagged(context.account, "describe_key_pairs", {}, key_name=[name]):
+        if not tags.is_ours(key_pair):
+            raise not_ours_error(f"key pair {name}", f"type: aws ec2 delete-key-pair --key-name {name}")
+        return True
+    return False
+
+
+def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
+    """Import a public key into EC2, unless EC2 has it. Raises `CloudError`."""
+    if not has_key_pair(context, name):
+        logger.info(f"importing key pair {name}")
+        response = context.create(
+            "key pair",
+            context.account.ec2.import_key_pair,
+            TagSpecifications=context.tag_specifications("key-pair"),
+            KeyName=name,
+            PublicKeyMaterial=public_key.encode(),
+        )
+        if not response:  # another user has just imported a key pair of this name: check its stack tag
+            has_key_pair(context, name)
+
+
+def remove_key_pairs(context: StackContext) -> None:
+    """Delete all key pairs that have the stack tag."""
+    for key_pair in list_tagged(context.account, "describe_key_pairs", {tags.STACK: tags.STACK_VALUE}):
+        name = key_pair["KeyName"]
+        context.delete(f"key pair {name}", context.account.ec2.delete_key_pair, KeyName=name)

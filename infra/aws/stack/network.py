@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from infra.aws import tags
-from infra.aws.client import call, paginate
+from infra.aws.client import call, list_tagged, paginate
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
@@ -37,7 +37,7 @@ class StackNetwork:
 
 def inspect_network(context: StackContext) -> StackNetwork:
     """Return the network as it is, without a change. Raises `CloudError`."""
-    vpc_ids = sorted(list_vpc_ids(context), key=lambda vpc_id: (not _has_subnets(context, vpc_id), vpc_id))
+    vpc_ids = sorted(list_vpc_ids(context), key=lambda vpc_id: (not _list_subnets(context, vpc_id), vpc_id))
     if not vpc_ids:
         return StackNetwork(None, {}, (f"network {VPC_CIDR} with a public subnet in each zone (VPC)",))
     vpc = vpc_ids[0]
@@ -121,7 +121,7 @@ def list_zones(context: StackContext) -> list[str]:
 
 def list_vpc_ids(context: StackContext) -> list[str]:
     """Return the IDs of the stack's VPCs: one, unless a crash has left another."""
-    return [vpc["VpcId"] for vpc in _list_vpcs(context)]
+    return [vpc["VpcId"] for vpc in _list_own(context, "describe_vpcs")]
 
 
 def list_machines(context: StackContext) -> list[Resource]:
@@ -140,11 +140,10 @@ def list_machines(context: StackContext) -> list[Resource]:
 # --- the parts of a job's network ----------------------------------------------------------------------------------
 
 
-def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications: list[tags.TagSpecification]) -> str:
+def create_job_subnet(context: StackContext, vpc: str, zone: str, specifications: list[Resource]) -> str:
     """Create a subnet of a job in a zone, at the first free address range, and return it. Raises `CloudError`."""
     ec2 = context.account.ec2
-    filters = tags.make_filters({}, vpc_id=[vpc])
-    subnets = paginate("subnets", ec2, "describe_subnets", "Subnets", Filters=filters)
+    subnets = list_tagged(context.account, "describe_subnets", {}, vpc_id=[vpc])
     used_cidrs = {subnet["CidrBlock"] for subnet in subnets}
     for cidr in JOB_SUBNET_CIDRS:
         if cidr not in used_cidrs:
@@ -179,9 +178,7 @@ def route_to_internet(context: StackContext, vpc: str, table: str, address: str)
 
 def route_jobs_to(context: StackContext, vpc: str, address: str) -> None:
     """Let jobs behind a NAT gateway answer ssh connections from an address range too. Raises `CloudError`."""
-    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc])
-    tables = paginate("route tables", context.account.ec2, "describe_route_tables", "RouteTables", Filters=filters)
-    for table in tables:
+    for table in list_tagged(context.account, "describe_route_tables", {tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc]):
         if tags.JOB in tags.read_tags(table):
             route_to_internet(context, vpc, table["RouteTableId"], address)
 
@@ -221,27 +218,20 @@ def _zone_index(zone: str) -> int:
     return ord(zone[-1]) - ord("a")
 
 
-def _list_own(
-    context: StackContext, label: str, operation: str, result_key: str, vpc: str | None = None
-) -> list[Resource]:
+def _list_own(context: StackContext, operation: str, vpc: str | None = None) -> list[Resource]:
     """Return the stack's resources of a kind, all or those of a VPC. Those with a job's tag are that job's."""
     vpc_filter = {"vpc_id": [vpc]} if vpc else {}
-    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **vpc_filter)
-    resources = paginate(label, context.account.ec2, operation, result_key, Filters=filters)
+    resources = list_tagged(context.account, operation, {tags.STACK: tags.STACK_VALUE}, **vpc_filter)
     return [resource for resource in resources if tags.JOB not in tags.read_tags(resource)]
 
 
-def _list_vpcs(context: StackContext) -> list[Resource]:
-    return _list_own(context, "networks", "describe_vpcs", "Vpcs")
-
-
 def _list_subnets(context: StackContext, vpc: str) -> list[Resource]:
-    return _list_own(context, "subnets", "describe_subnets", "Subnets", vpc)
+    return _list_own(context, "describe_subnets", vpc)
 
 
 def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
     """Return the stack's internet gateways that are attached to this VPC or to none."""
-    gateways = _list_own(context, "internet gateways", "describe_internet_gateways", "InternetGateways")
+    gateways = _list_own(context, "describe_internet_gateways")
     return [
         gateway for gateway in gateways if [attachment["VpcId"] for attachment in gateway["Attachments"]] in ([vpc], [])
     ]
@@ -249,12 +239,12 @@ def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
 
 def _list_route_tables(context: StackContext, vpc: str) -> list[Resource]:
     """Return the stack's route tables of a VPC, those in use first."""
-    tables = _list_own(context, "route tables", "describe_route_tables", "RouteTables", vpc)
+    tables = _list_own(context, "describe_route_tables", vpc)
     return sorted(tables, key=lambda table: (not _associated_subnets(table), table["RouteTableId"]))
 
 
 def _list_s3_endpoints(context: StackContext, vpc: str) -> list[Resource]:
-    endpoints = _list_own(context, "endpoints", "describe_vpc_endpoints", "VpcEndpoints", vpc)
+    endpoints = _list_own(context, "describe_vpc_endpoints", vpc)
     return [endpoint for endpoint in endpoints if not endpoint.get("State", "").lower().startswith("delet")]
 
 
@@ -288,10 +278,6 @@ def _has_internet_route(table: Resource, gateways: list[str]) -> bool:
     )
 
 
-def _has_subnets(context: StackContext, vpc: str) -> bool:
-    return bool(_list_subnets(context, vpc))
-
-
 def _ensure_vpc(context: StackContext) -> str:
     ec2 = context.account.ec2
 
@@ -313,11 +299,11 @@ def _ensure_vpc(context: StackContext) -> str:
 
     vpc = context.ensure_single(
         f"network {VPC_CIDR}",
-        lambda: _list_vpcs(context),
+        lambda: _list_own(context, "describe_vpcs"),
         create_vpc,
-        lambda vpc: context.delete("network", ec2.delete_vpc, VpcId=vpc["VpcId"]),
+        ec2.delete_vpc,
         id_key="VpcId",
-        is_used=lambda vpc: _has_subnets(context, vpc["VpcId"]),
+        is_used=lambda vpc: bool(_list_subnets(context, vpc["VpcId"])),
     )
     return str(vpc["VpcId"])
 
@@ -359,9 +345,7 @@ def _ensure_gateway(context: StackContext, vpc: str) -> str:
             ec2.create_internet_gateway,
             TagSpecifications=context.tag_specifications("internet-gateway"),
         ),
-        lambda gateway: context.delete(
-            "internet gateway", ec2.delete_internet_gateway, InternetGatewayId=gateway["InternetGatewayId"]
-        ),
+        ec2.delete_internet_gateway,
         id_key="InternetGatewayId",
         is_used=lambda gateway: bool(gateway["Attachments"]),
     )
@@ -400,7 +384,7 @@ def _ensure_route_table(context: StackContext, vpc: str) -> Resource:
             VpcId=vpc,
             TagSpecifications=context.tag_specifications("route-table"),
         ),
-        lambda table: context.delete("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"]),
+        ec2.delete_route_table,
         id_key="RouteTableId",
         is_used=lambda table: bool(_associated_subnets(table)),
     )

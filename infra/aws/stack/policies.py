@@ -21,7 +21,6 @@ DATA_PREFIX = "data"  # machines read objects of the bucket below this prefix
 RUNS_PREFIX = "runs"  # machines write objects of the bucket below this prefix
 FILE_SYSTEM_STATEMENTS = ("OnlyTLS", "ByMountTarget")  # statement IDs of the file system's policy
 BUCKET_PATTERN = "imgnet-*"
-MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 
 # Patterns keep the policy below the limit.
 READ_ACTIONS = """
@@ -215,12 +214,6 @@ def get_partition(region: str) -> str:
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
-
-
-def allowed_actions(policy: Policy) -> set[str]:
-    """Return the names of the actions that a policy allows. A name may end in *."""
-    action_fields = [statement["Action"] for statement in policy["Statement"] if statement["Effect"] == "Allow"]
-    return {name for actions in action_fields for name in ([actions] if isinstance(actions, str) else actions)}
 
 
 def _while_creating(service: str) -> Condition:

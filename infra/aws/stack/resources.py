@@ -19,7 +19,7 @@ from infra.aws.client import Account, call, call_with_retry
 from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, ErrorKind
 from infra.aws.journal import Journal
 from infra.aws.journal_events import StackChange
-from infra.aws.tags import Resource, TagSpecification
+from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from .policies import Policy
@@ -53,7 +53,7 @@ class StackContext:
             **extra_tags,
         }
 
-    def tag_specifications(self, resource_type: str) -> list[TagSpecification]:
+    def tag_specifications(self, resource_type: str) -> list[Resource]:
         """Return the TagSpecifications of a call that creates one resource."""
         return aws_tags.tag_specifications([resource_type], self.resource_tags())
 
@@ -96,7 +96,7 @@ class StackContext:
         label: str,
         list_existing: Callable[[], list[Resource]],
         create: Callable[[], object],
-        delete: Callable[[Resource], object],
+        delete_function: Callable[..., object],
         *,
         id_key: str,
         is_used: Callable[[Resource], bool],
@@ -121,7 +121,7 @@ class StackContext:
             )
         for spare in resources[1:]:
             if not is_used(spare):
-                delete(spare)
+                self.delete(label, delete_function, **{id_key: spare[id_key]})
         return resources[0]
 
     def _record_intent(self, intent: str, params: Mapping[str, object]) -> None:

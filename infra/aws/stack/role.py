@@ -5,6 +5,7 @@ A person who may not read roles can still launch: the role is then assumed to ex
 
 import json
 import logging
+from typing import Literal
 
 from infra.aws import tags
 from infra.aws.errors import DENIED_CODES
@@ -24,9 +25,7 @@ ADMIN_HINT = "an admin types once: imgnet-cluster up --region {}, or creates it 
 
 def missing_parts(context: StackContext, file_system: str | None, bucket: str | None) -> list[str]:
     """Return a line for each missing part of the role. Raises `CloudError` when the role lacks the stack tag."""
-    response = call_if_permitted(
-        "the machines' role", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
-    )
+    response = _read_profile(context)
     if response is False:
         return [ROLE_UNREADABLE]
     if not response or not _require_ours(response["InstanceProfile"], "instance profile")["Roles"]:
@@ -41,7 +40,7 @@ def ensure(context: StackContext) -> None:
     Raises `CloudError`, which says what an admin must do when you lack the permission.
     """
     iam = context.account.iam
-    response = call_if_permitted("the machines' role", iam.get_instance_profile, InstanceProfileName=ROLE_NAME)
+    response = _read_profile(context)
     if response is False:
         logger.info(f"{ROLE_UNREADABLE}; assuming that it exists")
         return
@@ -83,7 +82,7 @@ def remove(context: StackContext) -> None:
     iam = context.account.iam
     policy_list = call_if_permitted("role", iam.list_role_policies, RoleName=ROLE_NAME)
     role = call_if_permitted("role", iam.get_role, RoleName=ROLE_NAME)
-    profile = call_if_permitted("role", iam.get_instance_profile, InstanceProfileName=ROLE_NAME)
+    profile = _read_profile(context)
     if policy_list is False or role is False or profile is False:
         context.leftovers.append(f"role {ROLE_NAME} (free) stays: you have no permission to read it")
         return
@@ -119,11 +118,15 @@ def _require_ours(resource: Resource, kind: str) -> Resource:
     return resource
 
 
+def _read_profile(context: StackContext) -> Resource | Literal[False] | None:
+    """Return AWS's description of the instance profile, None when there is none, False when you may not read it."""
+    get_profile = context.account.iam.get_instance_profile
+    return call_if_permitted("the machines' role", get_profile, InstanceProfileName=ROLE_NAME)
+
+
 def _get_profile(context: StackContext) -> Resource:
     """Return the instance profile; an empty one with the stack tag while AWS does not show it yet."""
-    response = call_if_permitted(
-        "instance profile", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
-    )
+    response = _read_profile(context)
     if response:
         return dict(response["InstanceProfile"])
     return {"Tags": tags.to_aws_tags(context.resource_tags()), "Roles": []}

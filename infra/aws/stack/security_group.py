@@ -1,4 +1,4 @@
-"""The stack's security group, its ssh rules for single addresses, and the imported key pairs."""
+"""The stack's security group, and its ssh rules for single addresses."""
 
 import ipaddress
 import logging
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from infra.aws import tags
-from infra.aws.client import Account, call, call_with_retry, paginate
+from infra.aws.client import Account, call_with_retry, list_tagged
 from infra.aws.journal import Journal
 from infra.aws.tags import Resource
 from infra.errors import CloudError
@@ -31,10 +31,8 @@ def find_security_group(context: StackContext, vpc: str) -> Resource | None:
 
     Raises `CloudError` when a group of its name lacks the stack tag.
     """
-    filters = tags.make_filters({}, vpc_id=[vpc], group_name=[RESOURCE_NAME])
-    for group in paginate(
-        "security groups", context.account.ec2, "describe_security_groups", "SecurityGroups", Filters=filters
-    ):
+    named = {"vpc_id": [vpc], "group_name": [RESOURCE_NAME]}
+    for group in list_tagged(context.account, "describe_security_groups", {}, **named):
         if not tags.is_ours(group):
             raise not_ours_error(f"security group {RESOURCE_NAME} in {vpc}", "rename it, or remove it")
         return group
@@ -82,10 +80,8 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
 
 def remove_security_groups(context: StackContext, vpc: str) -> None:
     """Delete the stack's security groups of a VPC."""
-    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc])
-    for group in paginate(
-        "security groups", context.account.ec2, "describe_security_groups", "SecurityGroups", Filters=filters
-    ):
+    own_tags = {tags.STACK: tags.STACK_VALUE}
+    for group in list_tagged(context.account, "describe_security_groups", own_tags, vpc_id=[vpc]):
         context.delete("security group", context.account.ec2.delete_security_group, GroupId=group["GroupId"])
 
 
@@ -107,11 +103,6 @@ def _missing_rules(group: Resource, direction: str) -> list[Resource]:
 
 
 # --- ssh -------------------------------------------------------------------------------------------------------------
-
-
-def list_ssh_addresses(account: Account, group: str) -> list[str]:
-    """Return the address ranges that may connect via ssh, sorted. Raises `CloudError`."""
-    return sorted({ip_range["CidrIp"] for _, ip_range in _ssh_rules(account, group)})
 
 
 def allow_ssh_from(
@@ -180,39 +171,3 @@ def _ssh_rules(account: Account, group: str) -> list[tuple[int, Resource]]:
         if rule["IpProtocol"] == "tcp"
     ]
     return [(int(rule["FromPort"]), ip_range) for rule in rules for ip_range in rule.get("IpRanges", [])]
-
-
-# --- the key pair ----------------------------------------------------------------------------------------------------
-
-
-def has_key_pair(context: StackContext, name: str) -> bool:
-    """Whether EC2 has a key pair. Raises `CloudError` when a key pair of this name lacks the stack tag."""
-    filters = [{"Name": "key-name", "Values": [name]}]
-    for key_pair in call("key pairs", context.account.ec2.describe_key_pairs, Filters=filters)["KeyPairs"]:
-        if not tags.is_ours(key_pair):
-            raise not_ours_error(f"key pair {name}", f"type: aws ec2 delete-key-pair --key-name {name}")
-        return True
-    return False
-
-
-def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
-    """Import a public key into EC2, unless EC2 has it. Raises `CloudError`."""
-    if not has_key_pair(context, name):
-        logger.info(f"importing key pair {name}")
-        response = context.create(
-            "key pair",
-            context.account.ec2.import_key_pair,
-            TagSpecifications=context.tag_specifications("key-pair"),
-            KeyName=name,
-            PublicKeyMaterial=public_key.encode(),
-        )
-        if not response:  # another user has just imported a key pair of this name: check its stack tag
-            has_key_pair(context, name)
-
-
-def remove_key_pairs(context: StackContext) -> None:
-    """Delete all key pairs that have the stack tag."""
-    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE})
-    for key_pair in call("key pairs", context.account.ec2.describe_key_pairs, Filters=filters)["KeyPairs"]:
-        name = key_pair["KeyName"]
-        context.delete(f"key pair {name}", context.account.ec2.delete_key_pair, KeyName=name)

@@ -4,13 +4,12 @@ The stack is found by its tags and created by the first launch that needs it. A 
 without the stack tag is never touched.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.journal import Journal
-from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from . import buckets, efs, key_pairs, network, role
@@ -72,24 +71,13 @@ def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
     group = stack_security_group.ensure_security_group(context, vpc)
     stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
     network.route_jobs_to(context, vpc, address)
-    stack_security_group.ensure_key_pair(context, key_name, public_key)
+    key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network.subnets, group)
     bucket = bucket or file_system.bucket
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
-    return Stack(
-        region=account.region,
-        vpc=vpc,
-        subnets=subnets,
-        security_group=group,
-        file_system=file_system.id,
-        key_name=key_name,
-        key_file=str(key_file),
-        instance_profile=role.ROLE_NAME,
-        bucket=bucket,
-        access_point=file_system.access_point,
-    )
+    return _make_stack(account.region, vpc, subnets, group, replace(file_system, bucket=bucket), key_name)
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
@@ -100,7 +88,8 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     context = StackContext(account, stack_journal(account.region))
     machines = network.list_machines(context)
     if machines:
-        labels = ", ".join(map(_machine_label, machines))
+        job_by_id = {machine["InstanceId"]: tags.read_tags(machine).get(tags.JOB) for machine in machines}
+        labels = ", ".join(f"{id} ({job})" if job else id for id, job in job_by_id.items())
         raise CloudError(
             f"machines still run in the stack of {account.region}: {labels}; type: imgnet-cluster down --all"
         )
@@ -109,16 +98,11 @@ def remove(account: Account, delete_data: bool) -> list[str]:
         buckets.remove(context, file_system.bucket, file_system.id, delete_data)
     efs.remove(context, delete_data)
     role.remove(context)
-    stack_security_group.remove_key_pairs(context)
+    key_pairs.remove_key_pairs(context)
     for vpc in network.list_vpc_ids(context):
         stack_security_group.remove_security_groups(context, vpc)
     network.remove(context)
     return context.leftovers
-
-
-def _machine_label(machine: Resource) -> str:
-    job = tags.read_tags(machine).get(tags.JOB)
-    return f"{machine['InstanceId']} ({job})" if job else str(machine["InstanceId"])
 
 
 def _inspect(account: Account) -> tuple[list[str], Stack | None]:
@@ -139,20 +123,26 @@ def _inspect(account: Account) -> tuple[list[str], Stack | None]:
     key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
     if not key_name:
         lines.append("key pair (generated on this computer)")
-    elif not stack_security_group.has_key_pair(context, key_name):
+    elif not key_pairs.has_key_pair(context, key_name):
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
     if not vpc or not group or not file_system or any(line != role.ROLE_UNREADABLE for line in lines):
         return lines, None
-    return lines, Stack(
-        region=account.region,
+    return lines, _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
+
+
+def _make_stack(
+    region: str, vpc: str, subnets: dict[str, str], group: str, file_system: efs.FileSystem, key_name: str
+) -> Stack:
+    return Stack(
+        region=region,
         vpc=vpc,
-        subnets=stack_network.subnets,
-        security_group=group["GroupId"],
+        subnets=subnets,
+        security_group=group,
         file_system=file_system.id,
         key_name=key_name,
-        key_file=str(key_file),
+        key_file=str(key_pairs.KEY_PATH.expanduser()),
         instance_profile=role.ROLE_NAME,
         bucket=file_system.bucket,
         access_point=file_system.access_point,

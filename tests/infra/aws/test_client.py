@@ -10,7 +10,7 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.errors import ErrorKind
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError
 
 __all__ = ["bed"]
 
@@ -46,22 +46,6 @@ def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
         monkeypatch.delenv(name)
     with pytest.raises(NoCredentials, match="aws configure export-credentials --profile mfa"):
         Account("us-east-1").ec2.describe_vpcs()
-
-
-def test_in_region_uses_the_same_credentials(front: AwsFrontend) -> None:
-    account = Account()
-    western_account = account.in_region("us-west-2")
-    zones = western_account.ec2.describe_availability_zones()["AvailabilityZones"]
-    assert {zone["RegionName"] for zone in zones} == {"us-west-2"} and account.in_region("us-east-1") is account
-
-
-def test_identity_without_credentials_names_aws_configure(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(NoCredentials, match="aws configure"):
-        _ = Account().identity
-    with pytest.raises(NoCredentials, match="aws configure list"):
-        Account("us-east-1", "nobody")
 
 
 @pytest.mark.parametrize(
@@ -114,13 +98,6 @@ def test_owner_has_only_characters_that_all_services_take_in_tags(monkeypatch: p
     account.__dict__["identity"] = ("123456789012", "arn:aws:sts::123456789012:assumed-role/admin/ann,o'hara*")
     monkeypatch.setattr("getpass.getuser", lambda: "DOMAIN\\änn")
     assert account.owner == "ann_o_hara_ DOMAIN_änn"
-
-
-def test_owner_is_the_role_and_the_user_name(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("getpass.getuser", lambda: "ann")
-    account = Account()
-    number, arn = account.identity
-    assert number == "123456789012" and account.owner == f"{arn.rpartition('/')[2]} ann"
 
 
 def test_get_public_address_is_the_one_that_the_endpoint_sees(

@@ -1,6 +1,5 @@
 """Tests of S3Prefix: downloads, uploads, and the errors of S3."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,19 +40,15 @@ def download(place: S3Prefix, folder: Path, path: str = "train/a.bin") -> tuple[
 
 
 @pytest.mark.parametrize(
-    "url, name",
-    [
-        (URL, URL),
-        (f"{URL}/", URL),
-        ("s3://imgnet-test", "s3://imgnet-test"),
-        ("s3://imgnet-test/", "s3://imgnet-test"),
-    ],
+    ("url", "path"), [(f"{URL}/", "train/a.bin"), ("s3://imgnet-test", "data/imagenet/train/a.bin")]
 )
-def test_s3_prefix_reads_below_bucket_and_prefix(bucket: Any, url: str, name: str, tmp_path: Path) -> None:
+def test_s3_prefix_reads_below_bucket_and_prefix_without_a_region(
+    bucket: Any, url: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_REGION")
     prefix = S3Prefix(url)
-    assert prefix.name == name
-    path = "train/a.bin" if name == URL else "data/imagenet/train/a.bin"
-    assert prefix.read(path) == WHOLE and download(prefix, tmp_path, path) == (WHOLE, [len(WHOLE)])
+    assert prefix.name == url.rstrip("/") and prefix.read(path) == WHOLE
+    assert download(prefix, tmp_path, path) == (WHOLE, [len(WHOLE)])
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "https://x/y", "/data"])
@@ -65,48 +60,39 @@ def test_s3_prefix_rejects_other_addresses(front: AwsFrontend, url: str) -> None
 # --- errors -------------------------------------------------------------------------------------
 
 
-def one_line(caught: Any) -> str:
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
 def test_read_missing_object_or_bucket_is_named(place: S3Prefix, tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFound, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: does not exist"):
-        place.read("train/b.bin")
-    with pytest.raises(ObjectNotFound, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: does not exist"):
-        download(place, tmp_path, "train/b.bin")
-    with pytest.raises(CloudError) as caught:
+    for read in (place.read, lambda path: download(place, tmp_path, path)):
+        with pytest.raises(ObjectNotFound, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: does not exist"):
+            read("train/b.bin")
+    with pytest.raises(CloudError, match="there is no bucket imgnet-nobody; list your buckets") as caught:
         S3Prefix("s3://imgnet-nobody/x").read("train/manifest.json")
-    assert not isinstance(caught.value, ObjectNotFound) and "there is no bucket imgnet-nobody" in one_line(caught)
+    assert not isinstance(caught.value, ObjectNotFound)
 
 
-def test_download_denied_names_the_missing_permission(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
-    front.fault(service="s3", code="AccessDenied", status=403)
-    with pytest.raises(CloudError) as caught:
-        download(place, tmp_path)
-    message = one_line(caught)
-    assert "not permitted; it takes s3:GetObject on imgnet-test/data/imagenet*, and s3:ListBucket" in message
-    assert "imgnet-cluster check --iam --data s3://imgnet-test/data/imagenet" in message
+@pytest.mark.parametrize(
+    ("action", "permission"), [("", "s3:GetObject"), ("HeadObject", "s3:GetObject"), ("PutObject", "s3:PutObject")]
+)
+def test_denied_download_or_upload_names_the_missing_permission(
+    place: S3Prefix, front: AwsFrontend, tmp_path: Path, action: str, permission: str
+) -> None:
+    (tmp_path / "b.bin").write_bytes(WHOLE)
+    front.fault(action=action, service="s3", code="AccessDenied", status=403)
+    message = (
+        rf"not permitted; it takes {permission} on imgnet-test/data/imagenet\*, and s3:ListBucket: "
+        f"imgnet-cluster check --iam --data {URL}$"
+    )
+    with pytest.raises(CloudError, match=message):
+        if action:
+            place.upload(tmp_path / "b.bin", "train/b.bin")
+        else:
+            download(place, tmp_path)
 
 
-@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId"])
 def test_read_with_rejected_credentials_raises_no_credentials(place: S3Prefix, front: AwsFrontend, code: str) -> None:
     front.fault(service="s3", code=code, status=400)
     with pytest.raises(NoCredentials, match=f"does not accept the credentials.*{code}.*aws sts get-caller-identity"):
         place.read("train/a.bin")
-
-
-def test_read_without_credentials_names_aws_configure(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(NoCredentials, match="aws configure"):
-        S3Prefix(URL).read("train/a.bin")
-
-
-def test_s3_prefix_works_without_a_region(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_REGION")
-    assert S3Prefix(URL).read("train/a.bin") == WHOLE
 
 
 @pytest.mark.parametrize("code, status, drop", [("SlowDown", 503, False), ("InternalError", 500, False), ("", 0, True)])
@@ -118,13 +104,10 @@ def test_download_repeats_what_fails_for_a_moment(
     assert download(place, tmp_path)[0] == WHOLE and front.count("GetObject") == before + 5
 
 
-def test_download_from_a_lasting_failure_is_one_line(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
+def test_download_from_a_lasting_failure_leaves_no_file(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
     front.fault(service="s3", code="SlowDown", message="Reduce your rate", status=503, times=9999, skip=1)
-    with pytest.raises(
-        CloudError, match=r"s3://imgnet-test/data/imagenet/train/a\.bin: SlowDown: Reduce your r"
-    ) as caught:
+    with pytest.raises(CloudError, match=r"^s3://imgnet-test/data/imagenet/train/a\.bin: SlowDown: Reduce your rate"):
         download(place, tmp_path)
-    one_line(caught)
     assert not [*tmp_path.iterdir()]
 
 
@@ -150,12 +133,6 @@ def test_download_cut_in_the_middle_begins_anew(
 # --- uploads ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def upload_parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(aws_s3, "UPLOAD_PART_BYTES", 5 << 20)
-    yield
-
-
 def test_upload_skips_a_file_that_the_bucket_has(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
@@ -167,22 +144,11 @@ def test_upload_skips_a_file_that_the_bucket_has(place: S3Prefix, front: AwsFron
 
 
 def test_upload_sends_a_large_file_in_parts(
-    place: S3Prefix, bucket: Any, front: AwsFrontend, tmp_path: Path, upload_parts_of_5_mb: None
+    place: S3Prefix, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(aws_s3, "UPLOAD_PART_BYTES", 5 << 20)
     file = tmp_path / "c.bin"
     file.write_bytes(bytes(11 << 20))
     assert place.upload(file, "c.bin", "0" * 64)
     assert bucket.head_object(Bucket="imgnet-test", Key="data/imagenet/c.bin")["ETag"].strip('"').endswith("-3")
     assert not place.upload(file, "c.bin", "0" * 64)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_upload_denied_names_the_missing_permission(
-    place: S3Prefix, front: AwsFrontend, tmp_path: Path, number: int
-) -> None:
-    file = tmp_path / "b.bin"
-    file.write_bytes(WHOLE)
-    action, right = (("HeadObject", "s3:GetObject"), ("PutObject", "s3:PutObject"))[number]
-    front.fault(action=action, service="s3", code="AccessDenied", status=403)
-    with pytest.raises(CloudError, match=f"not permitted; it takes {right} on imgnet-test/data/imagenet"):
-        place.upload(file, "train/b.bin")

@@ -24,7 +24,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis
-from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import instance_types, offers
@@ -165,17 +165,16 @@ class AwsRentalPlan(RentalPlan):
             use_placement_group=rental_spec.use_placement_group,
         )
         names, spare_names = rental_spec.split_spares(spec.machine_names)
-        run_instances = build_run_instances(instance_request, self.instance_type, place, names, 1)
-        requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+        request = build_launch_request(instance_request, self.instance_type, place, names, 1)
+        requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", request.parameters)]
         if spare_names and not rental_spec.late_spares:
             spare_place = rental_spec.spare_place(place)
-            run_spares = build_run_instances(instance_request, self.instance_type, spare_place, spare_names, 2)
-            if "Placement" in run_instances:
-                run_spares["Placement"] = run_instances["Placement"]
-            requests.append(("ec2:RunInstances", run_spares))
-        if rental_spec.use_placement_group:
-            group = run_instances["Placement"]["GroupName"]
-            requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
+            spare_request = build_launch_request(
+                instance_request, self.instance_type, spare_place, spare_names, 2, request.placement_group
+            )
+            requests.append(("ec2:RunInstances", spare_request.parameters))
+        if request.new_group:
+            requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": request.new_group, "Strategy": "cluster"}))
         return requests
 
     def max_dollars(self, machine_count: int) -> float | None:

@@ -13,7 +13,6 @@ from cluster.backends.rented.provider import JOURNAL_FILE
 from cluster.errors import BadInput, ClusterError
 from infra.aws.client import Account
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request_history import RequestHistory
 from infra.aws.journal import Journal
 from infra.aws.launch_request import get_group_region
 from infra.aws.market import offers
@@ -143,8 +142,8 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
     """
     if resumed is None:
         return options
-    history = RequestHistory(Journal(resumed.run.folder.path / JOURNAL_FILE))
-    regions = [recorded.request.place.region for recorded in history.requests() if recorded.is_granted]
+    journal = Journal(resumed.run.folder.path / JOURNAL_FILE)
+    regions = [recorded.request.place.region for recorded in journal.launch_requests() if recorded.is_granted]
     if not regions:  # the job never had a machine
         return options
     region = regions[-1]

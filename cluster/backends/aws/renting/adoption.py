@@ -27,7 +27,7 @@ from infra.aws import tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, instances
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     AddressRequested,
@@ -37,7 +37,6 @@ from infra.aws.journal_events import (
     LaunchedMachine,
     LaunchRequest,
     LaunchStarted,
-    Login,
     NatGatewayRequested,
     PublicAddressRequested,
     RequestGranted,
@@ -204,26 +203,12 @@ class AwsAdoption(JobAdoption):
             internet=self.terms.internet,
             use_placement_group=bool(instance.placement_group),
         )
-        parameters = build_run_instances(instance_request, self.instance_type, place, names, number)
-        parameters["ClientToken"] = instance.launch_token
-        parameters["TagSpecifications"] = tags.tag_specifications(["instance"], instance.tags)
-        if instance.placement_group:
-            parameters["Placement"] = {"GroupName": instance.placement_group}
-        return LaunchRequest(
-            time=instance.launch_time,
-            number=number,
-            place=place,
-            names=names,
-            parameters=parameters,
-            new_group="",
-            internet=self.terms.internet,
-            login=Login(
-                image=image.id,
-                user=image.ssh_user,
-                port=image.ssh_port,
-                host_key=instance.tags.get(tags.BOOT_KEY, ""),
-            ),
+        request = build_launch_request(
+            instance_request, self.instance_type, place, names, number, instance.placement_group
         )
+        request.parameters["ClientToken"] = instance.launch_token
+        request.parameters["TagSpecifications"] = tags.tag_specifications(["instance"], instance.tags)
+        return replace(request, time=instance.launch_time)
 
     def _rebuild_addresses(self, known: Sequence[Instance]) -> Iterator[JournalEvent]:
         """Yield what is billed for the machines' way to the internet, if they did not get it by their request."""
@@ -242,9 +227,9 @@ class AwsAdoption(JobAdoption):
 
     def _open_ssh_port(self) -> None:
         """Open the image's ssh port to this computer, if it is another one than the stack opens."""
-        login = next(event.login for event in self.events if isinstance(event, LaunchRequest))
-        if login.port != security_group.SSH_PORT:
-            ports = (security_group.SSH_PORT, login.port)
+        request = next(event for event in self.events if isinstance(event, LaunchRequest))
+        if request.ssh_port != security_group.SSH_PORT:
+            ports = (security_group.SSH_PORT, request.ssh_port)
             group = self.stack.security_group
             security_group.allow_ssh_from(self.account, group, self.address, self.account.owner, ports=ports)
 

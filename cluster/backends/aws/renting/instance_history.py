@@ -14,7 +14,6 @@ from cluster.backends.rented.traffic import read_traffic
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request_history import RequestHistory
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     InstanceEnded,
@@ -39,24 +38,23 @@ class InstanceHistory(CloudProvider[Instance]):
         super().__init__(spec, run_folder, get_stop_reason)
         self.rental_spec = RentalSpec.from_json(spec.cloud)
         self.journal = Journal(run_folder.path / JOURNAL_FILE)
-        self.request_history = RequestHistory(self.journal)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def granted_requests(self) -> list[LaunchRequest]:
         """Return the launch requests that EC2 granted, in order."""
-        return [recorded.request for recorded in self.request_history.requests() if recorded.is_granted]
+        return [recorded.request for recorded in self.journal.launch_requests() if recorded.is_granted]
 
     @property
     def used_regions(self) -> set[str]:
         """The regions in which instances were requested."""
-        return {recorded.request.place.region for recorded in self.request_history.requests()}
+        return {recorded.request.place.region for recorded in self.journal.launch_requests()}
 
     @property
     def last_region(self) -> str:
         """The region of the last request that was not refused; without one, the region that is tried first."""
         regions = [
-            recorded.request.place.region for recorded in self.request_history.requests() if not recorded.is_refused
+            recorded.request.place.region for recorded in self.journal.launch_requests() if not recorded.is_refused
         ]
         return regions[-1] if regions else self.rental_spec.region
 

@@ -131,7 +131,7 @@ class JobInstances(InstanceHistory):
         """
         if not self.claim:
             return found_instances
-        known_tokens = {recorded.request.token for recorded in self.request_history.requests()}
+        known_tokens = {recorded.request.token for recorded in self.journal.launch_requests()}
         strays = [instance for instance in found_instances if instance.launch_token not in known_tokens]
         if stray_ids := [instance.id for instance in strays if instance.is_billed]:
             logger.warning("terminating %d machines that another computer rented", len(stray_ids))

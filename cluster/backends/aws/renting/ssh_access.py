@@ -19,10 +19,10 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
     Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
     for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
     """
-    login_by_token = {request.token: request.login for request in journal.events(LaunchRequest)}
+    request_by_token = {request.token: request for request in journal.events(LaunchRequest)}
     host_keys = own_host_keys(journal)
     for instance in instances.values():
-        if instance.launch_token not in login_by_token:
+        if instance.launch_token not in request_by_token:
             raise CloudError(
                 f"instance {instance.id} has the tag of this job, but {journal.path} has no record of its launch, so "
                 "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
@@ -31,22 +31,22 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
     jump_host = find_jump_host(instances)
 
     def host_key(instance: Instance) -> str:
-        return host_keys.get(instance.id, login_by_token[instance.launch_token].host_key)
+        return host_keys.get(instance.id, request_by_token[instance.launch_token].host_key)
 
     hosts = {}
     for name, instance in instances.items():
-        login = login_by_token[instance.launch_token]
+        request = request_by_token[instance.launch_token]
         jump = None if instance.public_ip else jump_host
         hosts[name] = Host(
             host=instance.public_ip or instance.private_ip,
             address=instance.private_ip,
-            port=login.port,
-            user=login.user,
+            port=request.ssh_port,
+            user=request.ssh_user,
             key=str(key_pairs.KEY_PATH.expanduser()),
             python=REMOTE_PYTHON,
             folder=REMOTE_FOLDER,
             host_key=host_key(instance),
-            jump=f"{login.user}@{jump.public_ip}:{login.port}" if jump else None,
+            jump=f"{request.ssh_user}@{jump.public_ip}:{request.ssh_port}" if jump else None,
             jump_host_key=host_key(jump) if jump else None,
         )
     return hosts

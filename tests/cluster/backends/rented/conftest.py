@@ -10,7 +10,6 @@ from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.rented import controller as rented_controller
 from cluster.connectors.hosts_file import Hosts
-from cluster.connectors.local import Connector
 from cluster.state.run_folder import Run
 
 Fixture = Any
@@ -24,7 +23,7 @@ class SilentFleet:
     def __init__(self, spec: Any, folder: Any, **options: Any) -> None:
         self.folder, self.while_waiting = folder, options["while_waiting"]
         self.hosts = dict(zip(spec.machine_names, spec.host_list, strict=True))
-        self.connectors = {name: Connector() for name in self.hosts}
+        self.connectors = {name: LocalConnector() for name in self.hosts}
         self.provisioner = SimpleNamespace(job_folder=lambda name: str(folder.path / "remote"))
         self.pool = SimpleNamespace(submit=self._run_now)
         self.restarting: dict[str, Any] = {}

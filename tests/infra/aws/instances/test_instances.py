@@ -1,7 +1,7 @@
 """EC2 instances: parsed, found, terminated, and their leftovers removed."""
 
-import io
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +16,17 @@ from infra.errors import CloudError
 __all__ = ["bed"]
 
 A, B, C = ZONES
-ACCEPTED = b"<TerminateInstancesResponse><instancesSet/></TerminateInstancesResponse>"
 
 
-class Raw(io.BytesIO):
-    def stream(self, **_: Any) -> Any:
-        yield self.read()
+def ignore_termination(bed: GangTestbed) -> None:
+    """Let EC2 accept each TerminateInstances, and do nothing."""
+    answer = b"<TerminateInstancesResponse><instancesSet/></TerminateInstancesResponse>"
 
+    def accept(request: Any, **_: Any) -> AWSResponse:
+        raw = SimpleNamespace(stream=lambda **_: iter([answer]))
+        return AWSResponse(request.url, 200, {}, raw)
 
-def accepted(request: Any, **_: Any) -> AWSResponse:
-    """EC2 accepts the request, and does nothing."""
-    return AWSResponse(request.url, 200, {}, Raw(ACCEPTED))
+    bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accept)
 
 
 def parse(**changes: Any) -> Instance:
@@ -61,23 +61,10 @@ def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
     assert running.end_time is None and running.is_billed and running.end_reason == "" and running.name == "6"
 
 
-def test_live_by_name_takes_the_later_of_two(bed: GangTestbed) -> None:
-    early, late = (
-        parse(),
-        parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC)),
-    )
+def test_live_by_name_takes_the_later_of_two() -> None:
+    late = parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC))
     over = parse(InstanceId="i-3", State={"Name": "terminated"})
-    assert instances.live_by_name([early, late, over]) == {"6": late}
-    assert instances.live_by_name([over]) == {}
-
-
-def test_describe_needs_one_call_for_any_number(bed: GangTestbed) -> None:
-    bed.acquire(n=20)
-    before = bed.front.count("DescribeInstances")
-    assert (
-        len(instances.describe(bed.account, {tags.JOB: bed.uid})) == 20 == len(instances.describe_region(bed.account))
-    )
-    assert bed.front.count("DescribeInstances") == before + 2
+    assert instances.live_by_name([parse(), late, over]) == {"6": late} and instances.live_by_name([over]) == {}
 
 
 def test_describe_finds_an_untagged_machine_by_id(bed: GangTestbed) -> None:
@@ -92,30 +79,18 @@ def test_describe_finds_an_untagged_machine_by_id(bed: GangTestbed) -> None:
 # --- termination -----------------------------------------------------------------------------------------------------
 
 
-def test_terminate_job_waits_until_machines_are_terminated(bed: GangTestbed) -> None:
-    bed.sim.stop_seconds = 50.0
-    bed.acquire()
-    assert bed.gang().terminate_job() == [] and bed.sim.now() >= START + 50
-    assert bed.front.count("TerminateInstances") == 1 and bed.log_lines == [
-        "waiting until 3 of 3 machines are terminated"
-    ]
-
-
 def test_f44_terminate_job_reports_machines_that_stay(bed: GangTestbed) -> None:
     machines = bed.acquire()
-    bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accepted)
+    ignore_termination(bed)
     lines = bed.gang().terminate_job(timeout_seconds=20)
     assert sorted(lines[:3]) == sorted(f"machine {machine.id} in us-east-1: running" for machine in machines)
     assert lines[3:] == [f"placement group {machines[0].placement_group}: still in use"]
-    assert "ended" not in bed.journal_kinds() and not any(
-        "terminated" in line and "until" not in line for line in bed.log_lines
-    )
-    assert bed.sim.now() <= START + 30
+    assert "ended" not in bed.journal_kinds() and bed.sim.now() <= START + 30
 
 
 def test_f44_terminate_job_repeats_a_request_without_effect(bed: GangTestbed) -> None:
     bed.acquire()
-    bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accepted)
+    ignore_termination(bed)
     bed.clock.meanwhile += [lambda: None, bed.remove_faults]
     assert bed.gang().terminate_job() == [] and bed.live_instances() == []
 
@@ -127,27 +102,22 @@ def test_terminate_job_terminates_a_stopped_machine(bed: GangTestbed) -> None:
     assert bed.gang().terminate_job(timeout_seconds=60) == [] and bed.sim.leaks() == []
 
 
-def test_f46_terminate_job_waits_for_a_placement_group_in_use(bed: GangTestbed) -> None:
+@pytest.mark.parametrize(
+    ("code", "times", "line", "pauses"),
+    [
+        ("InvalidPlacementGroup.InUse", 3, None, 4),
+        ("InvalidPlacementGroup.InUse", 99, "placement group imgnet-job-3-9073e811-1: still in use", 16),
+        ("UnauthorizedOperation", 99, "remove placement group imgnet-job-3-9073e811-1: not permitted", 1),
+    ],
+)
+def test_f46_terminate_job_waits_for_a_group_in_use_and_reports_one_that_stays(
+    bed: GangTestbed, code: str, times: int, line: str | None, pauses: int
+) -> None:
     bed.acquire()
-    bed.front.fault(action="DeletePlacementGroup", code="InvalidPlacementGroup.InUse", times=3)
-    assert bed.gang().terminate_job() == [] and bed.placement_group_names() == [] and len(bed.clock.pauses) == 1 + 3
-
-
-def test_f46_terminate_job_reports_a_group_that_stays_in_use(bed: GangTestbed) -> None:
-    (machine, *_) = bed.acquire()
-    bed.front.fault(action="DeletePlacementGroup", code="InvalidPlacementGroup.InUse", times=99)
-    assert (
-        bed.gang().terminate_job() == [f"placement group {machine.placement_group}: still in use"]
-        and "ended" not in bed.journal_kinds()
-    )
-    assert sum(bed.clock.pauses) < 60
-
-
-def test_terminate_job_reports_a_missing_permission_at_once(bed: GangTestbed) -> None:
-    bed.acquire()
-    bed.front.fault(action="DeletePlacementGroup", code="UnauthorizedOperation", times=99)
-    (line,) = bed.gang().terminate_job()
-    assert line.startswith(f"remove placement group imgnet-{bed.uid}-1: not permitted") and len(bed.clock.pauses) == 1
+    bed.front.fault(action="DeletePlacementGroup", code=code, times=times)
+    lines = bed.gang().terminate_job()
+    assert len(lines) == (line is not None) and all(text.startswith(str(line)) for text in lines)
+    assert ("ended" in bed.journal_kinds()) is (line is None) and len(bed.clock.pauses) == pauses
 
 
 def test_f49_terminate_job_finds_machines_without_a_journal(bed: GangTestbed) -> None:
@@ -159,42 +129,26 @@ def test_f49_terminate_job_finds_machines_without_a_journal(bed: GangTestbed) ->
 def test_f50_terminate_job_leaves_resources_of_others_alone(bed: GangTestbed) -> None:
     own_machines = bed.acquire()
     ec2, job = bed.account.ec2, {tags.JOB: bed.uid, tags.NAME: "imgnet job-3"}
-    cases = {
-        "no stack": job,
-        "other stack": {**job, tags.STACK: "imgnet2"},
-        "other job": {tags.STACK: tags.STACK_VALUE, tags.JOB: f"{bed.uid}0"},
-    }
-    for number, foreign_tags in enumerate(cases.values()):
+    cases = [job, {**job, tags.STACK: "imgnet2"}, {tags.STACK: tags.STACK_VALUE, tags.JOB: f"{bed.uid}0"}]
+    groups = [f"imgnet-{bed.uid}-{number}" for number in (2, 3, 4)]
+    for group, foreign_tags in zip(groups, cases, strict=True):
+
+        def tagged(*types: str, foreign_tags: dict[str, str] = foreign_tags) -> Any:
+            return {"TagSpecifications": tags.tag_specifications(types, foreign_tags)}
+
         params = {"ImageId": bed.image_id(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-        (foreign_machine,) = ec2.run_instances(
-            **params, TagSpecifications=tags.tag_specifications(["instance", "volume"], foreign_tags)
-        )["Instances"]
-        ec2.create_placement_group(
-            GroupName=f"imgnet-{bed.uid}-{number + 2}",
-            Strategy="cluster",
-            TagSpecifications=tags.tag_specifications(["placement-group"], foreign_tags),
-        )
-        address = ec2.allocate_address(
-            Domain="vpc", TagSpecifications=tags.tag_specifications(["elastic-ip"], foreign_tags)
-        )
-        disk = ec2.create_volume(
-            AvailabilityZone=A, Size=10, TagSpecifications=tags.tag_specifications(["volume"], foreign_tags)
-        )["VolumeId"]
-        bed.foreign_ids += [
-            foreign_machine["InstanceId"],
-            disk,
-            address["AllocationId"],
-            f"imgnet-{bed.uid}-{number + 2}",
-        ]
-    before = {leftover["id"] for leftover in bed.sim.leaks()} - {machine.id for machine in own_machines}
-    assert bed.gang().terminate_job() == []
-    after = {leftover["id"] for leftover in bed.sim.leaks()}
-    assert {leftover["kind"] for leftover in bed.sim.leaks()} == {"instance", "volume", "address"} and len(
-        bed.live_instances()
-    ) == 3
-    assert after < before and set(bed.foreign_ids[i] for i in (0, 1, 2, 4, 5, 6, 8, 9, 10)) <= after
-    assert len(bed.placement_group_names()) == 3
-    bed.foreign_ids += after
+        ec2.run_instances(**params, **tagged("instance", "volume"))
+        ec2.create_placement_group(GroupName=group, Strategy="cluster", **tagged("placement-group"))
+        ec2.allocate_address(Domain="vpc", **tagged("elastic-ip"))
+        ec2.create_volume(AvailabilityZone=A, Size=10, **tagged("volume"))
+    own_ids = {machine.id for machine in own_machines}
+    foreign_ids = {row["id"] for row in bed.sim.leaks() if row["kind"] != "volume"} - own_ids
+    assert len(foreign_ids) == 3 + 3 and bed.gang().terminate_job() == []
+    left = bed.sim.leaks()
+    assert foreign_ids <= {row["id"] for row in left} and own_ids.isdisjoint(row["id"] for row in left)
+    assert len([row for row in left if row["kind"] == "volume"]) == 3 + 3, "of the machines, and others"
+    assert bed.placement_group_names() == groups
+    bed.foreign_ids += [*groups, *(row["id"] for row in left)]
     instances.terminate(bed.account, [machine.id for machine in bed.live_instances()])
 
 
@@ -214,19 +168,6 @@ def test_terminate_job_without_permission_names_the_action(bed: GangTestbed) -> 
 # --- leftovers ------------------------------------------------------------------------------------------------------
 
 
-def test_remove_leftovers_removes_what_the_job_left(bed: GangTestbed) -> None:
-    (machine,) = bed.acquire(bed.place(A, type="p4d.24xlarge"), n=1)
-    ec2, own_tags = bed.account.ec2, {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
-    instances.attach_elastic_ip(bed.account, machine, own_tags)
-    instances.attach_elastic_ip(bed.account, machine, own_tags)
-    assert len(ec2.describe_addresses()["Addresses"]) == 1, "one address, also after a second call"
-    ec2.create_volume(AvailabilityZone=A, Size=10, TagSpecifications=tags.tag_specifications(["volume"], own_tags))
-    remaining = instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}, bed.clock.sleep, 0)
-    assert remaining == [f"placement group {machine.placement_group}: still in use"]
-    assert ec2.describe_addresses()["Addresses"] == [] and len(ec2.describe_volumes()["Volumes"]) == 1
-    assert bed.gang().terminate_job() == [] and instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}) == []
-
-
 def test_attach_elastic_ip_moves_the_jobs_address(bed: GangTestbed) -> None:
     first, second = bed.acquire(bed.place(A, type="p4d.24xlarge"), n=2)
     own_tags = {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
@@ -237,13 +178,14 @@ def test_attach_elastic_ip_moves_the_jobs_address(bed: GangTestbed) -> None:
     assert bed.gang().list_instances()[1].public_ip
 
 
-def test_remove_leftovers_ignores_a_disk_that_vanishes(bed: GangTestbed) -> None:
+def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangTestbed) -> None:
     own_tags = {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
-    bed.account.ec2.create_volume(
-        AvailabilityZone=A, Size=10, TagSpecifications=tags.tag_specifications(["volume"], own_tags)
-    )
+    specifications = tags.tag_specifications(["volume"], own_tags)
+    for _ in range(2):
+        bed.account.ec2.create_volume(AvailabilityZone=A, Size=10, TagSpecifications=specifications)
     bed.front.fault(action="DeleteVolume", code="InvalidVolume.NotFound", after=True)
-    assert instances.remove_leftovers(bed.account, {tags.JOB: bed.uid}) == []
+    assert instances.remove_leftovers(bed.account, bed.uid) == []
+    assert bed.account.ec2.describe_volumes()["Volumes"] == []
 
 
 def test_describe_all_rejects_a_response_that_omits_a_machine(bed: GangTestbed, monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ __all__ = ["bed"]
 
 ZONE = "us-east-1a"
 SSH_ADDRESS = "203.0.113.7/32"
-PARTS = {"nat-gateway": 1, "address": 1, "job subnet": 1, "job table": 1}
+PARTS = dict.fromkeys(("describe_nat_gateways", "describe_addresses", "describe_subnets", "describe_route_tables"), 1)
 
 
 def job_tags(bed: GangTestbed) -> dict[str, str]:
@@ -37,13 +37,8 @@ def ensure(bed: GangTestbed) -> str:
 
 
 def count_parts(bed: GangTestbed) -> dict[str, int]:
-    own_tags = job_tags(bed)
-    return {
-        "nat-gateway": len(internet.nat_gateways(bed.account, own_tags)),
-        "address": len(internet.elastic_ips(bed.account, own_tags)),
-        "job subnet": len(internet.job_subnets(bed.account, own_tags)),
-        "job table": len(internet.job_route_tables(bed.account, own_tags)),
-    }
+    found = instances.list_leftovers(bed.account, job_tags(bed))
+    return {operation: len(found[operation]) for operation in PARTS}
 
 
 def test_machines_with_several_cards_get_public_addresses_twice_the_same(bed: GangTestbed) -> None:
@@ -59,9 +54,10 @@ def test_subnet_of_a_job_leads_through_its_nat_gateway(bed: GangTestbed, gateway
     bed.sim.nat_seconds = 90.0
     subnet = ensure(bed)
     assert subnet not in bed.stack.subnets.values() and ensure(bed) == subnet and count_parts(bed) == PARTS
-    (table,) = internet.job_route_tables(bed.account, job_tags(bed))
+    found = instances.list_leftovers(bed.account, job_tags(bed))
+    (table,) = found["describe_route_tables"]
     targets = {route["DestinationCidrBlock"]: route for route in table["Routes"]}
-    (nat_gateway,) = internet.nat_gateways(bed.account, job_tags(bed))
+    (nat_gateway,) = found["describe_nat_gateways"]
     assert nat_gateway["State"] == "available"
     assert targets["0.0.0.0/0"]["NatGatewayId"] == nat_gateway["NatGatewayId"]
     assert targets[SSH_ADDRESS]["GatewayId"] == gateway, "answers over ssh leave by the jump host's own address"
@@ -72,7 +68,7 @@ def test_jump_host_does_not_take_the_address_of_the_nat_gateway(bed: GangTestbed
     ensure(bed)
     (machine,) = bed.acquire(bed.place(ZONE, type="p4d.24xlarge"), n=1)
     instances.attach_elastic_ip(bed.account, machine, job_tags(bed))
-    assert count_parts(bed)["address"] == 2
+    assert count_parts(bed)["describe_addresses"] == 2
 
 
 def kill_at(bed: GangTestbed, step: int | None) -> int:

@@ -1,7 +1,6 @@
 """Checks before a launch."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
 from infra.aws.market.quotas import INCREASE_REPORTS
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
-from infra.errors import CloudError
 
 CHANGING_ACTIONS = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternetGateway")
 
@@ -77,15 +75,9 @@ def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     return str(response["Subnet"]["SubnetId"])
 
 
-def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
-    account = Account()
-    findings = check(account, own_stack=own_stack)
-    messages = messages_by_level(findings)
-    assert (
-        not messages[WARNING]
-        and not messages[ERROR]
-        and not [finding.next_command for finding in findings if finding.next_command]
-    )
+def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, own_stack: Stack) -> None:
+    findings = check(own_stack=own_stack)
+    assert {(finding.level, finding.next_command) for finding in findings} == {(OK, "")}
     for text in (
         "credentials: arn:aws:",
         "region us-east-1",
@@ -101,49 +93,35 @@ def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, to
         "ssh: /",
         "ssh-keygen: /",
     ):
-        assert [message for message in messages[OK] if text in message], (text, messages)
+        assert any(text in finding.message for finding in findings), text
 
 
-def test_run_preflight_changes_nothing(front: AwsFrontend, tools: Path) -> None:
-    findings = check(stack_missing=["network", "file system"])
-    assert find_one(findings, "the first launch creates network, file system").level == OK
-    assert {f"ec2:{name} is permitted" for name in CHANGING_ACTIONS[1:]} <= set(messages_by_level(findings)[OK])
-    launch = find_one(findings, "ec2:RunInstances cannot be tried before the stack is there")
-    assert (launch.level, launch.next_command) == (WARNING, "imgnet-cluster up --stack")
-    assert not front.sim.instances() and not front.sim.groups and not front.sim.leftovers()
-    assert not [name for _, name in front.calls if name.startswith(("Create", "Run")) and name not in CHANGING_ACTIONS]
-    ec2 = Account().ec2
-    own_filter = [{"Name": "tag-key", "Values": [tags.STACK]}]
-    assert not ec2.describe_vpcs(Filters=own_filter)["Vpcs"]
-    assert not ec2.describe_internet_gateways(Filters=own_filter)["InternetGateways"]
-
-
-@pytest.mark.parametrize("missing", [[], ["network"]])
+@pytest.mark.parametrize("missing", [[], ["network", "file system"]])
 def test_run_preflight_sends_changing_calls_as_dry_runs(
-    front: AwsFrontend, tools: Path, own_stack: Stack, missing: list[str]
+    front: AwsFrontend, own_stack: Stack, missing: list[str]
 ) -> None:
     account, calls = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register(
             "provide-client-params.ec2.*", lambda params, model, **_: calls.append((model, params))
         )
-    check(account, stack_missing=missing, own_stack=None if missing else own_stack)
+    findings = check(account, stack_missing=missing, own_stack=None if missing else own_stack)
     changing = {model.name: params for model, params in calls if not model.name.startswith("Describe")}
     assert changing.keys() == set(CHANGING_ACTIONS[1:] if missing else CHANGING_ACTIONS[:2])
-    for name, params in changing.items():
-        assert params["DryRun"] is True, name
+    assert {f"ec2:{name} is permitted" for name in changing} <= set(messages_by_level(findings)[OK])
+    for params in changing.values():
         (tag_value,) = {tags.read_tags(specification)[tags.STACK] for specification in params["TagSpecifications"]}
-        assert tag_value == tags.STACK_VALUE
+        assert params["DryRun"] is True and tag_value == tags.STACK_VALUE
+    if missing:
+        assert find_one(findings, "the first launch creates network, file system").level == OK
+        launch = find_one(findings, "ec2:RunInstances cannot be tried before the stack is there")
+        assert (launch.level, launch.next_command) == (WARNING, "imgnet-cluster up --stack")
 
 
-@pytest.mark.parametrize("market", ["spot", "on-demand", "spot-then-on-demand"])
-def test_least_policy_permits_the_launch_that_is_tried(
-    front: AwsFrontend, tools: Path, own_stack: Stack, market: str
-) -> None:
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_least_policy_permits_the_launch_that_is_tried(front: AwsFrontend, own_stack: Stack, market: str) -> None:
     front.sim.policy = policies.user_policy(region="us-east-1")
-    findings = check(own_stack=own_stack, market=market)
-    assert not messages_by_level(findings)[ERROR] and not messages_by_level(findings)[WARNING]
-    assert find_one(findings, "ec2:RunInstances is permitted").level == OK
+    assert {finding.level for finding in check(own_stack=own_stack, market=market)} == {OK}
 
 
 @pytest.mark.parametrize("missing", ["ec2:CreateTags", "iam:PassRole", "ec2:RunInstances"])
@@ -172,7 +150,7 @@ def test_run_preflight_with_refused_credentials_stops_there(front: AwsFrontend, 
     front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
     findings = check()
     assert (findings[0].level, findings[0].next_command) == (ERROR, "see: aws sts get-caller-identity")
-    assert "InvalidClientTokenId" in findings[0].message and len(findings) == 4
+    assert len(findings) == 4
 
 
 def test_run_preflight_suggests_the_closest_region_name(front: AwsFrontend, tools: Path) -> None:
@@ -274,16 +252,11 @@ def test_market_decides_which_quotas_are_checked(front: AwsFrontend, tools: Path
 
 def test_quota_that_cannot_be_looked_up_is_a_warning(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetServiceQuota", code="AccessDeniedException", times=99)
-    findings = [finding for finding in check() if "vCPU" in finding.message]
-    assert [finding.level for finding in findings] == [WARNING, WARNING] and "cannot be looked up" in findings[
-        0
-    ].message
+    findings = [finding for finding in check(types=("p4d.24xlarge", "inf2.xlarge")) if "vCPU" in finding.message]
+    assert [finding.level for finding in findings] == [WARNING, WARNING]
+    assert "quota L-7212CCBC cannot be looked up" in findings[0].message
     assert findings[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
-
-
-def test_type_with_unknown_quota_is_a_warning(front: AwsFrontend, tools: Path) -> None:
-    (finding,) = [finding for finding in check(types=("inf2.xlarge",)) if "vCPU" in finding.message]
-    assert (finding.level, finding.next_command) == (WARNING, "")
+    assert "quota (unknown) cannot be looked up" in findings[1].message and not findings[1].next_command
 
 
 # --- types, image, addresses, permissions --------------------------------------------------------------------------
@@ -299,75 +272,37 @@ def test_region_without_the_types_is_an_error_and_checks_go_on(front: AwsFronten
 def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:
     findings = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     problem = find_one(findings, "sm_70")
-    assert (
-        problem.level == WARNING and "--type" in problem.next_command and find_one(findings, "image ami-").level == OK
-    )
+    assert problem.level == WARNING and "--type" in problem.next_command
+    assert find_one(findings, "image ami-").level == OK
     findings = check(types=("p3dn.24xlarge",))
-    assert find_one(findings, "sm_70").level == ERROR and not [
-        finding for finding in findings if "RunInstances" in finding.message
-    ]
-
-
-def test_own_image_is_checked_instead(front: AwsFrontend, tools: Path) -> None:
+    assert find_one(findings, "sm_70").level == ERROR
+    assert not [finding for finding in findings if "RunInstances" in finding.message]
     assert find_one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
-
-
-def test_foreign_subnets_are_not_counted(front: AwsFrontend, tools: Path) -> None:
-    account = Account()
-    subnet(account, ours=False)
-    assert not [finding for finding in check(account) if "addresses" in finding.message]
 
 
 def test_full_subnet_is_a_warning_while_another_has_addresses(front: AwsFrontend, tools: Path) -> None:
     account = Account()
-    subnet(account, bits=28)
-    subnet(account, bits=20)
-    findings = [finding for finding in check(account) if "addresses" in finding.message]
-    assert [finding.level for finding in findings] == [WARNING, OK]
-    findings = [
-        finding for finding in check(account, types=("g5.xlarge",), machines=2) if "addresses" in finding.message
+    for bits, ours in ((28, True), (20, True), (20, False)):
+        subnet(account, bits, ours)
+
+    def subnet_findings(**changes: Any) -> list[tuple[str, str]]:
+        findings = check(account, **changes)
+        return [(finding.level, finding.message) for finding in findings if "addresses" in finding.message]
+
+    assert subnet_findings() == [
+        (WARNING, "us-east-1a: 11 of 16 addresses are free"),
+        (OK, "16 addresses are free in us-east-1a"),
     ]
-    assert [(finding.level, finding.message) for finding in findings] == [
-        (OK, "2 addresses are free in us-east-1a, us-east-1a")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("code", "level"),
-    [
-        ("DryRunOperation", OK),
-        ("UnauthorizedOperation", ERROR),
-        ("AccessDenied", ERROR),
-        ("InvalidParameterValue", WARNING),
-        ("VPCIdNotSpecified", WARNING),
-        ("InsufficientInstanceCapacity", WARNING),
-        ("", WARNING),
-    ],
-)
-def test_check_permission_goes_by_the_error_code(code: str, level: str) -> None:
-    def dry_run() -> None:
-        raise CloudError("said", code)
-
-    finding = preflight._check_permission("RunInstances", dry_run)
-    assert finding.level == level and "ec2:RunInstances" in finding.message
-    assert bool(finding.next_command) is (level != OK)
+    assert subnet_findings(machines=2) == [(OK, "2 addresses are free in us-east-1a, us-east-1a")]
 
 
 def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, tools: Path) -> None:
     for action in ("DescribeInstanceTypeOfferings", "GetParameters", "DescribeSubnets", "GetServiceQuota"):
         front.fault(action=action, code="UnauthorizedOperation", times=99)
+    front.fault(action="CreatePlacementGroup", code="InvalidParameterValue", times=99)
     findings = check()
     # The types and the subnets. Without types no image is looked up.
     assert len([finding for finding in findings if finding.level == ERROR]) == 2
+    unclear = find_one(findings, "cannot find out whether ec2:CreatePlacementGroup is permitted")
+    assert (unclear.level, unclear.next_command) == (WARNING, "imgnet-cluster check --iam")
     assert not [finding for finding in findings if "\n" in finding.message + finding.next_command]
-
-
-@pytest.mark.parametrize("name", preflight.TOOL_PACKAGES)
-def test_check_tools_names_the_package_of_a_missing_tool(tools: Path, name: str) -> None:
-    assert {finding.level for finding in preflight.check_tools()} == {OK}
-    (tools / name).unlink()
-    (problem,) = [finding for finding in preflight.check_tools() if finding.level != OK]
-    assert problem == Finding(
-        ERROR, f"{name} is not installed here", f"sudo apt-get install {preflight.TOOL_PACKAGES[name]}"
-    )
-    assert shutil.which(name) is None

@@ -11,12 +11,10 @@ import pytest
 from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.aws_gang import ZONES, GangTestbed, bed
-from support.aws_journal import launch_request
 
 from infra.aws import tags
-from infra.aws.instances import request
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.launch_request import Place, ReservationTarget
@@ -66,16 +64,22 @@ def build(
     n: int = 2,
     reservation: ReservationTarget | None = None,
     number: int = 1,
+    placement_group: str = "",
     **changes: Any,
 ) -> dict[str, Any]:
     place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0, reservation=reservation)
     names = [str(index) for index in range(n)]
-    request = build_run_instances(replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number)
-    return dict(request)
+    return build_launch_request(
+        replace(INSTANCE_REQUEST, **changes), BUILTIN_TYPES[type], place, names, number, placement_group
+    ).parameters
 
 
 BLOCK = ReservationTarget(id="cr-0123456789abcdef0", closing_time=1_795_400_000.0)
 GROUP = ReservationTarget(id="arn:aws:resource-groups:us-east-1:123456789012:group/mine", placement_group="theirs")
+SPOT = {
+    "MarketType": "spot",
+    "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+}
 UNPLACED = {"use_placement_group": False}  # as the plan of a job in reserved machines has it
 MARKETS = pytest.mark.parametrize(
     ("market", "reservation"),
@@ -92,31 +96,43 @@ def test_request_equals_the_golden_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "changes", "different"),
+    ("market", "reservation", "changes", "expected"),
     [
-        (("g5.xlarge", "on-demand", 16), {}, {"InstanceType", "NetworkInterfaces"}),
-        (("p5.48xlarge", "on-demand", 16), {}, {"InstanceType", "NetworkInterfaces"}),
-        (("p4d.24xlarge", "spot", 16), {}, {"InstanceMarketOptions", "TagSpecifications"}),
-        (("p4d.24xlarge", "on-demand", 4), {}, {"MinCount", "MaxCount", "TagSpecifications"}),
-        (
-            ("p4d.24xlarge", "capacity-block", 16, BLOCK),
-            UNPLACED,
-            {"InstanceMarketOptions", "CapacityReservationSpecification", "Placement", "TagSpecifications"},
+        pytest.param("spot", None, {}, {"InstanceMarketOptions": SPOT}, id="spot"),
+        pytest.param("on-demand", None, UNPLACED, {"Placement": None}, id="no placement group"),
+        pytest.param("on-demand", None, {"placement_group": "old"}, {"Placement": {"GroupName": "old"}}, id="joined"),
+        pytest.param(
+            "capacity-block",
+            BLOCK,
+            UNPLACED,  # EC2 places the machines of a block close together
+            {
+                "InstanceMarketOptions": {"MarketType": "capacity-block"},
+                "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": BLOCK.id}},
+                "Placement": None,
+            },
+            id="block",
         ),
-        (
-            ("p4d.24xlarge", "on-demand", 16, GROUP),
+        pytest.param(
+            "on-demand",
+            GROUP,
             UNPLACED,
-            {"CapacityReservationSpecification", "Placement", "TagSpecifications"},
+            {
+                "CapacityReservationSpecification": {
+                    "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP.id}
+                },
+                "Placement": {"GroupName": "theirs"},
+            },
+            id="group",
         ),
     ],
 )
-def test_other_requests_differ_from_the_golden_one_in(
-    arguments: tuple[Any, ...], changes: dict[str, Any], different: set[str]
+def test_requests_of_other_markets_places_and_reservations(
+    market: str, reservation: ReservationTarget | None, changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    golden, other = build("p4d.24xlarge", "on-demand", 16), build(*arguments, **changes)
-    names = {name for name in golden.keys() | other.keys() if golden.get(name) != other.get(name)}
-    assert names == different | {"ClientToken", "TagSpecifications"}  # the token is also a tag
-    assert other["MinCount"] == other["MaxCount"] == arguments[2]
+    golden, other = build("p4d.24xlarge", "on-demand", 16), build("p4d.24xlarge", market, 16, reservation, **changes)
+    for name in ("ClientToken", "TagSpecifications"):
+        del golden[name], other[name]
+    assert other == {name: value for name, value in {**golden, **expected}.items() if value is not None}
 
 
 @pytest.mark.parametrize(("type", "count"), [("g5.xlarge", 1), ("p5.48xlarge", 32)])
@@ -129,24 +145,15 @@ def test_machine_has_a_public_address_with_one_card_only(type: str, count: int) 
 
 def test_network_interfaces_of_every_type_fit_its_cards() -> None:
     for type in BUILTIN_TYPES:
-        assert_interfaces_fit(type)
-
-
-def assert_interfaces_fit(type: str) -> None:
-    network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
-    cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
-    nics = request.network_interfaces(BUILTIN_TYPES[type], "subnet-1", "sg-1", is_public=True)
-    card_indexes = [nic["NetworkCardIndex"] for nic in nics]
-    assert card_indexes[0] == 0 and len(set(card_indexes)) == len(card_indexes) <= network["MaximumNetworkInterfaces"]
-    assert all(nic["InterfaceType"] in cards[nic["NetworkCardIndex"]]["InterfaceTypes"] for nic in nics)
-    efa_count = sum(nic["InterfaceType"].startswith("efa") for nic in nics)
-    assert efa_count == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
-    assert sum(nic["InterfaceType"] != "efa-only" for nic in nics) == 1, "one IP address"
-
-
-def test_card_without_efa_gets_a_plain_interface() -> None:
-    nics = request.network_interfaces(BUILTIN_TYPES["p6-b300.48xlarge"], "subnet-1", "sg-1", is_public=True)
-    assert [nic["InterfaceType"] for nic in nics] == ["interface", *["efa-only"] * 16]
+        network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
+        cards = {card["NetworkCardIndex"]: card for card in network["NetworkCards"]}
+        nics = build(type)["NetworkInterfaces"]
+        indexes = [nic["NetworkCardIndex"] for nic in nics]
+        assert indexes[0] == 0 and len(set(indexes)) == len(indexes) <= network["MaximumNetworkInterfaces"]
+        assert all(nic["InterfaceType"] in cards[nic["NetworkCardIndex"]]["InterfaceTypes"] for nic in nics)
+        efa_count = sum(nic["InterfaceType"].startswith("efa") for nic in nics)
+        assert efa_count == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+        assert sum(nic["InterfaceType"] != "efa-only" for nic in nics) == 1, "one IP address"
 
 
 @MARKETS
@@ -159,49 +166,26 @@ def test_requests_of_every_type_are_valid_by_botocores_model(
         assert not report.has_errors(), f"{type}: {report.generate_report()}"
 
 
-def test_request_of_a_capacity_block_targets_it_and_names_its_market() -> None:
-    run_request = build("p5.48xlarge", "capacity-block", 4, BLOCK, **UNPLACED)
-    assert run_request["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
-    assert run_request["CapacityReservationSpecification"] == {
-        "CapacityReservationTarget": {"CapacityReservationId": BLOCK.id}
-    }
-    assert "Placement" not in run_request, "EC2 places the machines of a block close together"
-
-
-def test_request_of_a_group_of_reservations_joins_their_placement_group() -> None:
-    run_request = build("g5.xlarge", "on-demand", 2, GROUP, **UNPLACED)
-    assert "InstanceMarketOptions" not in run_request
-    assert run_request["CapacityReservationSpecification"] == {
-        "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP.id}
-    }
-    assert run_request["Placement"] == {"GroupName": "theirs"}
-
-
-def test_build_run_instances_tags_all_resources_alike() -> None:
-    for market in ("spot", "on-demand"):
-        run_request = build(market=market)
-        tags_by_type = {
-            specification["ResourceType"]: {tag["Key"]: tag["Value"] for tag in specification["Tags"]}
-            for specification in run_request["TagSpecifications"]
-        }
-        resource_types = {"instance", "volume", "network-interface"}
-        resource_types |= {"spot-instances-request"} if market == "spot" else set()
-        assert (
-            tags_by_type.keys() == resource_types
-            and len({json.dumps(tag_set) for tag_set in tags_by_type.values()}) == 1
-        )
-        assert tags_by_type["instance"] == {
+@pytest.mark.parametrize("names", [["3"], ["0", "1"], ["4", "5", "6"]])
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_all_resources_of_a_request_have_the_same_tags(market: str, names: list[str]) -> None:
+    place = Place(region="us-east-1", zone="us-east-1b", type="g5.xlarge", market=market)
+    request = build_launch_request(INSTANCE_REQUEST, BUILTIN_TYPES["g5.xlarge"], place, names, 1)
+    specifications = request.parameters["TagSpecifications"]
+    types = ["instance", "volume", "network-interface", *["spot-instances-request"] * (market == "spot")]
+    assert [specification["ResourceType"] for specification in specifications] == types
+    for specification in specifications:
+        assert tags.read_tags(specification) == {
             tags.STACK: "imgnet",
             tags.JOB: "job-3-9073e811",
-            tags.MACHINE: "0-1",
+            tags.MACHINE: {1: "3", 2: "0-1", 3: "4-6"}[len(names)],
             tags.OWNER: "ann",
-            tags.LAUNCH: run_request["ClientToken"],
+            tags.LAUNCH: request.token,
             tags.EXPIRES: "2026-11-21T22:00:00Z",
             tags.BOOT_KEY: INSTANCE_REQUEST.host_key,
             tags.TERMS: INSTANCE_REQUEST.terms,
             tags.NAME: "imgnet job-3",
         }
-        assert ("InstanceMarketOptions" in run_request) is (market == "spot")
 
 
 def test_client_token_differs_for_every_other_request() -> None:
@@ -220,29 +204,16 @@ def test_client_token_differs_for_every_other_request() -> None:
         build(market="on-demand", reservation=BLOCK),
         build(market="on-demand", reservation=GROUP),
     ]
-    tokens = [own_token, *[other_request["ClientToken"] for other_request in other_requests]]
+    elsewhere = Place(region="us-west-2", zone="us-east-1b", type="g5.xlarge", market="spot")
+    western_token = build_launch_request(INSTANCE_REQUEST, BUILTIN_TYPES["g5.xlarge"], elsewhere, ["0", "1"], 1).token
+    tokens = [own_token, western_token, *[request["ClientToken"] for request in other_requests]]
     assert build()["ClientToken"] == own_token and len(set(tokens)) == len(tokens)
     assert all(token.isascii() and len(token) <= 64 for token in tokens)
-    elsewhere = Place(region="us-west-2", zone="us-east-1b", type="g5.xlarge", market="spot")
-    assert (
-        build_run_instances(INSTANCE_REQUEST, BUILTIN_TYPES["g5.xlarge"], elsewhere, ["0", "1"], 1)["ClientToken"]
-        not in tokens
-    )
 
 
 def test_disk_is_never_smaller_than_the_image() -> None:
     sizes = [build(disk_gb=gb)["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for gb in (10, 75, 400)]
     assert sizes == [75, 75, 400]
-
-
-def test_build_run_instances_names_the_placement_group_or_none() -> None:
-    assert "Placement" not in build(use_placement_group=False)
-    assert build(number=7)["Placement"] == {"GroupName": "imgnet-job-3-9073e811-7"}
-
-
-@pytest.mark.parametrize(("names", "text"), [(["3"], "3"), (["0", "1"], "0-1"), (["4", "5", "6"], "4-6")])
-def test_format_machine_range(names: list[str], text: str) -> None:
-    assert request.format_machine_range(names) == text
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
@@ -251,18 +222,7 @@ def test_request_is_unchanged_by_the_journal(
     bed: GangTestbed, type: str, market: str, reservation: ReservationTarget | None
 ) -> None:
     place = Place(region="us-east-1", zone=ZONES[0], type=type, market=market, price=1.0, reservation=reservation)
-    run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
-    bed.journal.write(replace(launch_request(1, place, ["0", "1"]), parameters=run_request))
+    request = build_launch_request(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
+    bed.journal.write(request)
     (recorded,) = bed.journal.events(LaunchRequest)
-    assert recorded.parameters == run_request and recorded.place == place
-
-
-@pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge", "p5.48xlarge"])
-def test_ec2_launches_machines_as_requested(bed: GangTestbed, type: str) -> None:
-    (machine,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
-    (description,) = bed.account.ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"]
-    assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", "", True))
-    assert description["MetadataOptions"]["HttpTokens"] == "required" and description["KeyName"] == "imgnet-key"
-    (disk,) = bed.account.ec2.describe_volumes()["Volumes"]
-    assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (150, "gp3", True)
-    assert tags.read_tags(disk)[tags.JOB] == bed.uid and machine.instance_profile.endswith("/imgnet-machine")
+    assert replace(recorded, time=0.0) == request

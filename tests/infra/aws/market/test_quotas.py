@@ -1,10 +1,5 @@
 """Quota codes of instance types, and quota values."""
 
-import shlex
-
-import pytest
-from support.simcloud.http_server import AwsFrontend
-from support.simcloud.in_process import shared_account
 from support.simcloud.spot_market import quota_code
 
 from infra.aws.market import quotas
@@ -17,29 +12,3 @@ def test_get_quota_code_agrees_with_the_simulated_cloud() -> None:
             assert quotas.get_quota_code(get_quota_family(name), market) == quota_code(name, market), name
     for family, market in (("", "spot"), ("P", "capacity-block"), ("Q", "on-demand")):
         assert quotas.get_quota_code(family, market) == ""
-
-
-def test_look_up_quota_returns_the_regions_value(front: AwsFrontend) -> None:
-    front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
-    assert quotas.look_up_quota(shared_account(), "L-417A185B") == 96.0
-    assert quotas.look_up_quota(shared_account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
-
-
-@pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
-def test_look_up_quota_on_errors_returns_none(front: AwsFrontend, fault: str) -> None:
-    front.fault(action="GetServiceQuota", code=fault, times=99)
-    assert quotas.look_up_quota(shared_account(), "L-417A185B") is None
-    front.reset()
-    assert quotas.look_up_quota(shared_account(), "L-00000000") is None
-
-
-def test_quota_increase_command_requests_the_vcpus() -> None:
-    argv = shlex.split(quotas.quota_increase_command("eu-west-1", "L-417A185B", 1536))
-    assert argv[:3] == ["aws", "service-quotas", "request-service-quota-increase"]
-    options = dict(zip(argv[3::2], argv[4::2], strict=True))
-    assert options == {
-        "--region": "eu-west-1",
-        "--service-code": "ec2",
-        "--quota-code": "L-417A185B",
-        "--desired-value": "1536",
-    }

@@ -11,56 +11,46 @@ from infra.aws.stack.resources import StackContext
 __all__ = ["account", "aws", "home", "work"]
 
 
-def test_ensure_creates_a_subnet_in_each_zone(account: RecordingAccount, work: StackContext) -> None:
-    created = network.ensure(work)
-    subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
-    assert {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets} == {
-        "us-west-1a": "10.77.0.0/20",
-        "us-west-1b": "10.77.16.0/20",
-    }
-    # Each launch request decides about public addresses.
-    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
-    (vpc,) = account.ec2.describe_vpcs(VpcIds=[created.vpc])["Vpcs"]
-    assert vpc["CidrBlock"] == "10.77.0.0/16"
-
-
-def test_ensure_routes_subnets_to_the_internet_and_s3(account: RecordingAccount, work: StackContext) -> None:
-    created = network.ensure(work)
+def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
+    """Return the stack's route table, internet gateway and S3 endpoint."""
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
     (gateway,) = account.ec2.describe_internet_gateways(Filters=filters)["InternetGateways"]
     (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]
-    routes = {
-        route["DestinationCidrBlock"]: route["GatewayId"]
-        for route in table["Routes"]
-        if "DestinationCidrBlock" in route
-    }
-    assert routes["0.0.0.0/0"] == gateway["InternetGatewayId"]
+    return table, gateway, endpoint
+
+
+def test_ensure_routes_a_subnet_in_each_zone_to_the_internet_and_s3(
+    account: RecordingAccount, work: StackContext
+) -> None:
+    created = network.ensure(work)
+    subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
+    cidrs = {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets}
+    assert cidrs == {"us-west-1a": "10.77.0.0/20", "us-west-1b": "10.77.16.0/20"}
+    # Each launch request decides about public addresses.
+    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
+    response = account.ec2.describe_vpc_attribute(VpcId=created.vpc, Attribute="enableDnsHostnames")
+    assert response["EnableDnsHostnames"]["Value"] is True
+    table, gateway, endpoint = stack_parts(account)
+    targets = {route.get("DestinationCidrBlock"): route.get("GatewayId") for route in table["Routes"]}
+    assert targets["0.0.0.0/0"] == gateway["InternetGatewayId"]
     assert {association["SubnetId"] for association in table["Associations"]} == {*created.subnets.values()}
     assert [attachment["VpcId"] for attachment in gateway["Attachments"]] == [created.vpc]
     assert endpoint["ServiceName"] == "com.amazonaws.us-west-1.s3" and endpoint["VpcEndpointType"] == "Gateway"
     assert endpoint["RouteTableIds"] == [table["RouteTableId"]]
 
 
-def test_ensure_enables_dns_host_names(account: RecordingAccount, work: StackContext) -> None:
-    response = account.ec2.describe_vpc_attribute(VpcId=network.ensure(work).vpc, Attribute="enableDnsHostnames")
-    assert response["EnableDnsHostnames"]["Value"] is True
-
-
-def zone(name: str, **more: Any) -> dict[str, Any]:
-    plain = {"ZoneType": "availability-zone", "OptInStatus": "opt-in-not-required", "State": "available"}
-    return {"ZoneName": name, **plain, **more}
-
-
 def test_list_zones_leaves_out_local_and_opt_in_zones(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    zones = [
-        zone("us-west-1c"),
-        zone("us-west-1a"),
-        zone("us-west-1b", State="unavailable"),
-        zone("us-west-1-lax-1a", ZoneType="local-zone", OptInStatus="not-opted-in"),
-        zone("us-west-1-wl1-las-wlz-1", ZoneType="wavelength-zone"),
-        zone("us-west-1d", OptInStatus="not-opted-in"),
+    names_and_details: list[tuple[str, dict[str, str]]] = [
+        ("us-west-1c", {}),
+        ("us-west-1a", {}),
+        ("us-west-1b", {"State": "unavailable"}),
+        ("us-west-1-lax-1a", {"ZoneType": "local-zone", "OptInStatus": "not-opted-in"}),
+        ("us-west-1-wl1-las-wlz-1", {"ZoneType": "wavelength-zone"}),
+        ("us-west-1d", {"OptInStatus": "not-opted-in"}),
     ]
+    plain = {"ZoneType": "availability-zone", "OptInStatus": "opt-in-not-required", "State": "available"}
+    zones = [{"ZoneName": name, **plain, **details} for name, details in names_and_details]
     monkeypatch.setattr(work.account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": zones})
     assert network.list_zones(work) == ["us-west-1a", "us-west-1c"]
 
@@ -95,10 +85,7 @@ def test_mark_without_efs_leaves_the_zone_out(account: RecordingAccount, work: S
 )
 def test_ensure_restores_a_removed_part(account: RecordingAccount, work: StackContext, part: str, label: str) -> None:
     created = network.ensure(work)
-    filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
-    (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
-    (gateway,) = account.ec2.describe_internet_gateways(Filters=filters)["InternetGateways"]
-    (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]
+    table, gateway, endpoint = stack_parts(account)
     params_by_call: dict[str, Any] = {
         "delete_route": {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"},
         "detach_internet_gateway": {"InternetGatewayId": gateway["InternetGatewayId"], "VpcId": created.vpc},
@@ -120,10 +107,7 @@ def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(account: RecordingAccou
 
 def test_ensure_replaces_a_stale_route(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
-    (gateway,) = account.ec2.describe_internet_gateways(
-        Filters=[{"Name": "attachment.vpc-id", "Values": [created.vpc]}]
-    )["InternetGateways"]
-    gateway_id = gateway["InternetGatewayId"]
+    gateway_id = stack_parts(account)[1]["InternetGatewayId"]
     account.ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=created.vpc)
     account.ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
     assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()

@@ -28,7 +28,7 @@ def ensure_single_id(
         "thing",
         lambda: list(existing),
         lambda: existing.append(resource_with("5")),
-        existing.remove,
+        lambda Id: existing.remove(resource_with(Id)),
         id_key="Id",
         is_used=lambda resource: resource["used"],
     )
@@ -66,7 +66,7 @@ def test_ensure_single_reports_a_resource_that_stays_invisible(
 ) -> None:
     monkeypatch.setattr(resources, "RESOURCE_VISIBILITY_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was created, but AWS does not show it .*run the same command again"):
-        work.ensure_single("thing", list, lambda: None, lambda _: None, id_key="Id", is_used=lambda _: False)
+        work.ensure_single("thing", list, lambda: None, lambda Id: None, id_key="Id", is_used=lambda _: False)
 
 
 def test_delete_records_failures_and_ignores_missing_resources(account: RecordingAccount, work: StackContext) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
-from support.log_lines import log_lines
 
 from infra.aws.stack import key_pairs, policies, role, security_group
 from infra.aws.stack.resources import StackContext
@@ -29,20 +28,25 @@ def test_security_group_allows_own_machines_and_one_ssh_address(
     group = security_group.ensure_security_group(work, vpc)
     security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
     (description,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
-    rules = [(rule["IpProtocol"], rule.get("FromPort"), rule["IpRanges"]) for rule in description["IpPermissions"]]
-    allowed_groups = [pair["GroupId"] for rule in description["IpPermissions"] for pair in rule["UserIdGroupPairs"]]
-    assert sorted(rules, key=str) == [
-        ("-1", None, []),
-        ("tcp", 22, [{"CidrIp": OWN_CIDR, "Description": "ssh from ada"}]),
-    ]
-    assert allowed_groups == [group] and not any(rule["Ipv6Ranges"] for rule in description["IpPermissions"])
-    egress = description["IpPermissionsEgress"]
-    assert {rule["IpProtocol"] for rule in egress} == {"-1"} and security_group.is_complete(description)
-    groups, addresses = (
-        [target for rule in egress for target in rule[kind]] for kind in ("UserIdGroupPairs", "IpRanges")
-    )
-    assert [pair["GroupId"] for pair in groups] == [group], "EFA needs a rule for traffic to the own machines"
-    assert [address["CidrIp"] for address in addresses] == ["0.0.0.0/0"]
+
+    def rules(key: str) -> list[Any]:
+        return sorted(
+            (
+                rule["IpProtocol"],
+                rule.get("FromPort"),
+                [pair["GroupId"] for pair in rule["UserIdGroupPairs"]],
+                [ip_range["CidrIp"] for ip_range in [*rule["IpRanges"], *rule["Ipv6Ranges"]]],
+            )
+            for rule in description[key]
+        )
+
+    assert rules("IpPermissions") == [("-1", None, [group], []), ("tcp", 22, [], [OWN_CIDR])]
+    egress = rules("IpPermissionsEgress")
+    assert [own_group for rule in egress for own_group in rule[2]] == [group], "EFA needs it"
+    assert [address for rule in egress for address in rule[3]] == ["0.0.0.0/0"] and {rule[0] for rule in egress} == {
+        "-1"
+    }
+    assert security_group.is_complete(description)
 
 
 def test_foreign_security_group_is_refused_and_stays(account: RecordingAccount, work: StackContext, vpc: str) -> None:
@@ -62,9 +66,8 @@ def test_ensure_security_group_restores_a_removed_rule(account: RecordingAccount
     own_rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     account.ec2.revoke_security_group_egress(GroupId=group, IpPermissions=[own_rule])
     assert not security_group.is_complete(security_group.find_security_group(work, vpc) or {})
-    assert security_group.ensure_security_group(work, vpc) == group and security_group.is_complete(
-        security_group.find_security_group(work, vpc) or {}
-    )
+    assert security_group.ensure_security_group(work, vpc) == group
+    assert security_group.is_complete(security_group.find_security_group(work, vpc) or {})
 
 
 # --- ssh ------------------------------------------------------------------------------------------------------------
@@ -75,43 +78,30 @@ def group(work: StackContext, vpc: str) -> str:
     return security_group.ensure_security_group(work, vpc)
 
 
-def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount, group: str) -> None:
-    with log_lines("infra") as lines:
-        security_group.allow_ssh_from(account, group, "203.0.113.7", "ada")
-        security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob")
-        assert security_group.list_ssh_addresses(account, group) == ["203.0.113.7/32", "203.0.113.9/32"]
-        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada")
-        assert security_group.list_ssh_addresses(account, group) == ["198.51.100.4/32", "203.0.113.9/32"]
-        assert lines[-2:] == [
-            "opening ssh to 198.51.100.4/32",
-            "closing ssh to 203.0.113.7/32, the former address of ada",
-        ]
-        account.calls.clear()
-        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada")
-    assert not account.changes() and len(lines) == 4
-
-
-def test_allow_ssh_from_opens_several_ports(account: RecordingAccount, group: str) -> None:
-    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
-    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada", ports=(22, 2222))
+def ssh_rules(account: RecordingAccount, group: str) -> dict[tuple[int, str], str]:
+    """Return the descriptions of the rules for ssh, by port and address."""
     (description,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
-    assert sorted(rule["FromPort"] for rule in description["IpPermissions"] if rule["IpProtocol"] == "tcp") == [
-        22,
-        2222,
-    ]
+    return {
+        (rule["FromPort"], ip_range["CidrIp"]): ip_range["Description"]
+        for rule in description["IpPermissions"]
+        if rule["IpProtocol"] == "tcp"
+        for ip_range in rule["IpRanges"]
+    }
 
 
-def test_allow_ssh_from_one_address_for_two_owners(account: RecordingAccount, group: str) -> None:
-    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
-    security_group.allow_ssh_from(account, group, OWN_CIDR, "bob")
-    assert security_group.list_ssh_addresses(account, group) == [OWN_CIDR]
-
-
-def test_rule_description_replaces_characters_aws_rejects() -> None:
-    assert (
-        security_group.rule_description("Zoë|x <y>") == "ssh from Zo__x _y_"
-        and len(security_group.rule_description("a" * 400)) == 255
-    )
+def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount, group: str) -> None:
+    security_group.allow_ssh_from(account, group, "203.0.113.7", "ada")
+    security_group.allow_ssh_from(account, group, "203.0.113.9/32", "Zoë|x <y>")
+    security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob")
+    for _ in range(2):
+        account.calls.clear()
+        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada", ports=(22, 2222))
+    assert not account.changes()
+    assert ssh_rules(account, group) == {
+        (22, "198.51.100.4/32"): "ssh from ada",
+        (2222, "198.51.100.4/32"): "ssh from ada",
+        (22, "203.0.113.9/32"): "ssh from Zo__x _y_",  # in the characters that AWS takes
+    }
 
 
 # --- the key pair ---------------------------------------------------------------------------------------------------
@@ -122,9 +112,9 @@ def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAcc
     for _ in range(2):
         public = key_pairs.generate_key_pair()[1]
         for _ in range(2):
-            security_group.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
+            key_pairs.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
     assert len(account.ec2.describe_key_pairs()["KeyPairs"]) == 3
-    security_group.remove_key_pairs(work)
+    key_pairs.remove_key_pairs(work)
     assert [key_pair["KeyName"] for key_pair in account.ec2.describe_key_pairs()["KeyPairs"]] == ["theirs"]
 
 
@@ -134,7 +124,7 @@ def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackConte
     with pytest.raises(
         CloudError, match=r"does not belong to imgnet-cluster: .*type: aws ec2 delete-key-pair --key-name imgnet-"
     ):
-        security_group.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
+        key_pairs.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
 
 
 # --- the role -------------------------------------------------------------------------------------------------------
@@ -142,7 +132,10 @@ def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackConte
 
 def test_role_is_of_ec2_and_has_the_policy_of_machines(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
-    role.grant_access(work, "fs-1", "my-imagenet")
+    for file_system, bucket in (("fs-2", None), ("fs-1", "my-imagenet")):
+        role.grant_access(work, file_system, bucket)
+        assert role.missing_parts(work, file_system, bucket) == []
+    assert role.missing_parts(work, "fs-2", None) == ["rights of role imgnet-machine in us-west-1"]
     requests: dict[str, Any] = dict(account.calls)
     (statement,) = json.loads(requests["CreateRole"]["AssumeRolePolicyDocument"])["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"} and statement["Action"] == "sts:AssumeRole"
@@ -150,19 +143,6 @@ def test_role_is_of_ec2_and_has_the_policy_of_machines(account: RecordingAccount
     assert json.loads(requests["PutRolePolicy"]["PolicyDocument"]) == machine_policy
     profile = {"InstanceProfileName": "imgnet-machine", "RoleName": "imgnet-machine"}
     assert requests["AddRoleToInstanceProfile"] == profile
-
-
-def test_grant_access_follows_file_system_and_bucket(account: RecordingAccount, work: StackContext) -> None:
-    role.ensure(work)
-    role.grant_access(work, "fs-1", None)
-    assert role.missing_parts(work, "fs-1", None) == []
-    assert (
-        role.missing_parts(work, "fs-2", None)
-        == role.missing_parts(work, "fs-1", "b")
-        == ["rights of role imgnet-machine in us-west-1"]
-    )
-    role.grant_access(work, "fs-2", "b")
-    assert role.missing_parts(work, "fs-2", "b") == []
 
 
 def test_remove_keeps_a_role_that_another_region_uses(account: RecordingAccount, work: StackContext) -> None:
@@ -188,12 +168,8 @@ def test_role_without_permission_names_the_admin_command(
 
 def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
-    params = {
-        "RoleName": "imgnet-machine",
-        "PolicyName": "imgnet",
-        "PolicyDocument": json.dumps(policies.machine_policy()),
-    }
-    account.iam.put_role_policy(**params)
+    document = json.dumps(policies.machine_policy())
+    account.iam.put_role_policy(RoleName="imgnet-machine", PolicyName="imgnet", PolicyDocument=document)
     account.denied = {"Put": "AccessDenied", "Create": "AccessDenied"}
     role.ensure(work)
     role.grant_access(work, "fs-1", None)
@@ -201,16 +177,12 @@ def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work:
 
 
 def test_foreign_role_and_profile_are_refused_and_stay(account: RecordingAccount, work: StackContext) -> None:
+    foreign = "imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack"
     account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument=TRUST)
-    with pytest.raises(
-        CloudError, match="role imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack"
-    ):
+    with pytest.raises(CloudError, match=f"^role {foreign}"):
         role.ensure(work)
     account.iam.create_instance_profile(InstanceProfileName="imgnet-machine")
-    with pytest.raises(
-        CloudError,
-        match="instance profile imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack",
-    ):
+    with pytest.raises(CloudError, match=f"^instance profile {foreign}"):
         role.ensure(work)
     role.remove(work)
     assert account.iam.get_role(RoleName="imgnet-machine") and account.iam.list_instance_profiles()["InstanceProfiles"]
