@@ -411,10 +411,11 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     from cluster.backends.base import BilledBackend
     from cluster.display import plan as display_plan
     from cluster.jobs import store
+    from cluster.script import secret_values
 
     resumed_job = store.find(job)
     plan = resumed_job.plan_resume(**given_options(options))
-    secrets = resumed_job.check_secrets(env)
+    secrets = secret_values.new_values(env, resumed_job.spec.secret_names, resumed_job.spec.uid, resumed_job.name)
     display_plan.show_resume_plan(plan)
     display_plan.show_other_jobs(plan.spec)
     is_billed = isinstance(resumed_job.backend, BilledBackend)
@@ -425,7 +426,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     if is_billed:
         plan.require_no_obstacle()
         confirm_or_abort(display_plan.rental_question([plan]), yes)
-    resumed_job.change_secrets(secrets)
+    secret_values.keep(resumed_job.spec.uid, resumed_job.path, secrets)
     resumed_job.resume(plan)
     click.echo(f"{resumed_job.name} resumed")
     sys.exit(EXIT_OK if detach else _follow(resumed_job))

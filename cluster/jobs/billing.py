@@ -15,6 +15,7 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
 from .store import all_jobs
+from .supervision import job_lock
 
 DOWN_REASON = "ended by the user (imgnet-cluster down)"
 # For another process to finish its change of the job. A supervisor that ends the job may wait for a minute until
@@ -55,7 +56,7 @@ def terminate_job(job: Job) -> None:
             write_atomic(job.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": DOWN_REASON}))
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
-    with job.locked(JOB_LOCK_TIMEOUT_SECONDS):
+    with job_lock(job.path, JOB_LOCK_TIMEOUT_SECONDS):
         silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
@@ -115,7 +116,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.run_folder)
-    adoption = job.adoption
+    adoption = job.supervision.adoption
     return CostReport(
         job=job.name,
         backend=job.backend.description,

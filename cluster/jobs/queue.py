@@ -25,7 +25,8 @@ from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit
-from .job import Job, JobBusy
+from .job import Job
+from .supervision import JobBusy, job_lock
 
 QUEUE_POLL_SECONDS = 0.5
 QUEUE_RETRY_SECONDS = 5.0
@@ -79,7 +80,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
 def start_queued_job(job: Job) -> None:
     """Start `job`, the next one of its queue, if it is still waiting. If it cannot start, record it as failed."""
     try:
-        with job.locked():
+        with job_lock(job.path):
             if not job.is_waiting:
                 return
             job.claim_machines()

@@ -11,6 +11,7 @@ from cluster.connectors.mounts import mount_of
 from cluster.errors import BadInput
 from train.engine.options import TrainOptions
 from train.forecast import Forecast
+from train.metrics.hparams import HParamValue, flat_settings
 from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
@@ -143,6 +144,19 @@ class JobSpec:
     def own_command(self) -> Command | None:
         """The command of the user that the job runs, None for a job that trains a recipe."""
         return self.workload if isinstance(self.workload, Command) else None
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """The names of the secret variables of the job's command."""
+        return self.own_command.secrets if self.own_command else ()
+
+    @property
+    def settings(self) -> dict[str, HParamValue]:
+        """The settings of a recipe, or the arguments of a command, as one flat row: jobs are compared by them."""
+        world_size = self.machines * self.procs
+        if self.own_command:
+            return self.own_command.settings(world_size)
+        return flat_settings(self.recipe_schedule, world_size)
 
     @property
     def work_kind(self) -> WorkKind:

@@ -267,7 +267,7 @@ def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.Mo
         raise ClusterError("no job is started here")
 
     monkeypatch.setattr(Job, "start_locked", refuse)
-    monkeypatch.setattr("cluster.jobs.job_reader.AGENT_START_SECONDS", 0)  # a job without a status is not booting
+    monkeypatch.setattr("cluster.jobs.supervision.PROCESS_START_SECONDS", 0)  # a job without a status is not booting
     monkeypatch.setattr(Job, "_ensure_supervisor", refuse)
     monkeypatch.setenv("IMGNET_RUNS", str(folder.parent))
     for name in ("TMUX_TMPDIR", "HOME"):

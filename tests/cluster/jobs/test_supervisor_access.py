@@ -15,7 +15,7 @@ from cluster.connectors.hosts_file import Hosts
 from cluster.display.progress import follow
 from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
 from cluster.jobs import billing
-from cluster.jobs.job_reader import SUPERVISOR_START_MARKER
+from cluster.jobs.supervision import START_MARKER
 from cluster.jobs.supervisor import supervise
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
@@ -86,7 +86,7 @@ def start_holder(job: Any) -> Iterator[Any]:
 
 def test_command_without_credentials_starts_no_supervisor(job: Any, without_credentials: None) -> None:
     job.refresh()
-    assert job.sessions == [] and not (job.path / SUPERVISOR_START_MARKER).exists()
+    assert job.sessions == [] and not (job.path / START_MARKER).exists()
     warning = job.status().warning
     assert "no supervisor is running: the toy cloud: no credentials" in warning
     assert f"; {NOTHING_IS_RENTED}" in warning and "imgnet-cluster status job-1" in warning
@@ -151,7 +151,7 @@ def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: p
 
     monkeypatch.setattr(ToyCloud, "check_access", check_access)
     job.refresh()
-    assert job.status().state == "adopted" and job.adoption.adopted_since == 1000.0
+    assert job.status().state == "adopted" and job.supervision.adoption.adopted_since == 1000.0
 
 
 def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ def test_job_resumes_with_the_plan_or_stays_as_it_was(hand_made: Fixture, monkey
         job.resume(plan)
     assert plain(made.job.spec) == plain(made.spec) and made.job.state == JobState.STOPPED
     monkeypatch.setattr(LocalBackend, "launch", lambda backend: None)
-    monkeypatch.setattr("cluster.jobs.job.AGENT_START_SECONDS", 0.0)
+    monkeypatch.setattr("cluster.jobs.job.PROCESS_START_SECONDS", 0.0)
     job.resume(plan)
     assert plain(made.job.spec) == plain(plan.spec) and made.job.spec.max_hours == 1.0
 
