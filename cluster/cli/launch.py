@@ -128,15 +128,16 @@ def launch(
     100 failed, 103 stopped.
     """
     from cluster.jobs import queue
-    from cluster.planning.commands import plan_work, select_work
+    from cluster.planning.commands import plan_work
     from cluster.planning.launch_options import add_configured, make_launch_options
+    from cluster.planning.resolve import load_work
 
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
     launch_options = make_launch_options(backend, **keywords)
     makers = [
-        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in select_work(recipe, only)
+        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in load_work(recipe, only)
     ]
     plans, unasked_reason = plan_all(makers, dry_run)
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1

@@ -178,7 +178,7 @@ def show_outcome(job: Job) -> None:
             ("${:.2f}", result.dollars),
         )
         known = "  ".join(template.format(number) for template, number in numbers if number is not None)
-        unpriced = billing.machines_without_price(job)
+        unpriced = billing.job_cost(job).unknown
         print(known + (f" without {', '.join(unpriced)}, whose price is unknown" if unpriced else ""))
     if result.target:
         print(describe_outcome(result.target))

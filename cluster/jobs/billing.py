@@ -106,7 +106,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
 def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
-        return _job_cost(job, moment).dollars
+        return job_cost(job, moment).dollars
 
     epochs = job.epochs()
     first_step = next(job.steps(), None)
@@ -121,7 +121,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
         job=job.name,
         backend=job.backend.description,
         is_billed=isinstance(job.backend, BilledBackend),
-        cost=_job_cost(job, adoption.adopted_since if adoption else None),
+        cost=job_cost(job, adoption.adopted_since if adoption else None),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
@@ -130,18 +130,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     )
 
 
-def last_rented_type(job: Job) -> str:
-    """Return the type of the machine that a job rented last, "" when it rented none."""
-    machines = _job_cost(job).machines
-    return machines[-1].type if machines else ""
-
-
-def machines_without_price(job: Job) -> list[str]:
-    """Return the IDs of rented machines whose price is unknown. They are not part of any sum of dollars."""
-    return _job_cost(job).unknown
-
-
-def _job_cost(job: Job, moment: float | None = None) -> JobCost:
+def job_cost(job: Job, moment: float | None = None) -> JobCost:
     """Return the cost of a job until a moment (default: now), that of no machines if they are not billed."""
     return job.backend.job_cost(moment) if isinstance(job.backend, BilledBackend) else JobCost()
 

@@ -189,15 +189,11 @@ class Job:
 
     def epochs(self) -> list[EpochRow]:
         """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
-        return self._epoch_reader.epochs()
-
-    @cached_property
-    def _epoch_reader(self) -> state_status.EpochReader:
-        return state_status.EpochReader(self.run_folder)
+        return self.run_folder.epochs()
 
     def steps(self) -> Iterator[StepRow]:
         """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""
-        return state_status.iterate_steps(self.run_folder)
+        return self.run_folder.steps()
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar by its name in TensorBoard: "accuracy/val_top1", "loss/train", ..."""

@@ -191,16 +191,16 @@ def gpu_mismatch_note(processes: int, gpus: int) -> str:
     return f"{schedule_text}: {processes - gpus} of {processes} processes are idle"
 
 
-def load_work(name: str) -> list[Workload]:
-    """Return the recipes and commands of a file. Raises `BadInput` with a one-line message."""
+def load_work(name: str, only: Sequence[str] = ()) -> list[Workload]:
+    """Return the recipes and commands of a file, or those named by `--only`. Raises `BadInput`."""
     try:
-        return read_work(name)
+        return select_recipes(read_work(name), only)
     except RecipeError as error:
         raise BadInput(str(error)) from error
 
 
 def load_recipes(name: str, only: Sequence[str] = ()) -> list[Recipe]:
-    """Return the recipes of a file, or those named by `--only`. Raises `BadInput` with a one-line message."""
+    """Return the recipes of a file, or those named by `--only`. Raises `BadInput`."""
     try:
         return select_recipes(read_recipes(name), only)
     except RecipeError as error:

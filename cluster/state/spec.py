@@ -184,11 +184,6 @@ class JobSpec:
         return decode(RentalFacts, self.cloud or {})
 
     @property
-    def poweroff_settings(self) -> tuple[float | None, str]:
-        """The last arguments of `Watchdog`: seconds from the limit until the power is cut, and the limit's name."""
-        return self.poweroff_grace, self.limit_name
-
-    @property
     def tmux_session(self) -> str:
         """The job's tmux session on its machines. On a shared host "job-3" may be the session of another user."""
         return self.uid if self.hosts else self.name

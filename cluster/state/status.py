@@ -1,20 +1,17 @@
 """Derives the state of a job from its files. Only reads; result.py writes the result when the job has ended."""
 
-import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 from cluster.connectors import untrusted
-from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
 from train.tools.agent_protocol import metrics_files
-from train.tools.filesystem import GrowingFile, last_line
+from train.tools.filesystem import last_line
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
@@ -262,7 +259,9 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
     setup_record = read_record(run.folder.path / "machines.json", SetupRecord)
     if setup_record:
-        counts = Counter(_setup_activity(row) for row in setup_record.machines.values() if row.step)
+        counts = Counter(
+            "failed" if row.reason else str(row.step) for row in setup_record.machines.values() if row.step
+        )
         steps = ", ".join(f"{count} {activity}" for activity, count in counts.items())
         doing = f"setting up: {steps}" if steps else "setting up the machines"
         logged = [
@@ -273,13 +272,6 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
         progress = untrusted.one_line(last_line(logged[0])) if logged else ""
         return replace(status, state=JobState.SETUP, doing=doing, progress=progress)
     return status
-
-
-def _setup_activity(row: MachineSetup) -> str:
-    """Return the name that `status` shows for a machine's step of the set-up."""
-    if row.reason:
-        return "failed"
-    return str(row.step)
 
 
 def _running_job_status(
@@ -335,52 +327,6 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             seconds=setup_seconds | timeline.startup_seconds(run.folder, name, since=setup_row.restarted),
         )
     return rows
-
-
-class EpochReader:
-    """Reads the epochs of a job, each line of its metrics once. For callers that ask repeatedly while the job runs."""
-
-    def __init__(self, run_folder: RunFolder) -> None:
-        self.run_folder = run_folder
-        self._files: dict[Path, GrowingFile[EpochRow]] = {}
-
-    def epochs(self) -> list[EpochRow]:
-        """Return the epochs in order. Those of a later attempt replace those that it did again."""
-        rows_by_attempt = []
-        for path in metrics_files(self.run_folder.path):
-            if path not in self._files:
-                self._files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], _parse_epoch)
-            rows_by_attempt.append(self._files[path].rows())
-        ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
-        return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
-
-
-def _parse_epoch(line: bytes) -> EpochRow | None:
-    return parse_row(line, EpochRow)
-
-
-def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
-    """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
-    paths = metrics_files(run_folder.path)
-    step_ends = [first_and_last_step(path) for path in paths]
-    ends = _effective_ends(found.first.images if found else None for found in step_ends)
-    for path, end in zip(paths, ends, strict=True):
-        for row in read_metrics_file(path, StepRow):
-            if row.images < end:
-                yield row
-
-
-def _effective_ends(first_images: Iterable[int | None]) -> list[float]:
-    """Return for each attempt the number of images from which on its rows do not count: later attempts did them again.
-
-    `first_images` has the images of the first row of each attempt, None for one without a row.
-    """
-    ends: list[float] = []
-    end = math.inf
-    for images in reversed(list(first_images)):
-        ends.append(end)
-        end = end if images is None else min(end, images)
-    return ends[::-1]
 
 
 def seconds_by_state(run: Run) -> dict[str, float]:

@@ -11,8 +11,9 @@ from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.jobs.job import Job
 from cluster.planning import commands
-from cluster.planning.commands import plan_command, plan_work, read_environment, select_work
+from cluster.planning.commands import plan_command, plan_work, read_environment
 from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resolve import load_work
 from cluster.planning.resume import options_of
 from cluster.state.spec import JobSpec
 from train.recipe import Command
@@ -98,7 +99,7 @@ def test_commands_of_a_file_run_in_its_folder(project: Path, tmp_path: Path, mon
         "        yield Command(argv=['python', 'train.py', lr], name=lr)\n"
     )
     monkeypatch.chdir(tmp_path)
-    (work,) = select_work(str(project / "sweep.py"), ["2"])
+    (work,) = load_work(str(project / "sweep.py"), ["2"])
     spec = plan_work(work, recipe_file=str(project / "sweep.py")).spec
     assert spec.user_project and spec.user_project.workdir == "code" and spec.workload.name == "2"
 

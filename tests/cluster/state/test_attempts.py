@@ -49,11 +49,11 @@ def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
 
 
 def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
-    assert attempts.newest_attempt(tmp_path) is None and attempts.history(tmp_path) == []
+    assert attempts.newest_attempt(tmp_path) is None and attempts.AttemptHistory(tmp_path).all() == []
     first = propose(tmp_path, "0.a", "1.b")
     assert (first.number, first.resume, first.members, first.machine_names) == (1, "", ("0.a", "1.b"), ("0", "1"))
     assert first.first_step == 0 and first.launch_id == "now"
-    assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
+    assert attempts.newest_attempt(tmp_path) == first and attempts.AttemptHistory(tmp_path).all() == [first]
 
 
 def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, shared: Path) -> None:
@@ -131,7 +131,7 @@ def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     second = propose(tmp_path, "1.b")
     outdated = attempts.Attempt(launch_id="now", members=("0.a",))
     assert attempts.propose(tmp_path, first, outdated) == attempts.propose(tmp_path, None, outdated) == second
-    assert attempts.history(tmp_path) == [first, second]
+    assert attempts.AttemptHistory(tmp_path).all() == [first, second]
 
 
 def test_propose_new_launch_continues_numbers_and_checkpoint(run: Any, shared: Path) -> None:

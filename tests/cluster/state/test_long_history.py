@@ -8,7 +8,7 @@ import pytest
 from support.train_records import epoch_line, step_line
 
 from cluster.jobs.job import Job
-from cluster.state import attempts, status, timeline
+from cluster.state import timeline
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
@@ -53,7 +53,7 @@ def lost_intervals(run: Any) -> list[tuple[float, float]]:
     """Return the lost intervals of a run of one launch by their definition, from all lines."""
     intervals = []
     previous: list[StepRow] = []
-    for attempt in attempts.history(run.run_folder.shared):
+    for attempt in run.run_folder.attempts.all():
         rows = list(read_metrics_file(metrics_file(run.run_folder.path, attempt.number), StepRow))
         if previous and rows:
             begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
@@ -66,8 +66,8 @@ def lost_intervals(run: Any) -> list[tuple[float, float]]:
 def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed: int) -> None:
     run = hand_made()
     write_history(run, seed)
-    assert [*status.iterate_steps(run.run_folder)] == effective_rows(run, StepRow)
-    assert status.EpochReader(run.run_folder).epochs() == effective_rows(run, EpochRow)
+    assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
+    assert run.run_folder.epochs() == effective_rows(run, EpochRow)
     assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
 
 
