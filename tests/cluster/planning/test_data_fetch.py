@@ -16,7 +16,6 @@ from cluster.planning import data_fetch
 from cluster.planning.data_fetch import list_parts
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from cluster.state import timeline
 from cluster.state.spec import JobSpec
 from train.data.fetch.fetch import fetch_sets
 from train.data.manifest import FetchError
@@ -211,10 +210,7 @@ def test_startup_seconds_include_the_fetch(hand_made: Fixture) -> None:
     run = hand_made()
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
     run.write_state_log(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
-    run.run_folder.path.joinpath("logs").mkdir()
-    local_log = run.run_folder.path / "logs/agent-0.jsonl"
-    local_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.startup_seconds(run.run_folder, "0")["fetch"] == 10
+    run.copy_logs()
     assert run.job.machine_details()["0"].seconds["fetch"] == 10
     run.write_status(
         "fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming"

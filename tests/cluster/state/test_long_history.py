@@ -1,7 +1,6 @@
 """Tests of reading the history of a long run: each file is read once, and the results are those of a full reading."""
 
 import random
-import shutil
 from typing import Any
 
 import pytest
@@ -34,9 +33,7 @@ def write_history(run: Any, seed: int = 0) -> None:
         run.write_metrics(number, *sorted([*rows, *epochs], key=lambda row: row["time"]), tail='{"kind": "tr')
         now += last - step + 10
         step = rng.randrange(step, max(step + 1, last))
-    for folder in ("metrics", "logs"):
-        if (run.run_folder.shared / folder).exists():
-            shutil.copytree(run.run_folder.shared / folder, run.run_folder.path / folder, dirs_exist_ok=True)
+    run.copy_logs()
 
 
 def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
