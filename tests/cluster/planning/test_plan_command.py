@@ -62,7 +62,7 @@ def test_plan_has_the_repository_the_folder_in_it_and_the_rules_of_the_command(p
         ([], "nowhere", {}, {}, "--workdir nowhere: there is no such folder"),
         (["python", "-m", "train"], "../../home", {}, {},
          "is not copied for a job, because it is or has your home folder"),
-        ([], "", {"procs": 3}, {"machines": 2}, "needs 6 GPUs, one for each process, and this computer has 2; use fewer"),
+        ([], "", {"procs": 3}, {"machines": 2}, "needs 6 GPUs, one for each process, and this computer has 2"),
         ([], "", {}, {"seed": 3}, "a command takes no options of the trainer"),
         ([], "", {"requirements": "none.txt"}, {},
          r"none\.txt: there is no such file in .*; correct --requirements"),
