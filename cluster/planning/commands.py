@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends import registry
-from cluster.backends.planner import MachineRequest
 from cluster.connectors.local import visible_gpus
 from cluster.errors import BadInput
 from cluster.machines.user_project import find_command_project
@@ -23,7 +21,7 @@ from train.tools.records import encode
 
 from .launch_options import LaunchOptions, make_launch_options
 from .plan import Plan
-from .resolve import check_machine_counts, plan
+from .resolve import check_machine_counts, open_planner, plan
 
 
 def plan_work(
@@ -55,16 +53,7 @@ def plan_command(
     else.
     """
     options = options or make_launch_options()
-    planner = registry.open_planner(
-        options.backend,
-        MachineRequest(
-            workload=command,
-            options=options.backend_options,
-            machines=options.machines or command.machines,
-            spares=options.recovery.spares,
-            is_offline=offline,
-        ),
-    )
+    planner = open_planner(command, options, options.machines or command.machines, offline)
     machines = planner.machine_count or 1
     check_machine_counts(machines, options.recovery)
     if planner.is_this_computer and not command.image:

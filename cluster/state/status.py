@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -157,15 +156,6 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
     return {name: status for name, status in statuses.items() if status}
 
 
-def describe_risks(statuses: Mapping[str, MachineStatus]) -> str:
-    """Return which machines may have to leave soon, and why; "" when none has been warned of."""
-    return "; ".join(
-        f"machine {name}: {status.risk_reason}"
-        for name, status in statuses.items()
-        if status.risk_reason and not status.ended
-    )
-
-
 def best_informed_status(run: Run) -> MachineStatus | None:
     """Return the status of the machine that knows most about the job, None before the first status.
 
@@ -218,7 +208,9 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
         statuses = machine_statuses(run)
         slowest = find_slowest_rank(statuses)
-        status = replace(status, slowest=str(slowest) if slowest else None, risk=describe_risks(statuses))
+        warned = [each for each in statuses.values() if each.risk_reason and not each.ended]
+        risk = "; ".join(f"machine {each.machine_name}: {each.risk_reason}" for each in warned)
+        status = replace(status, slowest=str(slowest) if slowest else None, risk=risk)
     else:
         status = _starting_job_status(run, status)
     return replace(status, seconds=seconds_by_state(run)["total"])
@@ -406,10 +398,10 @@ def infer_end_state(run: Run) -> tuple[JobState, str]:
         return JobState.STOPPED, final_statuses[0].reason
     if request := stop_reason(run.folder.shared):
         return JobState.STOPPED, f"{request}; the agents were ended before they could save, so later steps are lost"
-    return JobState.FAILED, explain_missing_agent(run.folder, bool(statuses))
+    return JobState.FAILED, _explain_missing_agent(run.folder, bool(statuses))
 
 
-def explain_missing_agent(run_folder: RunFolder, has_status: bool = True) -> str:
+def _explain_missing_agent(run_folder: RunFolder, has_status: bool) -> str:
     """Return the probable reason why an agent ended without writing a final status, and what to type next."""
     resume_command = f"imgnet-cluster resume {run_folder.path.name}"
     if shutil.disk_usage(run_folder.path).free < FULL_DISK_BYTES:

@@ -148,15 +148,13 @@ def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
         fetch_sets(list_parts("set", Path("/t"), [96]))
 
 
-def test_fetch_cli_copies_the_set_and_prints_the_rate(sandbox: Fixture) -> None:
+def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Fixture) -> None:
     make_set(sandbox.path / "set", images=30, each=20_000, shard=200_000)
     make_set(sandbox.path / "set-sz/64", images=30, each=500)
-    ran = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
+    ran, again = (sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64") for _ in range(2))
     assert ran.code == 0 and " fetched in " in ran.out and " MB/s), 0 bytes already present" in ran.out, ran
     assert content(sandbox.path / "disk/set") == content(sandbox.path / "set")
     assert content(sandbox.path / "disk/set-sz/64") == content(sandbox.path / "set-sz/64")
-    assert "(100 %)" in ran.err and "kB of 8" in ran.err
-    again = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
     assert again.code == 0 and "0 bytes fetched, " in again.out and again.err.count("is there already") == 2
     alone = sandbox.cli("data", "fetch", "set", "other", "--index-only")
     assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
