@@ -122,11 +122,12 @@ def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: 
 
 
 def test_gains_of_rect_have_ratio_ranges_and_one_decimal(capsys: Any) -> None:
-    def row(crop: str, tall1: float, tall5: float, wide1: float, wide5: float, *all_images: float) -> EvaluationRow:
+    def row(crop: str, *percents: float) -> EvaluationRow:
         """A row with these top-1 and top-5 accuracies: of a tall bucket, of a wide one, and of all images."""
+        tall1, tall5, wide1, wide5, top1, top5 = percents
         tall = RatioBucket(lowest=0.7512, highest=0.8, images=10, top1=tall1, top5=tall5)
         wide = RatioBucket(lowest=4 / 3, highest=4 / 3, images=2, top1=wide1, top5=wide5)
-        return make_row(crop, 64, *all_images, tall, wide)
+        return make_row(crop, 64, top1, top5, tall, wide)
 
     rows = row("center", 40, 60, 100, 70, 40, 60), row("rect", 52.345, 59.96, 0, 70.06, 38.74, 60)
     evaluate._print_results(evaluation_of(*rows, make_row("rect")))
