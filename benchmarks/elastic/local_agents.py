@@ -93,7 +93,7 @@ class LocalJob:
 
     def next_attempt_with_step(self, attempt_number: int) -> tuple[attempts.Attempt, float] | None:
         """Return the next attempt after this number that has made a step, and the time of its first step."""
-        for attempt in attempts.history(self.running_job.run_folder.shared)[attempt_number:]:
+        for attempt in self.running_job.run_folder.attempts.all()[attempt_number:]:
             lines = self.training_lines(attempt.number)
             if lines:
                 return attempt, lines[0][1]
@@ -143,7 +143,7 @@ class LocalJob:
 
     def record_join_pauses(self) -> None:
         """Record for each join since the last call how long the other machines paused."""
-        history = attempts.history(self.running_job.run_folder.shared)
+        history = self.running_job.run_folder.attempts.all()
         for previous, attempt in list(pairwise(history))[self.measured_attempts :]:
             lines_before = self.training_lines(previous.number)
             lines_after = self.training_lines(attempt.number)

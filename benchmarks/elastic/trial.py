@@ -251,7 +251,7 @@ class Trial(FaultTrial):
 
     def check_outcome(self) -> None:
         """Check the job's result, and note the problems in the outcome."""
-        history = attempts.history(self.folders.shared)
+        history = attempts.AttemptHistory(self.folders.shared).all()
         problems = self.outcome.problems
         self.outcome.attempts = len(history)
         self.outcome.attempts_in_place = sum(attempt.live_step is not None for attempt in history)

@@ -91,7 +91,8 @@ class Agent:
             elapsed_seconds,
             self.spec.metadata_address,
             self.hard_exit,
-            *self.spec.poweroff_settings,
+            self.spec.poweroff_grace,
+            self.spec.limit_name,
         )
         self.end_conditions = EndConditions(self.spec, shared, self.watchdog)
         self.status_writer = StatusWriter(

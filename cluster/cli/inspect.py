@@ -41,7 +41,7 @@ def refresh(job: "Job") -> None:
 
     Raises `DamagedJob`.
     """
-    from cluster.jobs.job_reader import DamagedJob
+    from cluster.jobs.job import DamagedJob
 
     try:
         job.refresh()
@@ -207,7 +207,7 @@ def logs(job: str | None, follow: bool, rank: int | None, kind: str | None, mach
     note = ""
     while True:
         found_job.refresh()
-        adoption = found_job.adoption
+        adoption = found_job.supervision.adoption
         has_ended = found_job.has_ended or adoption is not None
         paths, new_note = _log_paths(found_job, rank, kind, machine)
         if new_note and new_note != note:

@@ -128,15 +128,16 @@ def launch(
     100 failed, 103 stopped.
     """
     from cluster.jobs import queue
-    from cluster.planning.commands import plan_work, select_work
+    from cluster.planning.commands import plan_work
     from cluster.planning.launch_options import add_configured, make_launch_options
+    from cluster.planning.resolve import load_work
 
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
     launch_options = make_launch_options(backend, **keywords)
     makers = [
-        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in select_work(recipe, only)
+        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in load_work(recipe, only)
     ]
     plans, unasked_reason = plan_all(makers, dry_run)
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
@@ -409,10 +410,11 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     """
     from cluster.display import plan as display_plan
     from cluster.jobs import store
+    from cluster.script import secret_values
 
     resumed_job = store.find(job)
     plan = resumed_job.plan_resume(**given_options(options))
-    secrets = resumed_job.check_secrets(env)
+    secrets = secret_values.new_values(env, resumed_job.spec.secret_names, resumed_job.spec.uid, resumed_job.name)
     display_plan.show_resume_plan(plan)
     display_plan.show_other_jobs(plan.spec)
     is_billed = resumed_job.backend.is_billed
@@ -423,7 +425,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     if is_billed:
         plan.require_no_obstacle()
         confirm_or_abort(display_plan.rental_question([plan]), yes)
-    resumed_job.change_secrets(secrets)
+    secret_values.keep(resumed_job.spec.uid, resumed_job.path, secrets)
     resumed_job.resume(plan)
     click.echo(f"{resumed_job.name} resumed")
     sys.exit(EXIT_OK if detach else _follow(resumed_job))

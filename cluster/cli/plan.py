@@ -156,7 +156,6 @@ def _make_candidates(
     `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type. Raises
     `ClusterError`.
     """
-    from cluster.jobs import billing
     from cluster.planning import calibration, candidates
     from train.forecast import DEFAULT_CONSTANTS
 
@@ -170,7 +169,8 @@ def _make_candidates(
                 f"--from {job.name}: it trained {job.spec.recipe.model.name}, so its measured speeds do not hold for "
                 f"{recipe.model.name}; leave --from out"
             )
-        job_type = calibration.job_machine_type(job.spec, job.result, billing.last_rented_type(job))
+        rented = job.backend.job_cost().machines
+        job_type = calibration.job_machine_type(job.spec, job.result, rented[-1].type if rented else "")
         if set(machine_counts) != {job.spec.machines}:
             measured_on = f"{job.spec.machines} machine{'s' * (job.spec.machines > 1)}"
             notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from cluster.errors import EXIT_UNFINISHED
-from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.script.snapshot import newest_version
 from cluster.state.job_result import JobResult
@@ -178,7 +177,7 @@ def show_outcome(job: Job) -> None:
             ("${:.2f}", result.dollars),
         )
         known = "  ".join(template.format(number) for template, number in numbers if number is not None)
-        unpriced = billing.machines_without_price(job)
+        unpriced = job.backend.job_cost().unknown
         print(known + (f" without {', '.join(unpriced)}, whose price is unknown" if unpriced else ""))
     if result.target:
         print(describe_outcome(result.target))

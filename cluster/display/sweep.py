@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from cluster.jobs.job import Job
-from cluster.jobs.job_reader import job_settings
 from cluster.planning.plan import Plan
 from cluster.report.tables import differing_settings
 from cluster.state.states import work_title
@@ -17,7 +16,7 @@ BEST_MARK = "*"
 
 def show_other_plans(plans: Sequence[Plan]) -> None:
     """Print a row with the differing settings of each plan of a sweep. Only the first plan is printed in full."""
-    settings = [job_settings(plan.spec) for plan in plans]
+    settings = [plan.spec.settings for plan in plans]
     names = differing_settings(settings)
     has_steps = any(plan.schedule for plan in plans)
     has_price = any(plan.rental_plan for plan in plans)

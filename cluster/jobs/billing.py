@@ -14,6 +14,7 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
 from .store import all_jobs
+from .supervision import job_lock
 
 DOWN_REASON = "ended by the user (imgnet-cluster down)"
 # For another process to finish its change of the job. A supervisor that ends the job may wait for a minute until
@@ -54,7 +55,7 @@ def terminate_job(job: Job) -> None:
             write_atomic(job.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": DOWN_REASON}))
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
-    with job.locked(JOB_LOCK_TIMEOUT_SECONDS):
+    with job_lock(job.path, JOB_LOCK_TIMEOUT_SECONDS):
         silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
@@ -114,7 +115,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.run_folder)
-    adoption = job.adoption
+    adoption = job.supervision.adoption
     return CostReport(
         job=job.name,
         backend=job.backend.description,
@@ -126,17 +127,6 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
         wasted_seconds=sum(end - start for start, end in losses),
         warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
     )
-
-
-def last_rented_type(job: Job) -> str:
-    """Return the type of the machine that a job rented last, "" when it rented none."""
-    machines = job.backend.job_cost().machines
-    return machines[-1].type if machines else ""
-
-
-def machines_without_price(job: Job) -> list[str]:
-    """Return the IDs of rented machines whose price is unknown. They are not part of any sum of dollars."""
-    return job.backend.job_cost().unknown
 
 
 def rental_limit(job: Job, hours: float | None = None, dollars: float | None = None) -> RentalLimit | None:

@@ -2,29 +2,38 @@
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from cluster.errors import BadInput, ClusterError, JobAdopted, NoCloudAccess
+from cluster.backends import registry
+from cluster.backends.base import Backend
+from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
+from cluster.notifications import journal
 from cluster.notifications.notifier import has_untold_end
-from cluster.script import secret_values
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK, lock_holder
+from cluster.state import timeline as state_timeline
+from cluster.state.job_result import JobResult
+from cluster.state.run_folder import Run, RunFolder, install_log_path, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
-from cluster.state.supervisor_records import SupervisorTrouble
-from train.tools.filesystem import locked, to_json_bytes, write_atomic
-from train.tools.process import command_line
+from cluster.state.status import JobStatus, MachineRow
+from cluster.state.timeline import AttemptRow
+from train.metrics.hparams import HParamValue
+from train.metrics.records import VAL_SCALARS, EpochRow, StepRow, val_scalars
+from train.tools.agent_protocol import RESULT_FILE, rank_log_file
+from train.tools.filesystem import NO_FILE_ERRORS, to_json_bytes, write_atomic
+from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
 
 from . import queue_state
-from .job_reader import AGENT_START_SECONDS, SUPERVISOR_START_MARKER, JobReader, is_recent, last_change
+from .supervision import PROCESS_START_SECONDS, JobBusy, Supervision, is_recent, job_lock
 
 if TYPE_CHECKING:
     from cluster.planning.resume import ResumePlan
@@ -34,27 +43,223 @@ WRITE_RESULT_LOCK_SECONDS = 5.0
 WAIT_POLL_SECONDS = 0.2
 STOP_POLL_SECONDS = 0.1
 START_POLL_SECONDS = 0.05
-SUPERVISOR_END_SECONDS = 5.0  # after each signal
-ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
 
 
-def trouble_of(error: Exception) -> SupervisorTrouble:
-    """Return the record of an error that keeps the supervisor from its work."""
-    return SupervisorTrouble(
-        error=str(error),
-        lacks_access=isinstance(error, NoCloudAccess),
-        adopted_since=error.since if isinstance(error, JobAdopted) else 0.0,
-    )
+class DamagedJob(ClusterError):
+    """A file of the run folder is damaged."""
 
 
-class JobBusy(ClusterError):
-    """Another command is changing the job."""
+class Job:
+    """A job in its run folder, and the commands that change it. Every property reads the files anew.
 
+    Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
+    that it copies into the run folder.
+    """
 
-class Job(JobReader):
-    """A job in its run folder, with the commands that change it."""
+    def __init__(self, path: Path, is_supervisor: bool = False) -> None:
+        self.path = path
+        self.name = path.name
+        self.run_folder = RunFolder(path)
+        self.is_supervisor = is_supervisor
+        self.supervision = Supervision(self.run_folder)
 
-    next_access_check = 0.0  # monotonic seconds
+    @cached_property
+    def run(self) -> Run:
+        """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
+        try:
+            return replace(Run.read(self.path), folder=self.run_folder)
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except OSError as error:
+            raise self._damage(damaged(error)) from error
+
+    def _damage(self, error: DamagedRecord) -> DamagedJob:
+        """Return the error about a damaged file of the run folder. It names the file and says what to do."""
+        return DamagedJob(
+            f"{self.path}: a file in it is damaged ({error}); restore the file, or delete the folder to forget the job"
+        )
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's specification."""
+        return self.run.spec
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The backend that provides the machines."""
+        try:
+            return registry.open_backend(self.run)
+        except BadInput as error:
+            raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the job is at work: its agents, or its supervisor if the machines are elsewhere."""
+        return self.backend.is_supervised() if self.backend.is_remote else self.backend.agents_alive()
+
+    @property
+    def result(self) -> JobResult | None:
+        """The content of result.json, None until the job has ended. Raises `ClusterError` when it is damaged."""
+        with self.report_damaged_files():
+            return read_record(self.run_folder.result_path, JobResult)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is done, failed or stopped."""
+        return self.run_folder.result_path.exists()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job is in a queue and has not been started yet."""
+        return not queue_state.has_left_queue(self.run)
+
+    @property
+    def hparams(self) -> dict[str, HParamValue]:
+        """The hyperparameters, as TensorBoard shows them to compare jobs."""
+        with self.report_damaged_files():
+            return self.spec.settings
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        return self.status().state
+
+    def status(self) -> JobStatus:
+        """Return the state and the numbers of the job.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
+        with self.report_damaged_files():
+            return self._read_status()
+
+    def _read_status(self) -> JobStatus:
+        self.run_folder.attempts.check()
+        job_status = state_status.job_status(self.run, self.result)
+        if self.spec.notify:
+            job_status = replace(job_status, notifications=journal.describe_trouble(self.path))
+        if self.is_waiting:
+            wait = queue_state.describe_wait(self.run)
+            return replace(job_status, state=JobState.WAITING, doing=wait)
+        if job_status.state == JobState.BOOTING and (wait := self.backend.waits_for()):
+            return replace(job_status, state=JobState.WAITING, doing=wait)
+        if adoption := self.supervision.adoption:
+            advice = "all shown here is from before then; whether it still rents machines: imgnet-cluster ls --cloud"
+            return replace(job_status, state=JobState.ADOPTED, doing="", warning=f"{adoption.error}; {advice}")
+        if not self.has_ended:
+            job_status = replace(job_status, warning=self.supervision.describe_trouble(self.backend))
+        # Liveness is read before the agents' statuses: the last status of a dead agent is final.
+        is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
+        if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
+            has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
+            state, reason = state_status.infer_end_state(self.run)
+            if not has_training_result:
+                job_status = replace(job_status, state=state, reason=reason)
+        return job_status
+
+    @contextlib.contextmanager
+    def report_damaged_files(self) -> Iterator[None]:
+        """Turn the errors that a damaged file causes into `DamagedJob`.
+
+        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
+        """
+        try:
+            yield
+        except DamagedRecord as error:
+            raise self._damage(error) from error
+        except OSError as error:
+            if error.errno in NO_FILE_ERRORS:
+                raise self._damage(damaged(error)) from error
+            raise
+        except MALFORMED_DATA_ERRORS as error:
+            if self.is_supervisor:  # its log keeps the traceback
+                raise
+            raise self._damage(DamagedRecord(f"{type(error).__name__}: {error}")) from error
+
+    @property
+    def has_agent_status(self) -> bool:
+        """Whether an agent of the last launch has written a status."""
+        return bool(state_status.machine_statuses(self.run))
+
+    @property
+    def is_booting(self) -> bool:
+        """Whether the agents of the last launch were started so recently that their first status may still come."""
+        return is_recent(state_status.agents_start_time(self.run))
+
+    def epochs(self) -> list[EpochRow]:
+        """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
+        return self.run_folder.epochs()
+
+    def steps(self) -> Iterator[StepRow]:
+        """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""
+        return self.run_folder.steps()
+
+    def scalars(self, name: str) -> list[tuple[int, float]]:
+        """Return (images seen, value) of a scalar by its name in TensorBoard: "accuracy/val_top1", "loss/train", ..."""
+        values: list[tuple[int, float | None]]
+        if name in VAL_SCALARS:
+            values = [(row.images, val_scalars(row).get(name)) for row in self.epochs()]
+        else:
+            values = [(row.images, row.scalars.get(name)) for row in self.steps()]
+        return [(images, value) for images, value in values if value is not None]
+
+    @property
+    def launch_command(self) -> str:
+        """What launches the same job once more: the command as it was typed, or else its recipe alone."""
+        if self.spec.command:
+            return self.spec.command
+        if command := self.spec.own_command:
+            return f"imgnet-cluster run -- {command.text}"
+        return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
+
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
+
+        Before the first attempt it is the newest log of the machine's set-up.
+        """
+        number = attempt or self.last_attempt_number
+        return rank_log_file(self.path, number, rank) if number else self.setup_logs(machine)[-1]
+
+    def setup_logs(self, machine: str) -> list[Path]:
+        """Return the logs of a machine's set-up: over ssh, and by its agent. Those that exist, or the one to come."""
+        paths = [install_log_path(self.path, machine), setup_log_path(self.path, machine)]
+        return [path for path in paths if path.exists()] or paths[1:]
+
+    @property
+    def last_attempt_number(self) -> int:
+        """The number of the last attempt that has members, 0 before the first. Costs less than the status."""
+        with self.report_damaged_files():
+            self.run_folder.attempts.check()
+            return self.run_folder.attempts.last_training_number()
+
+    def timeline(self) -> list[AttemptRow]:
+        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
+        with self.report_damaged_files():
+            return state_timeline.attempt_rows(self.run_folder)
+
+    def machine_details(self) -> dict[str, MachineRow]:
+        """Return the last status of each machine, with the seconds of each stage up to its first step.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
+        with self.report_damaged_files():
+            return state_status.machine_rows(self.run)
+
+    @property
+    def rank0_machine(self) -> str:
+        """The name of the machine of rank 0."""
+        newest = self.run_folder.attempts.newest()
+        return newest.machine_names[0] if newest and newest.members else "0"
+
+    def resolve_machine(self, machine: int | None) -> str:
+        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
+        name = self.rank0_machine if machine is None else str(machine)
+        if name not in self.spec.machine_names:
+            raise BadInput(
+                f"{self.name} has the machines {', '.join(self.spec.machine_names)}; there is no machine {name}"
+            )
+        return name
 
     def refresh(self) -> None:
         """Copy new files into the run folder; if the agents are gone, write the result.
@@ -67,8 +272,8 @@ class Job(JobReader):
             with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
-                elif not self.is_supervisor and has_untold_end(self.run) and not self.backend.is_supervised():
-                    self._tell_end()
+                elif not self.is_supervisor and has_untold_end(self.run):
+                    self.supervision.ensure_end_is_told(self.backend)
         except OSError as error:
             reason = error.strerror or error
             raise ClusterError(
@@ -79,7 +284,7 @@ class Job(JobReader):
         if self.is_waiting:
             return queue_state.ensure_queue_process(self.path.parent, self.spec.queue)
         if self.backend.is_remote and not self.is_supervisor:
-            return self._ensure_supervisor()
+            return self.supervision.ensure(self.backend)
         # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive, and a
         # launch that begins meanwhile is not the one that has ended.
         launch_id = self.run_folder.launch_id
@@ -87,77 +292,12 @@ class Job(JobReader):
         if not self.backend.poll() and may_have_ended:
             self._write_result(launch_id)
 
-    def _tell_end(self) -> None:
-        """Start the supervisor of an ended job again: the last one was killed before it told users of the end."""
-        start_marker = self.path / SUPERVISOR_START_MARKER
-        with contextlib.suppress(JobBusy, ClusterError), self.locked():
-            if not is_recent(last_change(start_marker, self.run_folder.result_path)):
-                start_marker.touch()
-                self.backend.start_session()
-
-    def _ensure_supervisor(self) -> None:
-        """Start the supervisor when none is running, for example after a reboot.
-
-        Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
-        but keep out a supervisor that has them. A supervisor whose credentials the cloud refuses is replaced when the
-        cloud accepts those of this process.
-        """
-        start_marker = self.path / SUPERVISOR_START_MARKER
-        with contextlib.suppress(JobBusy), self.locked():
-            trouble = supervisor_records.read_trouble(self.path)
-            if trouble and trouble.adopted_since:
-                self.access_error = trouble.error
-                return
-            lacked_access = trouble is not None and trouble.lacks_access
-            if not lacked_access and (self.is_alive or is_recent(last_change(start_marker))):
-                self.access_error = ""
-                return
-            if time.monotonic() < self.next_access_check:
-                return
-            self.next_access_check = time.monotonic() + ACCESS_CHECK_SECONDS
-            try:
-                self.backend.check_access(ask_cloud=lacked_access)
-            except ClusterError as error:
-                self.access_error = "" if self.is_alive else str(error)
-                if isinstance(error, JobAdopted) and self._end_supervisor():
-                    supervisor_records.write_trouble(self.path, trouble_of(error))
-                return
-            self.access_error = ""
-            if self._end_supervisor():
-                supervisor_records.write_trouble(self.path, None)
-                start_marker.touch()
-                self.backend.launch()
-
-    def _end_supervisor(self) -> bool:
-        """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
-
-        The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
-        of another computer.
-        """
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            pid = lock_holder(self.path / SUPERVISOR_LOCK)
-            if pid is None or not command_line(pid).endswith(" ".join(self.backend.supervisor_argv()[-2:])):
-                break
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal_number)
-            deadline = time.monotonic() + SUPERVISOR_END_SECONDS
-            while self.backend.is_supervised() and time.monotonic() < deadline:
-                time.sleep(START_POLL_SECONDS)
-        return not self.backend.is_supervised()
-
-    def _require_supervisor(self) -> None:
-        """Raise `ClusterError` when no supervisor is at work and `refresh` could start none: nothing would change."""
-        if adoption := self.adoption:
-            raise ClusterError(adoption.error)
-        if self.access_error:
-            raise ClusterError(f"{self.name}: no supervisor is running: {self.access_error}")
-
     def _write_result(self, launch_id: str) -> None:
         """Write the result of a launch whose agents are gone, once all its processes are gone. Idempotent.
 
         Does nothing when the job was launched again meanwhile.
         """
-        with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
+        with contextlib.suppress(JobBusy), job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
             is_same_launch = self.run_folder.launch_id == launch_id
             has_no_agents = not self.is_alive or (self.is_supervisor and self.backend.is_remote)
             if is_same_launch and has_no_agents and not self.has_ended:
@@ -169,7 +309,7 @@ class Job(JobReader):
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
-        with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
+        with job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()
             state_result.write_result(self.run, self.backend, silent_machines, reason, end_state)
 
@@ -180,7 +320,7 @@ class Job(JobReader):
             self.refresh()
             if self.has_ended:
                 return self.state
-            self._require_supervisor()
+            self.supervision.require()
             if deadline is not None and time.monotonic() > deadline:
                 raise ClusterError(
                     f"{self.name}: not finished after {timeout_seconds:g} s; see: imgnet-cluster status {self.name}"
@@ -189,7 +329,7 @@ class Job(JobReader):
 
     def start(self) -> None:
         """Start the job. Raises `ClusterError`; a job that had ended before then keeps its result."""
-        with self.locked():
+        with job_lock(self.path):
             self.claim_machines()
             self.start_locked()
 
@@ -228,19 +368,9 @@ class Job(JobReader):
                 write_atomic(self.run_folder.result_path, previous_result)
             raise
         self.run_folder.started_marker.touch()
-        deadline = time.monotonic() + (0 if self.backend.is_remote else AGENT_START_SECONDS)
+        deadline = time.monotonic() + (0 if self.backend.is_remote else PROCESS_START_SECONDS)
         while not (self.has_agent_status or self.backend.waits_for()) and time.monotonic() < deadline:
             time.sleep(START_POLL_SECONDS)
-
-    @contextlib.contextmanager
-    def locked(self, timeout_seconds: float = 0) -> Iterator[None]:
-        """Hold the job's lock. Raises `JobBusy` when another command still holds it after the timeout."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.path / ".lock", timeout_seconds))
-            except BlockingIOError:
-                raise JobBusy(f"{self.name}: another command is changing the job; try again in a moment") from None
-            yield
 
     def stop(self) -> None:
         """Save a checkpoint, stop the job, and return when all its processes are gone.
@@ -252,7 +382,7 @@ class Job(JobReader):
         self.refresh()
         if self.has_ended:
             raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
-        self._require_supervisor()
+        self.supervision.require()
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "pid": os.getpid()}))
         if wait := self.backend.waits_for():  # no agent will obey the request
             return self.fail(f"stopped while {wait}")
@@ -265,7 +395,7 @@ class Job(JobReader):
 
     def _leave_queue(self) -> bool:
         """Leave the queue for good. Returns False when the job was started meanwhile."""
-        with self.locked(AGENT_START_SECONDS):
+        with job_lock(self.path, PROCESS_START_SECONDS):
             if not self.is_waiting:
                 return False
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
@@ -324,7 +454,7 @@ class Job(JobReader):
         earlier_spec = self.spec
         spec = plan.spec if plan else earlier_spec
         self.backend.check(spec, self.path.parent)
-        with self.locked():
+        with job_lock(self.path):
             self._refuse_if_alive()
             try:
                 self._change_spec(spec)
@@ -336,27 +466,9 @@ class Job(JobReader):
                 self._change_spec(earlier_spec)
                 raise
 
-    def check_secrets(self, assignments: Sequence[str]) -> dict[str, str]:
-        """Return the new values of secret variables that `resume --env` gives.
-
-        Raises `BadInput` for another variable than those of the command, and `ClusterError` when a value is unknown.
-        """
-        names = self.spec.own_command.secrets if self.spec.own_command else ()
-        values = secret_values.collect(assignments, [], os.environ)
-        if unknown := sorted(values.keys() - set(names)):
-            known = ", ".join(names) or "none"
-            raise BadInput(f"--env {unknown[0]}: is no secret variable of {self.name}, which has {known}")
-        secret_values.require(names, {**secret_values.kept_values(self.spec.uid), **values}, self.name)
-        return values
-
-    def change_secrets(self, values: Mapping[str, str]) -> None:
-        """Keep new values of the command's secret variables for the next launch. Raises `ClusterError`."""
-        if values:
-            secret_values.keep(self.spec.uid, self.path, {**secret_values.kept_values(self.spec.uid), **values})
-
     def _require_resumable(self) -> None:
         self.refresh()
-        if adoption := self.adoption:
+        if adoption := self.supervision.adoption:
             raise ClusterError(adoption.error)
         if not self.has_ended:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")

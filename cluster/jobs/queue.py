@@ -25,7 +25,8 @@ from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit
-from .job import Job, JobBusy
+from .job import Job
+from .supervision import JobBusy, job_lock
 
 QUEUE_POLL_SECONDS = 0.5
 QUEUE_RETRY_SECONDS = 5.0
@@ -79,7 +80,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
 def start_queued_job(job: Job) -> None:
     """Start `job`, the next one of its queue, if it is still waiting. If it cannot start, record it as failed."""
     try:
-        with job.locked():
+        with job_lock(job.path):
             if not job.is_waiting:
                 return
             job.claim_machines()
@@ -96,7 +97,8 @@ def start_queued_job(job: Job) -> None:
 
 def advance_queue(runs_folder: Path, queue_id: str) -> bool:
     """Refresh the running jobs, and start as many waiting ones as may run. Returns whether a job is unfinished."""
-    unfinished_jobs = [job for job in _queue_jobs(runs_folder, queue_id) if not job.has_ended]
+    jobs = [Job(run.folder.path) for run in queue_state.queued_runs(runs_folder, queue_id)]
+    unfinished_jobs = [job for job in jobs if not job.has_ended]
     running_jobs = [job for job in unfinished_jobs if not job.is_waiting]
     for job in running_jobs:
         with _log_errors(job):
@@ -111,17 +113,6 @@ def advance_queue(runs_folder: Path, queue_id: str) -> bool:
             if not (job.is_waiting or job.has_ended):
                 running_count += 1
     return bool(unfinished_jobs)
-
-
-def _queue_jobs(runs_folder: Path, queue_id: str) -> list[Job]:
-    """Return the jobs of a queue in order. Damaged ones are left out, so that they do not block the rest."""
-    jobs = []
-    for run_folder in queue_state.queue_run_folders(runs_folder, queue_id):
-        job = Job(run_folder.path)
-        with contextlib.suppress(ClusterError):
-            if job.spec.queue == queue_id:
-                jobs.append(job)
-    return jobs
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.local import module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
-from cluster.state.run_folder import Run, RunFolder
+from cluster.state.run_folder import Run, run_folders
 from cluster.state.spec import JobSpec
-from train.tools.filesystem import locked, read_json
+from train.tools.filesystem import locked
 from train.tools.records import DamagedRecord
 
 QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock
@@ -38,29 +38,22 @@ def has_left_queue(run: Run) -> bool:
     return not run.spec.queue or run.folder.started_marker.exists() or run.folder.result_path.exists()
 
 
-def queue_run_folders(runs_folder: Path, queue_id: str | None) -> list[RunFolder]:
-    """Return the run folders of a queue (None: of all jobs), ordered by job number. Damaged ones are left out."""
-    run_folders = []
-    for spec_path in runs_folder.glob("job-*/job.json"):
-        if not spec_path.parent.name.removeprefix("job-").isdecimal():
-            continue
-        spec_json = read_json(spec_path)
-        if isinstance(spec_json, dict) and queue_id in (None, spec_json.get("queue")):
-            run_folders.append(RunFolder(spec_path.parent))
-    return sorted(run_folders, key=_job_number)
-
-
-def _job_number(run_folder: RunFolder) -> int:
-    return int(run_folder.path.name.removeprefix("job-"))
+def queued_runs(runs_folder: Path, queue_id: str | None = None) -> list[Run]:
+    """Return the runs of a queue (None: of all jobs), ordered by job number. Damaged ones are left out."""
+    runs = []
+    for run_folder in run_folders(runs_folder):
+        with contextlib.suppress(OSError, DamagedRecord):
+            run = Run.read(run_folder.path)
+            runs += [run] if queue_id in (None, run.spec.queue) else []
+    return runs
 
 
 def describe_wait(run: Run) -> str:
     """Return what a waiting job waits for: the unfinished jobs before it in its queue."""
-    own_number = _job_number(run.folder)
     names = [
-        other.path.name
-        for other in queue_run_folders(run.folder.path.parent, run.spec.queue)
-        if _job_number(other) < own_number and not other.result_path.exists()
+        other.folder.path.name
+        for other in queued_runs(run.folder.path.parent, run.spec.queue)
+        if other.folder.number < run.folder.number and not other.folder.result_path.exists()
     ]
     if len(names) > MAX_JOBS_LISTED:
         names = [*names[: MAX_JOBS_LISTED - 1], f"{len(names) - MAX_JOBS_LISTED + 1} more"]
@@ -89,12 +82,11 @@ def remove_queue_files(runs_folder: Path, queue_id: str) -> None:
 
 def running_specs(runs_folder: Path, queue_id: str | None = None) -> list[JobSpec]:
     """Return the specs of all jobs, or of those of a queue, that have started and not ended."""
-    specs = []
-    for run_folder in queue_run_folders(runs_folder, queue_id):
-        if run_folder.launch_path.exists() and not run_folder.result_path.exists():
-            with contextlib.suppress(OSError, DamagedRecord):
-                specs.append(Run.read(run_folder.path).spec)
-    return specs
+    return [
+        run.spec
+        for run in queued_runs(runs_folder, queue_id)
+        if run.folder.launch_path.exists() and not run.folder.result_path.exists()
+    ]
 
 
 def with_free_machines(run: Run) -> JobSpec:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.errors import ClusterError, NoSuchJob
+from cluster.state.run_folder import run_folders
 
 from .job import Job
 from .queue_state import host_address
@@ -35,16 +36,8 @@ def busy_runs_folders() -> list[Path]:
 
 
 def all_jobs(folder: Path | None = None) -> list[Job]:
-    """Return the jobs of a runs folder (default: `runs_folder`), oldest first.
-
-    A folder without job.json belongs to a launch that was killed, and is left out.
-    """
-    paths = [
-        spec_path.parent
-        for spec_path in (folder or runs_folder()).glob("job-*/job.json")
-        if re.fullmatch("job-[1-9][0-9]*", spec_path.parent.name)
-    ]
-    return [Job(path) for path in sorted(paths, key=lambda path: _job_number(path.name))]
+    """Return the jobs of a runs folder (default: `runs_folder`), oldest first."""
+    return [Job(each.path) for each in run_folders(folder or runs_folder())]
 
 
 def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
@@ -62,11 +55,6 @@ def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
 def is_job_name(text: str) -> bool:
     """Whether a text has the form of a job's name, "job-3" or "3". The job need not exist."""
     return bool(re.fullmatch(r"(job-)?[0-9]+", text))
-
-
-def _job_number(name: str) -> int:
-    """Return 3 for "job-3"."""
-    return int(name.removeprefix("job-"))
 
 
 def find(name: str | None = None) -> Job:
@@ -100,7 +88,7 @@ def create_run_folder(reserved_names: set[str], wanted_name: str = "") -> Path:
     Two launches may do so at the same time: mkdir fails for the second one, which takes the next number.
     """
     runs_folder().mkdir(parents=True, exist_ok=True)
-    number = max((_job_number(job.name) for job in all_jobs()), default=0) + 1
+    number = max((each.number for each in run_folders(runs_folder())), default=0) + 1
     wanted_names = [wanted_name] if re.fullmatch("job-[1-9][0-9]{0,5}", wanted_name) else []
     for name in itertools.chain(wanted_names, (f"job-{number + offset}" for offset in itertools.count())):
         path = runs_folder() / name

@@ -24,6 +24,7 @@ from train.tools.filesystem import json_roundtrip
 from train.tools.host import git_commit
 from train.tools.option_fields import OptionSet
 
+from .billing import rented_jobs
 from .job import Job
 from .queue_state import with_free_machines
 from .store import all_jobs, create_run_folder, find, runs_folder
@@ -91,23 +92,25 @@ def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     like this one.
     """
     duplicate = None
-    for job in all_jobs() if spec.cloud else []:
+    for job in rented_jobs() if spec.cloud else []:
         with contextlib.suppress(ClusterError):
-            if job.spec.cloud and not (job.has_ended or job.is_waiting or job.is_alive):
+            if not (job.has_ended or job.is_waiting or job.is_alive):
                 job.refresh()
-                if request_fingerprint(job.spec) == request_fingerprint(spec):
-                    duplicate = job
+                duplicate = job if _asks_for_the_same(job.spec, spec) else duplicate
     return duplicate
 
 
 def find_running_duplicate(spec: JobSpec) -> Job | None:
     """Return the newest job on rented machines that runs, or waits, with the same request. None if there is none."""
-    for job in reversed(all_jobs() if spec.cloud else []):
+    for job in reversed(rented_jobs() if spec.cloud else []):
         with contextlib.suppress(ClusterError):
-            is_running = not job.has_ended and (job.is_waiting or job.is_alive)
-            if job.spec.cloud and is_running and request_fingerprint(job.spec) == request_fingerprint(spec):
+            if not job.has_ended and (job.is_waiting or job.is_alive) and _asks_for_the_same(job.spec, spec):
                 return job
     return None
+
+
+def _asks_for_the_same(spec: JobSpec, other: JobSpec) -> bool:
+    return request_fingerprint(spec) == request_fingerprint(other)
 
 
 def request_fingerprint(spec: JobSpec) -> dict[str, object]:

@@ -30,7 +30,8 @@ from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
 from train.tools.records import DamagedRecord
 
-from .job import Job, trouble_of
+from .job import Job
+from .supervision import trouble_of
 
 logger = logging.getLogger(
     "cluster.jobs.supervisor"

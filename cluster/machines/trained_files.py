@@ -175,7 +175,7 @@ def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path
 
 
 def download_final_files(
-    spec: JobSpec, machine: Connector, remote_shared: str, home: RunFolder, progress: Progress
+    spec: JobSpec, machine: SSHConnector, remote_shared: str, home: RunFolder, progress: Progress
 ) -> None:
     """Copy the network of a finished run, or the last checkpoints of a command. Raises as `download_network` does."""
     if spec.own_command:

@@ -7,7 +7,6 @@ from cluster.errors import BadInput
 from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
-from cluster.state.status import EpochReader
 from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, StartSeconds, calibrate
 from train.recipe.schedule import Schedule
 
@@ -29,7 +28,7 @@ def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
     measured_run = MeasuredRun(
         processes=run.spec.procs * run.spec.machines,
         machines=run.spec.machines,
-        epochs=EpochReader(run.folder).epochs(),
+        epochs=run.folder.epochs(),
         schedule=schedule.table(),
         schedule_gpus=run.spec.schedule_gpus,
     )

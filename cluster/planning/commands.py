@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends import registry
-from cluster.backends.planner import MachineRequest
 from cluster.connectors.local import visible_gpus
 from cluster.errors import BadInput
 from cluster.machines.user_project import find_command_project
@@ -18,21 +16,12 @@ from cluster.script.progress import BadPattern, compile_pattern
 from cluster.state.spec import JobSpec, Workload
 from train.engine.options import TrainOptions
 from train.recipe.command import Command
-from train.recipe.files import RecipeError, select_recipes
 from train.recipe.schema import Recipe
 from train.tools.records import encode
 
 from .launch_options import LaunchOptions, make_launch_options
 from .plan import Plan
-from .resolve import check_machine_counts, load_work, plan
-
-
-def select_work(name: str, only: Sequence[str] = ()) -> list[Workload]:
-    """Return the recipes and commands of a file, or those named by `--only`. Raises `BadInput`."""
-    try:
-        return select_recipes(load_work(name), only)
-    except RecipeError as error:
-        raise BadInput(str(error)) from error
+from .resolve import check_machine_counts, open_planner, plan
 
 
 def plan_work(
@@ -64,16 +53,7 @@ def plan_command(
     else.
     """
     options = options or make_launch_options()
-    planner = registry.open_planner(
-        options.backend,
-        MachineRequest(
-            workload=command,
-            options=options.backend_options,
-            machines=options.machines or command.machines,
-            spares=options.recovery.spares,
-            is_offline=offline,
-        ),
-    )
+    planner = open_planner(command, options, options.machines or command.machines, offline)
     machines = planner.machine_count or 1
     check_machine_counts(machines, options.recovery)
     if planner.is_this_computer and not command.image:
@@ -102,6 +82,8 @@ def plan_command(
             compile_pattern(command.progress)
         except BadPattern as error:
             raise BadInput(str(error)) from error
+    given_values = dict(secrets or {})
+    missing_values = [name for name in command.secrets if name not in given_values]
     project = find_command_project(command, Path(workdir or ".").expanduser())
     notify = chosen_targets(options.notify)
     data = ""
@@ -128,7 +110,7 @@ def plan_command(
         requested_procs=options.procs or (None if command.procs == "gpu" else command.procs),
         max_hours=planner.default_max_hours if options.max_hours is None else options.max_hours,
         notify=notify,
-        secret_values=_read_secrets(command, secrets or {}),
+        secret_values=given_values | secret_values.collect(missing_values, [], os.environ),
     )
     notes = planner.command_notes(project)
     machine_plan = planner.complete(spec, None)
@@ -160,11 +142,3 @@ def read_environment(assignments: Sequence[str], files: Sequence[str]) -> tuple[
     secrets = secret_values.collect([name for name in assignments if "=" not in name], files, os.environ)
     variables = secret_values.collect([assignment for assignment in assignments if "=" in assignment], [], {})
     return variables, {name: value for name, value in secrets.items() if name not in variables}
-
-
-def _read_secrets(command: Command, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of a command's secret variables: those given, else those of this process. Raises `BadInput`."""
-    return {
-        name: given[name] if name in given else secret_values.collect([name], [], os.environ)[name]
-        for name in command.secrets
-    }

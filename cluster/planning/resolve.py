@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends import registry
-from cluster.backends.planner import MachineRequest
+from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.errors import BadInput
 from cluster.machines.requirements import require_functions
 from cluster.machines.user_project import find_project
@@ -41,16 +41,7 @@ def plan(
     """
     options = options or make_launch_options()
     data = options.data
-    planner = registry.open_planner(
-        options.backend,
-        MachineRequest(
-            workload=recipe,
-            options=options.backend_options,
-            machines=options.machines,
-            spares=options.recovery.spares,
-            is_offline=offline,
-        ),
-    )
+    planner = open_planner(recipe, options, options.machines, offline)
     machines = planner.machine_count or recipe.machines
     check_machine_counts(machines, options.recovery)
     recipe = recipe.for_machines(machines)
@@ -172,6 +163,18 @@ def plan(
     )
 
 
+def open_planner(work: Workload, options: LaunchOptions, machines: int | None, offline: bool) -> MachinePlanner:
+    """Return the part of the backend in the plan of a launch on `machines` (None: as many as the backend finds)."""
+    request = MachineRequest(
+        workload=work,
+        options=options.backend_options,
+        machines=machines,
+        spares=options.recovery.spares,
+        is_offline=offline,
+    )
+    return registry.open_planner(options.backend, request)
+
+
 def check_machine_counts(machines: int, recovery: RecoveryOptions) -> None:
     """Raise `BadInput` for numbers of machines that do not fit together."""
     machine_total = machines + recovery.spares
@@ -190,16 +193,16 @@ def gpu_mismatch_note(processes: int, gpus: int) -> str:
     return f"{schedule_text}: {processes - gpus} of {processes} processes are idle"
 
 
-def load_work(name: str) -> list[Workload]:
-    """Return the recipes and commands of a file. Raises `BadInput` with a one-line message."""
+def load_work(name: str, only: Sequence[str] = ()) -> list[Workload]:
+    """Return the recipes and commands of a file, or those named by `--only`. Raises `BadInput`."""
     try:
-        return read_work(name)
+        return select_recipes(read_work(name), only)
     except RecipeError as error:
         raise BadInput(str(error)) from error
 
 
 def load_recipes(name: str, only: Sequence[str] = ()) -> list[Recipe]:
-    """Return the recipes of a file, or those named by `--only`. Raises `BadInput` with a one-line message."""
+    """Return the recipes of a file, or those named by `--only`. Raises `BadInput`."""
     try:
         return select_recipes(read_recipes(name), only)
     except RecipeError as error:

@@ -7,7 +7,6 @@ from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
 from cluster.state.result import first_launch_time
 from cluster.state.states import JobState
-from cluster.state.status import iterate_steps
 from cluster.state.timeline import AttemptRow
 from infra.costs import MachineCost
 from train.metrics.records import StartRow, read_metrics_file
@@ -98,7 +97,7 @@ def collect_run_data(job: Job) -> RunData:
     starts = tuple(row for path in metrics_files(job.path) for row in read_metrics_file(path, StartRow))
     if not starts:
         raise ClusterError(f"{job.name} cannot be recorded: its metrics lack the time at which loading began")
-    rates = (row.scalars.get("sizes/lr") for row in iterate_steps(job.run_folder))
+    rates = (row.scalars.get("sizes/lr") for row in job.run_folder.steps())
     cost = job.backend.job_cost() if job.backend.is_billed else None
     spec = job.spec
     return RunData(

@@ -9,6 +9,7 @@ The first is removed with the job: the next launch removes those of jobs that ar
 """
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,18 @@ def kept_values(uid: str) -> dict[str, str]:
     except DamagedRecord as error:
         raise ClusterError(f"{error}; give the values again: imgnet-cluster resume --env NAME") from None
     return kept.values if kept else {}
+
+
+def new_values(arguments: Sequence[str], names: Sequence[str], uid: str, job: str) -> dict[str, str]:
+    """Return the values of a job's secret variables for its next launch, those of `resume --env` before kept ones.
+
+    Raises `BadInput` for another variable than the job's, and `ClusterError` when a value is not known.
+    """
+    given = collect(arguments, [], os.environ)
+    if unknown := sorted(given.keys() - set(names)):
+        known = ", ".join(names) or "none"
+        raise BadInput(f"--env {unknown[0]}: is no secret variable of {job}, which has {known}")
+    return require(names, {**kept_values(uid), **given}, job)
 
 
 def require(names: Sequence[str], values: Mapping[str, str], job: str) -> dict[str, str]:

@@ -28,23 +28,23 @@ class ExpectedCost:
 
 def expected_costs(session: SelftestSession) -> list[ExpectedCost]:
     """Return what each job is expected to cost, at today's prices. Raises `NoCloudAccess`."""
-    return [_expected_cost(session, request) for request in JOB_REQUESTS]
-
-
-def _expected_cost(session: SelftestSession, request: JobRequest) -> ExpectedCost:
-    settings = session.settings
-    machines = f"{request.machines} x {settings.large_type if request.is_large else settings.small_type}"
-    try:
-        plan = session.plan(request)
-    except NoCloudAccess:
-        raise
-    except ClusterError as error:
-        return ExpectedCost(request=request, machines=machines, dollars=None, problem=str(error))
-    assert plan.rental_plan
-    summary = plan.rental_plan.summary(plan.spec)
-    rate = summary.dollars_per_hour
-    dollars = None if rate is None else rate * request.minutes / 60
-    return ExpectedCost(request=request, machines=f"{machines}, {summary.market}", dollars=dollars)
+    costs = []
+    for request in JOB_REQUESTS:
+        type_name = session.settings.large_type if request.is_large else session.settings.small_type
+        machines = f"{request.machines} x {type_name}"
+        try:
+            plan = session.plan(request)
+            assert plan.rental_plan
+            summary = plan.rental_plan.summary(plan.spec)
+            rate = summary.dollars_per_hour
+            dollars = None if rate is None else rate * request.minutes / 60
+            cost = ExpectedCost(request=request, machines=f"{machines}, {summary.market}", dollars=dollars)
+        except NoCloudAccess:
+            raise
+        except ClusterError as error:
+            cost = ExpectedCost(request=request, machines=machines, dollars=None, problem=str(error))
+        costs.append(cost)
+    return costs
 
 
 def run_selftest(session: SelftestSession, tell: Callable[[str], object]) -> SelftestReport:

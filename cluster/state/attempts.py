@@ -196,11 +196,6 @@ class AttemptHistory:
         return file_version(attempt_path(self.shared, len(self._attempts)))
 
 
-def history(shared: Path) -> list[Attempt]:
-    """Return all attempts in order."""
-    return AttemptHistory(shared).all()
-
-
 def has_newer_launch(shared: Path, launch_id: str) -> bool:
     """Return whether a later launch of the job has begun. An agent that was suspended meanwhile must not take part."""
     try:

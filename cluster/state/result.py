@@ -22,7 +22,6 @@ from .job_result import JobResult
 from .run_folder import Run, RunFolder
 from .states import JobState
 from .status import (
-    EpochReader,
     add_job_times,
     best_informed_status,
     infer_end_state,
@@ -121,7 +120,7 @@ def _has_wrong_input(run: Run) -> bool:
 
 def _measurements_so_far(run: Run) -> TrainResult:
     """Return what is known of a run whose trainers have not written their result."""
-    epochs = EpochReader(run.folder).epochs()
+    epochs = run.folder.epochs()
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     where = None
     with contextlib.suppress(DamagedRecord):  # a machine wrote it: it must not keep the job from its end

@@ -2,14 +2,18 @@
 
 import contextlib
 import fcntl
+import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
-from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER
+from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
+from train.metrics.step_search import first_and_last_step
+from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
 from train.tools.filesystem import (
     GrowingFile,
     open_regular,
@@ -30,6 +34,7 @@ AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, i
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 MAX_LAUNCH_ID_BYTES = 1000
+JOB_NAME = re.compile("job-[1-9][0-9]*")
 REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the reason of a notice that a user sends
 
 
@@ -51,6 +56,15 @@ def lock_holder(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text()) if is_locked(path) else None
     return None
+
+
+def run_folders(runs_folder: Path) -> "list[RunFolder]":
+    """Return the run folders of the jobs in a runs folder, oldest first.
+
+    A folder without job.json belongs to a launch that was killed, and is left out.
+    """
+    paths = [spec_path.parent for spec_path in runs_folder.glob("job-*/job.json")]
+    return sorted((RunFolder(path) for path in paths if JOB_NAME.fullmatch(path.name)), key=lambda each: each.number)
 
 
 def agent_log_path(folder: Path, machine: str) -> Path:
@@ -76,6 +90,19 @@ def stop_reason(shared: Path) -> str:
     return str((request.get("reason") if isinstance(request, dict) else "") or "stopped by the user")
 
 
+def _effective_ends(first_images: Iterable[int | None]) -> list[float]:
+    """Return for each attempt the number of images from which on its rows do not count: later attempts did them again.
+
+    `first_images` has the images of the first row of each attempt, None for one without a row.
+    """
+    ends: list[float] = []
+    end = math.inf
+    for images in reversed(list(first_images)):
+        ends.append(end)
+        end = end if images is None else min(end, images)
+    return ends[::-1]
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one job. `path` is the run folder, which keeps its logs, metrics, event files and result.
@@ -85,6 +112,11 @@ class RunFolder:
     """
 
     path: Path
+
+    @property
+    def number(self) -> int:
+        """The number of the job: 3 for "job-3"."""
+        return int(self.path.name.removeprefix("job-"))
 
     @property
     def spec_path(self) -> Path:
@@ -188,6 +220,29 @@ class RunFolder:
         if machine not in self._state_logs:
             self._state_logs[machine] = GrowingFile(agent_log_path(self.path, machine), b"time", parse_state_change)
         return self._state_logs[machine].rows()
+
+    @cached_property
+    def _epoch_files(self) -> dict[Path, GrowingFile[EpochRow]]:
+        return {}
+
+    def epochs(self) -> list[EpochRow]:
+        """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
+        rows_by_attempt = []
+        for path in metrics_files(self.path):
+            if path not in self._epoch_files:
+                parse = partial(parse_row, row_type=EpochRow)
+                self._epoch_files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], parse)
+            rows_by_attempt.append(self._epoch_files[path].rows())
+        ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
+        return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
+
+    def steps(self) -> Iterator[StepRow]:
+        """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""
+        paths = metrics_files(self.path)
+        step_ends = [first_and_last_step(path) for path in paths]
+        ends = _effective_ends(found.first.images if found else None for found in step_ends)
+        for path, end in zip(paths, ends, strict=True):
+            yield from (row for row in read_metrics_file(path, StepRow) if row.images < end)
 
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""

@@ -11,6 +11,7 @@ from cluster.connectors.mounts import mount_of
 from cluster.errors import BadInput
 from train.engine.options import TrainOptions
 from train.forecast import Forecast
+from train.metrics.hparams import HParamValue, flat_settings
 from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
@@ -145,6 +146,19 @@ class JobSpec:
         return self.workload if isinstance(self.workload, Command) else None
 
     @property
+    def secret_names(self) -> tuple[str, ...]:
+        """The names of the secret variables of the job's command."""
+        return self.own_command.secrets if self.own_command else ()
+
+    @property
+    def settings(self) -> dict[str, HParamValue]:
+        """The settings of a recipe, or the arguments of a command, as one flat row: jobs are compared by them."""
+        world_size = self.machines * self.procs
+        if self.own_command:
+            return self.own_command.settings(world_size)
+        return flat_settings(self.recipe_schedule, world_size)
+
+    @property
     def work_kind(self) -> WorkKind:
         """Whether the job trains a recipe or runs a command of the user."""
         return WorkKind.COMMAND if self.own_command else WorkKind.RECIPE
@@ -168,11 +182,6 @@ class JobSpec:
     def rental_facts(self) -> RentalFacts:
         """What all clouds have in common in the job's rental. Raises `DamagedRecord`."""
         return decode(RentalFacts, self.cloud or {})
-
-    @property
-    def poweroff_settings(self) -> tuple[float | None, str]:
-        """The last arguments of `Watchdog`: seconds from the limit until the power is cut, and the limit's name."""
-        return self.poweroff_grace, self.limit_name
 
     @property
     def tmux_session(self) -> str:

@@ -1,20 +1,16 @@
 """Derives the state of a job from its files. Only reads; result.py writes the result when the job has ended."""
 
-import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 from cluster.connectors import untrusted
-from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
 from train.tools.agent_protocol import metrics_files
-from train.tools.filesystem import GrowingFile, last_line
+from train.tools.filesystem import last_line
 from train.tools.records import decode, encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
@@ -160,15 +156,6 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
     return {name: status for name, status in statuses.items() if status}
 
 
-def describe_risks(statuses: Mapping[str, MachineStatus]) -> str:
-    """Return which machines may have to leave soon, and why; "" when none has been warned of."""
-    return "; ".join(
-        f"machine {name}: {status.risk_reason}"
-        for name, status in statuses.items()
-        if status.risk_reason and not status.ended
-    )
-
-
 def best_informed_status(run: Run) -> MachineStatus | None:
     """Return the status of the machine that knows most about the job, None before the first status.
 
@@ -221,7 +208,9 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
         statuses = machine_statuses(run)
         slowest = find_slowest_rank(statuses)
-        status = replace(status, slowest=str(slowest) if slowest else None, risk=describe_risks(statuses))
+        warned = [each for each in statuses.values() if each.risk_reason and not each.ended]
+        risk = "; ".join(f"machine {each.machine_name}: {each.risk_reason}" for each in warned)
+        status = replace(status, slowest=str(slowest) if slowest else None, risk=risk)
     else:
         status = _starting_job_status(run, status)
     return replace(status, seconds=seconds_by_state(run)["total"])
@@ -262,7 +251,9 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
     setup_record = read_record(run.folder.path / "machines.json", SetupRecord)
     if setup_record:
-        counts = Counter(_setup_activity(row) for row in setup_record.machines.values() if row.step)
+        counts = Counter(
+            "failed" if row.reason else str(row.step) for row in setup_record.machines.values() if row.step
+        )
         steps = ", ".join(f"{count} {activity}" for activity, count in counts.items())
         doing = f"setting up: {steps}" if steps else "setting up the machines"
         logged = [
@@ -273,13 +264,6 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
         progress = untrusted.one_line(last_line(logged[0])) if logged else ""
         return replace(status, state=JobState.SETUP, doing=doing, progress=progress)
     return status
-
-
-def _setup_activity(row: MachineSetup) -> str:
-    """Return the name that `status` shows for a machine's step of the set-up."""
-    if row.reason:
-        return "failed"
-    return str(row.step)
 
 
 def _running_job_status(
@@ -335,52 +319,6 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             seconds=setup_seconds | timeline.startup_seconds(run.folder, name, since=setup_row.restarted),
         )
     return rows
-
-
-class EpochReader:
-    """Reads the epochs of a job, each line of its metrics once. For callers that ask repeatedly while the job runs."""
-
-    def __init__(self, run_folder: RunFolder) -> None:
-        self.run_folder = run_folder
-        self._files: dict[Path, GrowingFile[EpochRow]] = {}
-
-    def epochs(self) -> list[EpochRow]:
-        """Return the epochs in order. Those of a later attempt replace those that it did again."""
-        rows_by_attempt = []
-        for path in metrics_files(self.run_folder.path):
-            if path not in self._files:
-                self._files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], _parse_epoch)
-            rows_by_attempt.append(self._files[path].rows())
-        ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
-        return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
-
-
-def _parse_epoch(line: bytes) -> EpochRow | None:
-    return parse_row(line, EpochRow)
-
-
-def iterate_steps(run_folder: RunFolder) -> Iterator[StepRow]:
-    """Yield the rows of steps in order. Those of a later attempt replace those of steps that it did again."""
-    paths = metrics_files(run_folder.path)
-    step_ends = [first_and_last_step(path) for path in paths]
-    ends = _effective_ends(found.first.images if found else None for found in step_ends)
-    for path, end in zip(paths, ends, strict=True):
-        for row in read_metrics_file(path, StepRow):
-            if row.images < end:
-                yield row
-
-
-def _effective_ends(first_images: Iterable[int | None]) -> list[float]:
-    """Return for each attempt the number of images from which on its rows do not count: later attempts did them again.
-
-    `first_images` has the images of the first row of each attempt, None for one without a row.
-    """
-    ends: list[float] = []
-    end = math.inf
-    for images in reversed(list(first_images)):
-        ends.append(end)
-        end = end if images is None else min(end, images)
-    return ends[::-1]
 
 
 def seconds_by_state(run: Run) -> dict[str, float]:
@@ -460,10 +398,10 @@ def infer_end_state(run: Run) -> tuple[JobState, str]:
         return JobState.STOPPED, final_statuses[0].reason
     if request := stop_reason(run.folder.shared):
         return JobState.STOPPED, f"{request}; the agents were ended before they could save, so later steps are lost"
-    return JobState.FAILED, explain_missing_agent(run.folder, bool(statuses))
+    return JobState.FAILED, _explain_missing_agent(run.folder, bool(statuses))
 
 
-def explain_missing_agent(run_folder: RunFolder, has_status: bool = True) -> str:
+def _explain_missing_agent(run_folder: RunFolder, has_status: bool) -> str:
     """Return the probable reason why an agent ended without writing a final status, and what to type next."""
     resume_command = f"imgnet-cluster resume {run_folder.path.name}"
     if shutil.disk_usage(run_folder.path).free < FULL_DISK_BYTES:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pty
 import select
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,12 @@ class HandMadeRun:
         """Write the state log of a machine's agent from (state, time) pairs."""
         lines = [json.dumps({"time": begin, "attempt": 1, "state": state}) for state, begin in states]
         self.write_shared(f"logs/agent-{machine}.jsonl", "".join(line + "\n" for line in lines))
+
+    def copy_logs(self) -> None:
+        """Copy the logs and metrics of the shared folder into the run folder, as the supervisor does."""
+        for folder in ("logs", "metrics"):
+            if (self.run_folder.shared / folder).exists():
+                shutil.copytree(self.run_folder.shared / folder, self.run_folder.path / folder, dirs_exist_ok=True)
 
     def write_attempt(self, number: int, *members: str, **more: Any) -> None:
         """Write an attempt file."""

@@ -170,7 +170,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     (line,) = cloud_log_lines(job, "ExpiredToken")
     assert "the machines power off at" in line and "aws sts get-caller-identity" in line, line
     assert re.search(r"at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line), line
-    assert renter.training_step(job) > step and len(attempts.history(job.run_folder.shared)) == 1
+    assert renter.training_step(job) > step and len(job.run_folder.attempts.all()) == 1
     status = renter.cli("status", job.name, "--exit-code")
     assert status.code == 101 and "Traceback" not in status.out + status.err
     renter.cloud.post("no_faults")

@@ -60,7 +60,7 @@ class ElasticJob:
         return status.machine_statuses(self.job.run)
 
     def attempts(self) -> list[job_attempts.Attempt]:
-        return job_attempts.history(self.job.run_folder.shared)
+        return self.job.run_folder.attempts.all()
 
     def newest_attempt(self) -> job_attempts.Attempt:
         return job_attempts.newest_attempt(self.job.run_folder.shared) or job_attempts.Attempt()

@@ -28,6 +28,7 @@ from cluster.display import progress
 from cluster.errors import ClusterError
 from cluster.jobs import store
 from cluster.jobs.job import Job
+from cluster.jobs.supervision import Supervision
 from cluster.state.run_folder import AGENT_LOCK
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
@@ -267,8 +268,8 @@ def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.Mo
         raise ClusterError("no job is started here")
 
     monkeypatch.setattr(Job, "start_locked", refuse)
-    monkeypatch.setattr("cluster.jobs.job_reader.AGENT_START_SECONDS", 0)  # a job without a status is not booting
-    monkeypatch.setattr(Job, "_ensure_supervisor", refuse)
+    monkeypatch.setattr("cluster.jobs.supervision.PROCESS_START_SECONDS", 0)  # a job without a status is not booting
+    monkeypatch.setattr(Supervision, "ensure", refuse)
     monkeypatch.setenv("IMGNET_RUNS", str(folder.parent))
     for name in ("TMUX_TMPDIR", "HOME"):
         monkeypatch.setenv(name, finished.env[name])

@@ -67,9 +67,7 @@ class SlurmSandbox:
         def describe() -> str:
             rows = status.machine_statuses(job.run)
             states = {name: row.state for name, row in rows.items()}
-            history = [
-                f"{row.number} {row.machine_names} {row.reason}" for row in attempts.history(job.run_folder.shared)
-            ]
+            history = [f"{row.number} {row.machine_names} {row.reason}" for row in job.run_folder.attempts.all()]
             logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
             log = job.run_folder.supervisor_log_path.read_text() if job.run_folder.supervisor_log_path.exists() else ""
             return "\n".join([json.dumps(states), *history, str(job.result), *logs, log, self.cluster.describe()])

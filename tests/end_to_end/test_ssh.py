@@ -159,7 +159,7 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
         machine.plug()
     step = known(job.status().step)
     user.wait_for(lambda: job.has_ended or known(job.status().step) > step, job)
-    assert len(attempts.history(job.run_folder.shared)) == 1, user.describe(job)
+    assert len(job.run_folder.attempts.all()) == 1, user.describe(job)
     shell = sandbox.cli("ssh", "job-1", "--machine", "1", "--", "sh", "-c", "echo $HOME")
     assert shell.out.strip() == str(user.bed.machines[1].home), shell
 

@@ -64,7 +64,7 @@ def log_of(job: Job, attempt: int, rank: int = 0) -> str:
 
 
 def history(job: Job) -> list[attempts.Attempt]:
-    return attempts.history(job.run_folder.shared)
+    return job.run_folder.attempts.all()
 
 
 def all_logs(job: Job) -> str:

@@ -59,6 +59,8 @@ def change(shared: Path) -> Change:
 
 
 def test_adopted_job_has_the_machines_of_the_hosts_file_and_the_training_of_the_description(shared: Path) -> None:
+    (shared / "\x1b[2J").mkdir()  # no name of a job
+    (shared / "\x1b[2J" / "job.json").touch()
     job = adopt.adopt("hosts.toml")
     assert job.name == "job-3" and job.spec.name == "job-3" and job.spec.uid == UID
     assert job.spec.hosts and job.spec.hosts.shared == str(shared)
@@ -100,12 +102,6 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
     assert "evil" not in json.dumps(spec.to_json())
 
 
-def test_description_of_another_job_is_refused(change: Change) -> None:
-    change(uid="../../home")
-    with pytest.raises(ClusterError, match="describes another job"):
-        adopt.adopt("hosts.toml")
-
-
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
@@ -129,13 +125,10 @@ def test_uid_that_is_no_job_name_is_refused(shared: Path, uid: str) -> None:
         adopt.adopt("hosts.toml", uid)
 
 
-def test_folders_with_other_names_are_not_listed(shared: Path) -> None:
-    (shared / "\x1b[2J").mkdir()
-    (shared / "\x1b[2J" / "job.json").touch()
-    assert adopt.adopt("hosts.toml").spec.uid == UID
-
-
-def test_folder_without_jobs_says_so(shared: Path) -> None:
+def test_description_of_another_job_and_a_job_that_has_ended_are_refused(shared: Path, change: Change) -> None:
+    change(uid="../../home")
+    with pytest.raises(ClusterError, match="describes another job"):
+        adopt.adopt("hosts.toml")
     (shared / UID / "result.json").touch()
     with pytest.raises(NoSuchJob, match="no unfinished job"):
         adopt.adopt("hosts.toml")

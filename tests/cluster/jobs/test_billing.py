@@ -59,7 +59,9 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
     assert report.cost.dollars == pytest.approx(2000.0)
     assert (report.wasted, report.wasted_seconds) == (pytest.approx(460.0), 460.0)
     assert report.per_epoch == pytest.approx((900.0 + 500.0) / 3)  # no machine was billed between the launches
-    assert billing.last_rented_type(run.job) == "p5.48xlarge" and billing.machines_without_price(run.job) == []
+    assert [machine.type for machine in report.cost.machines] == ["p5.48xlarge"] * 2 and report.cost.unknown == []
+    write_journal(run, ("i-1", 0.0, 1000.0), price=None)
+    assert billing.job_cost(run.job).unknown == ["i-1"]
 
 
 def test_cost_command_of_a_local_job_says_that_nothing_is_rented(hand_made: Fixture, sandbox: Any) -> None:
@@ -71,14 +73,6 @@ def test_cost_command_of_a_local_job_says_that_nothing_is_rented(hand_made: Fixt
     answer = sandbox.cli("cost", "job-1", "-o", "json")
     report = json.loads(answer.out)
     assert (answer.code, report["is_billed"], report["dollars"], report["machines"]) == (0, False, 0.0, [])
-
-
-def test_machines_without_price_are_listed(hand_made: Fixture) -> None:
-    run = hand_made(backend="aws", cloud={})
-    write_journal(run, ("i-1", 0.0, 1000.0), price=None)
-    assert billing.machines_without_price(run.job) == ["i-1"]
-    local_run = hand_made("job-2")
-    assert billing.machines_without_price(local_run.job) == [] and billing.last_rented_type(local_run.job) == ""
 
 
 def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -> None:

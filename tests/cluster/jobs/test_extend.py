@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends import registry
+from cluster.backends.local import LocalBackend
 from cluster.backends.rented.provider import CloudProvider
 from cluster.cli import cloud
 from cluster.connectors.hosts_file import Hosts
@@ -151,30 +152,26 @@ def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(j
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    ("rate", "limits", "message"),
     [
-        ({"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost 3 dollars already$"),
-        (
-            {"dollars": 3.01},
-            r"^job-1 has been running for more than 0.3\d* hours, all that the limit of 3.01 dollars .* allows;",
-        ),
-        ({"hours": 3.0}, r"^--max-hours 3: the limit of 9 dollars \(--max-price-total\) allows only 1.\d+ hours$"),
-        ({"hours": 0.1}, r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
+        (RATE, {"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost 3 dollars already$"),
+        (RATE, {"dollars": 3.01},
+         r"^job-1 has been running for more than 0.3\d* hours, all that the limit of 3.01 dollars .* allows;"),
+        (RATE, {"hours": 3.0},
+         r"^--max-hours 3: the limit of 9 dollars \(--max-price-total\) allows only 1.\d+ hours$"),
+        (RATE, {"hours": 0.1},
+         r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
+        (None, {"dollars": 12.0}, "the price of the machines of job-1 is unknown"),
     ],
-)
-def test_limit_that_is_over_or_contradicts_the_other_is_refused(
-    job: RunningJob, limits: dict[str, float], message: str
+)  # fmt: skip
+def test_limit_that_is_over_unknown_or_contradicts_the_other_is_refused(
+    job: RunningJob, monkeypatch: pytest.MonkeyPatch, rate: float | None, limits: dict[str, float], message: str
 ) -> None:
+    monkeypatch.setattr(PricedCloud, "dollars_per_hour", rate)
     before = job.folder.spec_path.read_bytes()
     with pytest.raises(BadInput, match=message):
         job.extend(**limits)
     assert job.folder.spec_path.read_bytes() == before and job.limits() == [{}, {}]
-
-
-def test_price_that_is_unknown_allows_no_limit_in_dollars(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PricedCloud, "dollars_per_hour", None)
-    with pytest.raises(BadInput, match="the price of the machines of job-1 is unknown"):
-        job.extend(dollars=12.0)
 
 
 def test_job_that_stopped_at_its_price_limit_gets_more_before_it_is_resumed(job: RunningJob) -> None:
@@ -188,18 +185,15 @@ def test_job_that_stopped_at_its_price_limit_gets_more_before_it_is_resumed(job:
         job.extend(hours=3.0)
 
 
-def test_done_job_is_refused(job: RunningJob) -> None:
+def test_job_that_is_done_or_has_no_rented_machines_is_refused(job: RunningJob, hand_made: Fixture) -> None:
+    local = r"^job-2 has no rented machines: it runs on this computer; to change its time .* resume job-2"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "open_backend", LocalBackend)
+        with pytest.raises(ClusterError, match=local):
+            billing.extend(hand_made("job-2").job, dollars=12.0)
     job.end(JobState.DONE)
     with pytest.raises(ClusterError, match=r"^job-1 is done: no machines are running"):
         job.extend(dollars=12.0)
-
-
-def test_job_without_rented_machines_is_refused(hand_made: Fixture) -> None:
-    with pytest.raises(
-        ClusterError,
-        match=r"^job-1 has no rented machines: it runs on this computer; to change its time .* resume job-1",
-    ):
-        billing.extend(hand_made().job, dollars=12.0)
 
 
 def test_command_says_what_the_job_may_cost_and_take(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:

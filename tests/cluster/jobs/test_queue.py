@@ -260,7 +260,7 @@ def requested_queues(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
         queue_ids.append(queue_id)
-        queue_state.queue_run_folders(runs_folder, queue_id)[0].started_marker.touch()
+        queue_state.queued_runs(runs_folder, queue_id)[0].folder.started_marker.touch()
 
     monkeypatch.setattr(queue_state, "ensure_queue_process", ensure_queue_process)
     return queue_ids
@@ -324,7 +324,7 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
     assert not (sandbox.path / "runs").exists()
 
     def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
-        assert len(queue_state.queue_run_folders(runs_folder, queue_id)) == 2
+        assert len(queue_state.queued_runs(runs_folder, queue_id)) == 2
         raise ClusterError("no tmux here")
 
     monkeypatch.setattr(queue_state, "ensure_queue_process", ensure_queue_process)

@@ -52,16 +52,13 @@ def test_all_jobs_are_ordered_by_number(sandbox: Fixture, hand_made: Fixture) ->
 
 @pytest.mark.parametrize("name", ["1", "job-1", "", "job-3/", "../runs/job-3", "03"])
 def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) -> None:
+    with pytest.raises(NoSuchJob, match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS"):
+        store.find()
     for job_name in ("job-3", "job-12"):
         hand_made(job_name)
     with pytest.raises(NoSuchJob, match="there are job-3, job-12") as caught:
         store.find(name)
     assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
-
-
-def test_find_without_any_job_raises(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS"):
-        store.find()
 
 
 def test_runs_folder_is_taken_from_the_environment(

@@ -41,10 +41,19 @@ def append_log(run: Any, text: str) -> None:
         file.write(text)
 
 
-def local_log(run: Any) -> str:
-    """The copy of the trainer's log in the run folder, "" when there is none."""
-    path = run.run_folder.path / LOG
+def text_of(path: Path) -> str:
+    """The text of a file, "" when there is none."""
     return path.read_text() if path.exists() else ""
+
+
+def local_log(run: Any) -> str:
+    """The copy of the trainer's log in the run folder."""
+    return text_of(run.run_folder.path / LOG)
+
+
+def logged_messages(run: Any) -> str:
+    """What `imgnet-cluster logs --supervisor` shows."""
+    return text_of(run.run_folder.supervisor_log_path)
 
 
 def test_supervisor_second_one_exits_and_next_continues_after_kill(
@@ -82,12 +91,6 @@ def test_supervisor_on_full_disk_stays_until_agent_is_gone(
         sandbox.wait_for(lambda: "No space left" in log.read_text())
         assert supervisor.poll() is None
     assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
-
-
-def logged_messages(run: Any) -> str:
-    """What `imgnet-cluster logs --supervisor` shows, "" before the first message."""
-    path = run.run_folder.supervisor_log_path
-    return path.read_text() if path.exists() else ""
 
 
 def test_supervisor_log_keeps_the_reason_of_its_death(
@@ -137,26 +140,21 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     return running_job
 
 
-def test_replacer_lost_machine_replaced_after_a_second(job: Any) -> None:
-    replacer = MachineReplacer(job)
-    assert replacer.replace_due_machines(0.0) == []
-    job.dead = ["1"]
-    assert replacer.replace_due_machines(10.0) == [] and replacer.replace_due_machines(10.9) == []
-    assert replacer.replace_due_machines(11.0) == ["1"] and job.replaced == ["1"]
-
-
-def test_replacer_delay_doubles_up_to_a_minute_per_machine(job: Any) -> None:
+@pytest.mark.parametrize("state", ["training", "left"])
+def test_replacer_replaces_after_a_second_that_doubles_up_to_a_minute_per_machine(job: Any, state: str) -> None:
+    job.run_.write_status(state, "1", ended=state == "left")
     replacer = MachineReplacer(job)
     now = 0.0
+    assert replacer.replace_due_machines(now) == []
     delays = []
     job.dead = ["1"]
     for _ in range(10):
         start = now
-        while not replacer.replace_due_machines(now):
+        while not (replaced := replacer.replace_due_machines(now)):
             now += 0.5
+        assert replaced == ["1"]
         delays.append(now - start)
-    assert delays == sorted(delays)
-    assert delays[:5] == [1.0, 2.0, 4.0, 8.0, 16.0] and delays[-1] == MAX_REPLACEMENT_DELAY_SECONDS
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[MAX_REPLACEMENT_DELAY_SECONDS] * 4] and len(job.replaced) == 10
     job.dead = ["1", "2"]
     start = now
     while "2" not in replacer.replace_due_machines(now):
@@ -191,10 +189,3 @@ def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, 
             run.run_folder.status_path("1").unlink()
     replacer = MachineReplacer(job)
     assert [replacer.replace_due_machines(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
-
-
-def test_replacer_machine_that_left_is_replaced(job: Any) -> None:
-    job.run_.write_status("left", "1", ended=True, reason="a notice")
-    job.dead = ["1"]
-    replacer = MachineReplacer(job)
-    assert replacer.replace_due_machines(0.0) == [] and replacer.replace_due_machines(1.0) == ["1"]

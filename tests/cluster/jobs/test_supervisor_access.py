@@ -15,7 +15,7 @@ from cluster.connectors.hosts_file import Hosts
 from cluster.display.progress import follow
 from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
 from cluster.jobs import billing
-from cluster.jobs.job_reader import SUPERVISOR_START_MARKER
+from cluster.jobs.supervision import START_MARKER
 from cluster.jobs.supervisor import supervise
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
@@ -84,15 +84,13 @@ def start_holder(job: Any) -> Iterator[Any]:
         process.communicate()
 
 
-def test_command_without_credentials_starts_no_supervisor(job: Any, without_credentials: None) -> None:
+def test_command_without_credentials_starts_no_supervisor_and_says_so(job: Any, without_credentials: None) -> None:
+    assert f"no supervisor is running; {NOTHING_IS_RENTED}" in job.status().warning
     job.refresh()
-    assert job.sessions == [] and not (job.path / SUPERVISOR_START_MARKER).exists()
+    assert job.sessions == [] and not (job.path / START_MARKER).exists()
     warning = job.status().warning
     assert "no supervisor is running: the toy cloud: no credentials" in warning
     assert f"; {NOTHING_IS_RENTED}" in warning and "imgnet-cluster status job-1" in warning
-
-
-def test_stop_and_wait_without_credentials_and_supervisor_say_so_at_once(job: Any, without_credentials: None) -> None:
     for command in (job.stop, job.wait):
         with pytest.raises(ClusterError, match="job-1: no supervisor is running: the toy cloud: no credentials"):
             command()
@@ -151,7 +149,7 @@ def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: p
 
     monkeypatch.setattr(ToyCloud, "check_access", check_access)
     job.refresh()
-    assert job.status().state == "adopted" and job.adoption.adopted_since == 1000.0
+    assert job.status().state == "adopted" and job.supervision.adoption.adopted_since == 1000.0
 
 
 def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +200,3 @@ def test_other_process_that_holds_the_lock_is_not_ended(job: Any, start_holder: 
     supervisor_records.write_trouble(job.path, REFUSED)
     job.refresh()
     assert holder.poll() is None and job.sessions == []
-
-
-def test_supervisor_that_is_gone_is_told(job: Any) -> None:
-    assert f"no supervisor is running; {NOTHING_IS_RENTED}" in job.status().warning

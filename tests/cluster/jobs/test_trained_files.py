@@ -1,9 +1,9 @@
 """The network of a finished job comes home: what is asked for, what is refused, and which file a command then takes."""
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.local_connector import LocalConnector
 
+from cluster.backends.ssh import SshBackend
+from cluster.connectors import untrusted
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import checkpoints
 from cluster.machines import trained_files
@@ -44,80 +46,98 @@ def write_network(folder: Path, **changes: bytes) -> None:
 
 
 class CountingConnector(LocalConnector):
-    """This computer as a machine, which records what is read from it."""
+    """This computer as a machine, which sends files in small pieces and records what is read from it."""
 
     name = "machine 0"
 
     def __init__(self) -> None:
         self.reads: list[str] = []
 
-    def read_from(self, path: str, offset: int, limit: int = 100) -> bytes:
+    def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
         self.reads.append(path.rpartition("/")[2])
-        return super().read_from(path, offset, 100)
+        return super().read_from(path, offset, 40)
 
 
-def test_download_network_brings_the_known_files_once(tmp_path: Path) -> None:
-    machine, home = tmp_path / "machine", tmp_path / "home"
-    home.mkdir()
+class LyingConnector(LocalConnector):
+    """A machine that lists files as it likes, and sends this content for each."""
+
+    name = "machine 0"
+
+    def __init__(self, listing: dict[str, int], content: bytes = b"") -> None:
+        self.listing, self.content = listing, content
+
+    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
+        return self.listing
+
+    def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
+        return self.content[offset:]
+
+
+class Progress:
+    """Records the bytes that were downloaded so far, and their total."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        self.calls.append((done, total))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The run folder, to which files are downloaded."""
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def test_download_network_brings_the_known_files_once(tmp_path: Path, home: Path) -> None:
+    machine = tmp_path / "machine"
     write_network(machine)
     (machine / "network" / "notes.txt").write_text("not asked for")
-    connector = CountingConnector()
-    progress: list[tuple[int, int]] = []
+    connector, progress = CountingConnector(), Progress()
     for _ in range(2):
-        trained_files.download_network(
-            connector, str(machine), home, lambda done, total: progress.append((done, total))
-        )
-    names = ["classes.json", "confusion.json", "model-best.safetensors", "model.safetensors"]
-    assert sorted(path.name for path in (home / "network").iterdir()) == names
-    for name in names:
-        assert (home / "network" / name).read_bytes() == (machine / "network" / name).read_bytes()
-    size = (machine / "network" / "model.safetensors").stat().st_size
-    assert (size, size) in progress and connector.reads.count("classes.json") == 1
+        trained_files.download_network(connector, str(machine), home, progress)
+    expected = {path.name: path.read_bytes() for path in (machine / "network").iterdir() if path.suffix != ".txt"}
+    assert {path.name: path.read_bytes() for path in (home / "network").iterdir()} == expected
+    size = len(expected["model.safetensors"])
+    assert (size, size) in progress.calls and connector.reads.count("classes.json") == 1
     (home / "network" / "model.safetensors").write_bytes(b"cut")
     trained_files.download_network(connector, str(machine), home, lambda *_: None)
     assert (home / "network" / "model.safetensors").read_bytes() == weights_file("last")
 
 
-@pytest.mark.parametrize("listing, content, error", [
-    ({"model.safetensors": 10**15}, b"", "it has a file model.safetensors of 1e.06 GB"),
-    ({"model.safetensors": 5}, bytes(1 << 20), "it sent a damaged model.safetensors"),
-    ({"model.safetensors": len(weights_file()) + 1}, weights_file() + b"x", "it sent a damaged model.safetensors"),
-    ({"classes.json": 9}, b"[" * 9, "it sent a damaged classes.json"),
-    ({"model.safetensors": 1 << 34}, b"", "No space left"),
-    ({"../../x.safetensors": 5, "/etc/x": 5, "notes.txt": 5}, b"x", ""),
+@pytest.mark.parametrize("download, listing, content, error", [
+    (trained_files.download_network, {"model.safetensors": 10**15}, b"", "it has a file model.safetensors of 1e.06 GB"),
+    (trained_files.download_network, {"model.safetensors": 5}, bytes(1 << 20), "it sent a damaged model.safetensors"),
+    (trained_files.download_network, {"model.safetensors": len(weights_file()) + 1}, weights_file() + b"x",
+     "it sent a damaged model.safetensors"),
+    (trained_files.download_network, {"classes.json": 9}, b"[" * 9, "it sent a damaged classes.json"),
+    (trained_files.download_network, {"model.safetensors": 1 << 34}, b"", "No space left"),
+    (trained_files.download_network, {"../../x.safetensors": 5, "/etc/x": 5, "notes.txt": 5}, b"x", ""),
+    (trained_files.download_checkpoint, {"000001/step-1.pt": 10**15}, b"",
+     "machine 0: its answer was dropped: it has a checkpoint .* of 1000000 GB"),
+    (trained_files.download_checkpoint, {"000001/step-1.pt": untrusted.MAX_CHECKPOINT_BYTES}, b"", "No space left"),
+    (trained_files.download_checkpoint, {"../../000001/step-1.pt": 5, "000001/step-" + "9" * 5000 + ".pt": 5,
+                                         "000001/x/../step-1.pt": 5}, bytes(1 << 20), ""),
+    (trained_files.download_checkpoint, {"000001/step-1.pt": 5}, bytes(1 << 20), ""),  # more than it said
+    (trained_files.download_version, {"000001/save-00000001/a": 10**15}, b"", "has a checkpoint file of 1000000 GB"),
 ])  # fmt: skip
-def test_download_network_of_a_lying_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: Mapping[str, int], content: bytes, error: str
+def test_download_from_a_lying_machine_leaves_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, download: Any, listing: dict[str, int], content: bytes, error: str
 ) -> None:
-    class LyingConnector(LocalConnector):
-        name = "machine 0"
-
-        def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-            return dict(listing)
-
-        def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
-            return content[offset:]
-
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 33))
-    home = tmp_path / "home"
-    home.mkdir()
-    if error:
-        with pytest.raises((ClusterError, OSError), match=error):
-            trained_files.download_network(LyingConnector(), "/shared", home, lambda *_: None)
-    else:
-        trained_files.download_network(LyingConnector(), "/shared", home, lambda *_: None)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext():
+        assert download(LyingConnector(listing, content), "/shared", home, lambda *_: None) is None
+    assert not [path for path in home.rglob("*") if path.is_file()]
 
 
-def test_download_network_follows_no_link_at_home(tmp_path: Path) -> None:
-    machine, home, elsewhere = tmp_path / "machine", tmp_path / "home", tmp_path / "elsewhere"
-    write_network(machine)
-    home.mkdir()
-    elsewhere.mkdir()
-    (home / "network").symlink_to(elsewhere)
+def test_download_network_follows_no_link_at_home(tmp_path: Path, home: Path) -> None:
+    write_network(tmp_path / "machine")
+    (tmp_path / "elsewhere").mkdir()
+    (home / "network").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        trained_files.download_network(CountingConnector(), str(machine), home, lambda *_: None)
-    assert not list(elsewhere.iterdir())
+        trained_files.download_network(CountingConnector(), str(tmp_path / "machine"), home, lambda *_: None)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 # --- the checkpoint folder of a command ---------------------------------------------------------------------------
@@ -135,37 +155,37 @@ def files_below(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_download_version_brings_the_newest_complete_one_with_hidden_files_and_drops_older_ones(tmp_path: Path) -> None:
-    machine, home = tmp_path / "machine", tmp_path / "home"
+def test_download_version_brings_the_newest_complete_one_with_hidden_files_and_drops_older_ones(
+    tmp_path: Path, home: Path
+) -> None:
+    machine = tmp_path / "machine"
     write_version(machine, "000001/save-00000009", old="1")
     write_version(machine, "000002/.new-1a2b", torn="x")
-    connector = CountingConnector()
+    connector, progress = CountingConnector(), Progress()
     assert trained_files.download_version(connector, str(tmp_path / "nowhere"), home, lambda *_: None) is None
     assert trained_files.download_version(connector, str(machine), home, lambda *_: None)
     write_version(machine, "000002/resume-00000009-1a2b3c4d", old="1")
-    write_version(machine, "000002/save-00000010", **{"epoch 3/model": "m" * 250, "epoch 3/.metadata": "", "a": "2"})
+    write_version(machine, "000002/save-00000010", **{"epoch 3/model": "m" * 100, "epoch 3/.metadata": "", "a": "2"})
     (machine / "checkpoints/000002/save-00000010/last").symlink_to("a")
-    progress: list[tuple[int, int]] = []
     for _ in range(2):
-        version = trained_files.download_version(
-            connector, str(machine), home, lambda done, total: progress.append((done, total))
-        )
+        version = trained_files.download_version(connector, str(machine), home, progress)
     assert version == home / "checkpoints/000002/save-00000010" == newest_version(home)
-    expected = {"epoch 3/model": "m" * 250, "epoch 3/.metadata": "", "a": "2", "last": "2"}
+    expected = {"epoch 3/model": "m" * 100, "epoch 3/.metadata": "", "a": "2", "last": "2"}
     assert files_below(home / "checkpoints") == {
         f"000002/save-00000010/{path}": text for path, text in expected.items()
     }
-    assert progress[-1] == (252, 252) and connector.reads.count("model") == 3 and sorted(progress) == progress
+    assert progress.calls[-1] == (102, 102) and sorted(progress.calls) == progress.calls
+    assert connector.reads.count("model") == 3
 
 
-def test_download_version_takes_over_what_an_interrupted_one_has_left(tmp_path: Path) -> None:
+def test_download_version_takes_over_what_an_interrupted_one_has_left(tmp_path: Path, home: Path) -> None:
     class CutConnector(CountingConnector):
-        def read_from(self, path: str, offset: int, limit: int = 100) -> bytes:
+        def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
             if path.endswith("/b") and offset:
                 raise ClusterError("machine 0: no answer")
             return super().read_from(path, offset, limit)
 
-    machine, home = tmp_path / "machine", tmp_path / "home"
+    machine = tmp_path / "machine"
     write_version(machine, "000001/save-00000001", a="1", b="b" * 150)
     with pytest.raises(ClusterError, match="no answer"):
         trained_files.download_version(CutConnector(), str(machine), home, lambda *_: None)
@@ -175,36 +195,23 @@ def test_download_version_takes_over_what_an_interrupted_one_has_left(tmp_path: 
     assert "a" not in connector.reads and files_below(home / "checkpoints/000001/save-00000001")["b"] == "b" * 150
 
 
-def test_download_version_that_is_replaced_meanwhile_brings_the_newer_one(tmp_path: Path) -> None:
+def test_download_version_that_is_replaced_meanwhile_brings_the_newer_one(tmp_path: Path, home: Path) -> None:
     class BusyConnector(CountingConnector):
-        def read_from(self, path: str, offset: int, limit: int = 100) -> bytes:
+        def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
             content = super().read_from(path, offset, limit)
             if "save-00000001" in path:
                 remove_version(machine / "checkpoints/000001/save-00000001")
                 write_version(machine, "000001/save-00000002", a="2" * 250)
             return content
 
-    machine, home = tmp_path / "machine", tmp_path / "home"
+    machine = tmp_path / "machine"
     write_version(machine, "000001/save-00000001", a="1" * 250)
     trained_files.download_version(BusyConnector(), str(machine), home, lambda *_: None)
     assert files_below(home / "checkpoints") == {"000001/save-00000002/a": "2" * 250}
 
 
-def test_download_version_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
-    class LyingConnector(LocalConnector):
-        name = "machine 0"
-
-        def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-            return {"000001/save-00000001/a": 10**15}
-
-    with pytest.raises(ClusterError, match="has a checkpoint file of 1000000 GB"):
-        trained_files.download_version(LyingConnector(), "/shared", tmp_path, lambda *_: None)
-    assert not list(tmp_path.rglob("*"))
-
-
-def test_link_network_takes_files_only(tmp_path: Path) -> None:
-    shared, home = tmp_path / "shared", tmp_path / "home"
-    home.mkdir()
+def test_link_network_takes_files_only(tmp_path: Path, home: Path) -> None:
+    shared = tmp_path / "shared"
     trained_files.link_network(shared, home)
     assert not list(home.iterdir())
     write_network(shared)
@@ -220,12 +227,13 @@ def test_link_network_takes_files_only(tmp_path: Path) -> None:
     assert (home / "network" / "model.safetensors").samefile(shared / "network" / "model.safetensors")
 
 
-def test_link_network_copies_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_network_copies_where_there_are_no_hard_links(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    shared, home = tmp_path / "shared", tmp_path / "home"
-    home.mkdir()
+    shared = tmp_path / "shared"
     write_network(shared)
     monkeypatch.setattr(os, "link", refuse)
     trained_files.link_network(shared, home)
@@ -251,23 +259,81 @@ def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Fix
     folder = run.run_folder.path / "network"
     assert checkpoints.trained_weights(run.job) == folder / "model.safetensors"
     assert checkpoints.trained_weights(run.job, is_best=True) == folder / "model-best.safetensors"
-
-
-def test_trained_weights_best_is_the_last(hand_made: Fixture) -> None:
-    run = hand_made()
-    write_network(run.run_folder.shared)
     (run.run_folder.shared / "network" / "model-best.safetensors").unlink()
-    write_done(run, 40.0, 50.0)
-    path = checkpoints.trained_weights(run.job, is_best=True)
-    assert path == run.run_folder.path / "network" / "model.safetensors"
-    write_done(run, 50.0, 40.0)
+    (folder / "model-best.safetensors").unlink()
     with pytest.raises(BadInput, match=r"job-1 has not kept its best network \(launch --keep best,last\): leave out"):
         checkpoints.trained_weights(run.job, is_best=True)
+    write_done(run, 40.0, 50.0)
+    assert checkpoints.trained_weights(run.job, is_best=True) == folder / "model.safetensors", "the last is the best"
 
 
-def test_trained_weights_of_an_unfinished_job_are_its_checkpoint(hand_made: Fixture) -> None:
+def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
-    checkpoint = run.run_folder.shared / run.write_checkpoint(1, 8)
-    assert checkpoints.trained_weights(run.job) == checkpoint
+    with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; see: imgnet-cluster status job-1"):
+        checkpoints.trained_weights(run.job)
+    for attempt, step, is_complete in ((1, 5, True), (2, 8, True), (2, 9, False)):
+        run.write_checkpoint(attempt, step, is_complete)
+    (run.run_folder.shared / "checkpoints" / "000003").mkdir()
+    path = run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
+    assert checkpoints.trained_weights(run.job) == path
+    begun_from = path.rename(path.with_name("resume-00000008-abc.pt"))
+    assert checkpoints.trained_weights(run.job) == begun_from, "the attempt has saved nothing"
     with pytest.raises(BadInput, match=r"job-1 is \w+; its best network is known when it is done: leave out --best"):
         checkpoints.trained_weights(run.job, is_best=True)
+
+
+# --- checkpoints of another machine -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote_shared(hand_made: Fixture) -> Any:
+    """The shared folder of another machine: two attempts, the newest file of the second one damaged."""
+    run = hand_made("job-9")
+    for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
+        run.write_checkpoint(attempt, step, is_complete)
+    run.write_shared("checkpoints/000002/resume-00000050-abc.pt", "x")
+    run.write_shared("checkpoints/000002/notes.txt", "x")
+    return run.run_folder.shared
+
+
+def test_download_checkpoint_brings_the_newest_complete_file_once(remote_shared: Path, home: Path) -> None:
+    connector, progress = CountingConnector(), Progress()
+    name = "checkpoints/000002/step-00000008.pt"
+    missing = str(remote_shared / "nowhere")
+    assert trained_files.download_checkpoint(connector, missing, home, lambda *_: None) is None
+    for _ in range(2):
+        path = trained_files.download_checkpoint(connector, str(remote_shared), home, progress)
+        assert path == home / name and path.read_bytes() == (remote_shared / name).read_bytes()
+    size = (home / name).stat().st_size
+    assert (size, size) in progress.calls and connector.reads.count("step-00000008.pt") <= size // 40 + 2
+    assert [path.name for path in home.rglob("*.pt")] == ["step-00000008.pt"]
+
+
+def test_newest_checkpoint_of_a_remote_job_falls_back_to_the_local_copy(
+    hand_made: Fixture, remote_shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fleet:
+        """Machine 0 does not answer, machine 1 was never set up, machine 2 answers until `is_silent`."""
+
+        connectors = dict.fromkeys("012", CountingConnector())
+        is_silent = False
+
+        @property
+        def provisioner(self) -> "Fleet":
+            return self
+
+        def job_folder(self, name: str) -> str:
+            if name == "0" or self.is_silent:
+                raise ClusterError(f"machine {name}: does not answer")
+            return {"2": str(remote_shared)}[name]
+
+    fleet = Fleet()
+    monkeypatch.setattr(SshBackend, "open_fleet", lambda ssh_backend: fleet)
+    run = hand_made(backend="ssh")
+    local_path = run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
+    assert checkpoints.newest_checkpoint(run.job) == local_path
+    fleet.is_silent = True
+    assert checkpoints.newest_checkpoint(run.job) == local_path
+    local_path.unlink()
+    with pytest.raises(ClusterError, match="its checkpoints are on its machines, and no machine sent one: machine 2"):
+        checkpoints.newest_checkpoint(run.job)

@@ -1,7 +1,7 @@
 """Data fetch: its plan, the command line for the machines, and the command itself."""
 
 import json
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from support.packed_sets import content, make_set
 from cluster.agent.data import fetch_command
 from cluster.backends.options import BackendOptions
 from cluster.backends.planner import ElsewherePlanner, MachineRequest
-from cluster.errors import BadInput, ClusterError
+from cluster.errors import ClusterError
 from cluster.planning import data_fetch
 from cluster.planning.data_fetch import list_parts
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from cluster.state import timeline
 from cluster.state.spec import JobSpec
 from train.data.fetch.fetch import fetch_sets
 from train.data.manifest import FetchError
@@ -47,30 +46,30 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_plan_with_fetch_trains_on_the_target_folder(sets: Path) -> None:
-    spec = plan(recipe(32, 64), make_launch_options(data="set", fetch="disk")).spec
-    assert (spec.data_source, spec.copies_source) == (str(sets), "")
+    planned = plan(recipe(32, 64), make_launch_options(data="set", fetch="disk"))
+    spec = planned.spec
+    assert (spec.data_source, spec.copies_source, planned.recipe_schedule.images) == (str(sets), "", 30)
     assert spec.train.data == str(sets.parent / "disk/set") and spec.train.copies == str(sets.parent / "disk/set-sz")
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    plain = plan(recipe(32), make_launch_options(data="set")).spec
-    assert (plain.data_source, plain.train.data, plain.train.copies) == ("", str(sets), f"{sets}-sz")
+    plain = plan(recipe(32), make_launch_options(data="set"))
+    assert (plain.spec.data_source, plain.spec.train.data, plain.spec.train.copies) == ("", str(sets), f"{sets}-sz")
+    assert plain.recipe_schedule.images == 30, "also without a fetch"
 
 
-def test_plan_takes_image_counts_from_the_manifest(sets: Path) -> None:
-    assert plan(recipe(32), make_launch_options(data="set", fetch="disk")).recipe_schedule.images == 30
-    assert plan(recipe(32), make_launch_options(data="set")).recipe_schedule.images == 30, "also without a fetch"
-
-
-def test_plan_note_names_source_target_and_sizes(sets: Path) -> None:
-    note = plan(recipe(32, 64, 32), make_launch_options(data="set", fetch="/disk")).notes[0]
-    assert note.startswith("data: 32: 1") and note.endswith(
-        f" kB, index only; each machine fetches it from {sets} to /disk/set before it trains"
-    )
-    assert note.count(" kB") == 3
-    assert " kB; each machine" in plan(recipe(32, None), make_launch_options(data="set", fetch="/disk")).notes[0], (
-        "the images are fetched too"
-    )
-    incomplete = plan(recipe(32, 96), make_launch_options(data="set", fetch="/disk")).notes[0]
-    assert "96: not found; full: " in incomplete and "index only" not in incomplete
+@pytest.mark.parametrize(
+    ("copies", "note"),
+    [
+        (
+            (32, 64, 32),
+            r"data: 32: 1\S* kB; 64: \S+ kB; full: \S+ kB, index only; each machine fetches it from {} to /disk/set",
+        ),
+        ((32, None), r"data: 32: 1\S* kB; full: \S+ kB; each machine"),
+        ((32, 96), r"data: 32: 1\S* kB; 96: not found; full: \S+ kB; each machine"),
+    ],
+)
+def test_plan_note_names_source_target_and_sizes(sets: Path, copies: tuple[int | None, ...], note: str) -> None:
+    planned = plan(recipe(*copies), make_launch_options(data="set", fetch="/disk"))
+    assert re.match(note.format(sets), planned.notes[0]), planned.notes[0]
 
 
 @pytest.mark.parametrize("copies, arguments", [
@@ -81,36 +80,24 @@ def test_plan_note_names_source_target_and_sizes(sets: Path) -> None:
 def test_fetch_command_fetches_what_the_phases_read(sets: Path, copies: tuple[int | None, ...], arguments: str) -> None:
     spec = plan(recipe(*copies), make_launch_options(data="set", fetch="disk")).spec
     assert " ".join(fetch_command(spec)) == f"data fetch {sets} {spec.train.data} {arguments}"
-
-
-def test_fetch_command_names_copies_in_another_folder(sets: Path) -> None:
     sets.with_name("set-sz").rename(sets.with_name("small"))
-    fetched = plan(recipe(32), make_launch_options(data="set", copies="small", fetch="disk"))
-    assert fetch_command(fetched.spec)[-2:] == ["--copies", str(sets.with_name("small"))]
-    assert fetched.spec.train.copies == str(sets.parent / "disk/set-sz") and "not there" not in fetched.notes[0]
+    spec = plan(recipe(*copies), make_launch_options(data="set", copies="small", fetch="disk")).spec
+    assert fetch_command(spec)[-2:] == ["--copies", str(sets.with_name("small"))]
+    assert spec.train.copies == str(sets.parent / "disk/set-sz")
 
 
 def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
-    fetched = plan(
-        recipe(160),
-        make_launch_options(backend="aws", data="s3://bucket/sets/imagenet", types=["p4d.24xlarge"]),
-        offline=True,
-    )
-    assert fetched.spec.data_source == "s3://bucket/sets/imagenet"
-    assert (fetched.spec.train.data, fetched.spec.train.copies) == (
-        "~/.imgnet/data/imagenet",
-        "~/.imgnet/data/imagenet-sz",
-    )
+    def planned(**options: Any) -> Any:
+        options = {"backend": "aws", "types": ["p4d.24xlarge"], **options}
+        return plan(recipe(160), make_launch_options(**options), offline=True)
+
+    fetched = planned(data="s3://bucket/sets/imagenet")
+    train = fetched.spec.train
+    assert fetched.spec.data_source == "s3://bucket/sets/imagenet" and fetched.spec.recipe.data.name == "imagenet"
+    assert (train.data, train.copies) == ("~/.imgnet/data/imagenet", "~/.imgnet/data/imagenet-sz")
     assert fetched.recipe_schedule.images == 1000, "AWS was not asked"
-    assert fetched.notes[0].startswith(
-        "data: 160; full: index only; each machine fetches it from s3://bucket/sets/imagenet to"
-    )
-    assert fetched.spec.recipe.data.name == "imagenet"
-    shared = plan(
-        recipe(160),
-        make_launch_options(backend="aws", data="imagenet", fetch="/mnt/x", types=["p4d.24xlarge"]),
-        offline=True,
-    ).spec
+    assert fetched.notes[0].startswith("data: 160; full: index only; each machine fetches it from s3://bucket/sets/")
+    shared = planned(data="imagenet", fetch="/mnt/x").spec
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
 
@@ -118,52 +105,38 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     "url, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b"), ("gs://b", "b")]
 )
 def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
-    one_phase = recipe(None)
-    planner = ElsewherePlanner(MachineRequest(workload=one_phase, options=BackendOptions()))
+    planner = ElsewherePlanner(MachineRequest(workload=recipe(None), options=BackendOptions()))
     assert data_fetch.fetch_target(url, "/disk", planner) == Path("/disk") / name
 
 
-def test_plan_data_root_of_the_recipe_may_be_in_s3(sets: Path) -> None:
-    s3_recipe = recipe(None)
-    s3_recipe = replace(s3_recipe, data=replace(s3_recipe.data, root="s3://b/imagenet"))
-    assert plan(s3_recipe, make_launch_options(backend="plan")).spec.data_source == "s3://b/imagenet"
-
-
-def test_plan_impossible_fetches_are_refused(sets: Path) -> None:
-    with pytest.raises(
-        BadInput,
-        match=r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR",
-    ):
-        plan(recipe(32), make_launch_options(data="s3://b/x"))
-    with pytest.raises(BadInput, match="--fetch does not work with the built-in data set"):
-        plan(recipe(32), make_launch_options(data="sample", fetch="disk"))
-    with pytest.raises(BadInput, match=r"--fetch disk: is a folder on the machines; give an absolute path"):
-        plan(
-            recipe(32),
-            make_launch_options(backend="aws", data="set", fetch="disk", types=["p4d.24xlarge"]),
-            offline=True,
-        )
-    with pytest.raises(ClusterError, match="nowhere: there is no such folder"):
-        plan(recipe(32), make_launch_options(data="nowhere", fetch="disk"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "s3://b/x"},
+         r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR"),
+        ({"data": "sample", "fetch": "disk"}, "--fetch does not work with the built-in data set"),
+        ({"data": "set", "fetch": "disk", "backend": "aws", "types": ["p4d.24xlarge"]},
+         r"--fetch disk: is a folder on the machines; give an absolute path"),
+        ({"data": "nowhere", "fetch": "disk"}, "nowhere: there is no such folder"),
+        ({"data": "set/files", "fetch": "disk"}, "has single files"),
+    ],
+)  # fmt: skip
+def test_plan_impossible_fetches_are_refused(sets: Path, options: Any, message: str) -> None:
     (sets / "files/train/a").mkdir(parents=True)
-    with pytest.raises(ClusterError, match="has single files"):
-        plan(recipe(32), make_launch_options(data=sets / "files", fetch="disk"))
+    with pytest.raises(ClusterError, match=message):
+        plan(recipe(32), make_launch_options(**options), offline=True)
 
 
 # --- the command ------------------------------------------------------------------------------------------
 
 
-def test_list_parts_is_ordered_by_size_with_an_index_first(sets: Path) -> None:
-    target = Path("/disk/set")
-    parts = list_parts("set", target, [64, None, 32])
-    assert [(part.source.name, str(part.target)) for part in parts] == [
-        (f"{sets}-sz/32", "/disk/set-sz/32"), (f"{sets}-sz/64", "/disk/set-sz/64"), (str(sets), "/disk/set"),
-    ]  # fmt: skip
-    assert [part.index_only for part in list_parts(str(sets), target, [64, None, 32], index_only=True)] == [
-        True,
-        False,
-        False,
-    ]
+@pytest.mark.parametrize("index_only", [False, True])
+def test_list_parts_is_ordered_by_size_with_an_index_first(sets: Path, index_only: bool) -> None:
+    parts = list_parts("set", Path("/disk/set"), [64, None, 32], index_only=index_only)
+    images = (str(sets), "/disk/set", index_only)
+    copies = [(f"{sets}-sz/{size}", f"/disk/set-sz/{size}", False) for size in (32, 64)]
+    found = [(part.source.name, str(part.target), part.index_only) for part in parts]
+    assert found == ([images, *copies] if index_only else [*copies, images])
 
 
 def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
@@ -175,15 +148,13 @@ def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
         fetch_sets(list_parts("set", Path("/t"), [96]))
 
 
-def test_fetch_cli_copies_the_set_and_prints_the_rate(sandbox: Fixture) -> None:
+def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Fixture) -> None:
     make_set(sandbox.path / "set", images=30, each=20_000, shard=200_000)
     make_set(sandbox.path / "set-sz/64", images=30, each=500)
-    ran = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
+    ran, again = (sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64") for _ in range(2))
     assert ran.code == 0 and " fetched in " in ran.out and " MB/s), 0 bytes already present" in ran.out, ran
     assert content(sandbox.path / "disk/set") == content(sandbox.path / "set")
     assert content(sandbox.path / "disk/set-sz/64") == content(sandbox.path / "set-sz/64")
-    assert "(100 %)" in ran.err and "kB of 8" in ran.err
-    again = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
     assert again.code == 0 and "0 bytes fetched, " in again.out and again.err.count("is there already") == 2
     alone = sandbox.cli("data", "fetch", "set", "other", "--index-only")
     assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
@@ -211,10 +182,7 @@ def test_startup_seconds_include_the_fetch(hand_made: Fixture) -> None:
     run = hand_made()
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
     run.write_state_log(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
-    run.run_folder.path.joinpath("logs").mkdir()
-    local_log = run.run_folder.path / "logs/agent-0.jsonl"
-    local_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.startup_seconds(run.run_folder, "0")["fetch"] == 10
+    run.copy_logs()
     assert run.job.machine_details()["0"].seconds["fetch"] == 10
     run.write_status(
         "fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming"

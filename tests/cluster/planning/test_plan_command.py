@@ -10,9 +10,9 @@ from cluster.cli.launch import carry_out
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.jobs.job import Job
-from cluster.planning import commands
-from cluster.planning.commands import plan_command, plan_work, read_environment, select_work
+from cluster.planning.commands import plan_command, plan_work, read_environment
 from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resolve import load_work
 from cluster.planning.resume import options_of
 from cluster.state.spec import JobSpec
 from train.recipe import Command
@@ -37,57 +37,55 @@ def command(*argv: str, **fields: Any) -> Command:
     return Command(argv=argv or ("python", "train.py"), **fields)
 
 
-def test_plan_has_the_repository_and_the_folder_in_it(project: Path) -> None:
+def test_plan_has_the_repository_the_folder_in_it_and_the_rules_of_the_command(project: Path) -> None:
     spec = plan_command(command(), make_launch_options(machines=3)).spec
     assert spec.user_project and (spec.user_project.folder, spec.user_project.workdir) == (str(project.parent), "code")
     assert (spec.machines, spec.procs, spec.schedule, spec.own_command) == (3, 1, None, command())
     assert JobSpec.from_json(spec.to_json()) == spec
+    assert (spec.membership_rules.min_size, options_of(spec).procs) == (1, None)
     with pytest.raises(BadInput, match=r"runs a command of your own \(train\), not a recipe"):
         _ = spec.recipe
-
-
-def test_rules_of_a_command_without_elasticity_wait_for_all_machines(project: Path) -> None:
-    spec = plan_command(command(elastic=False, retries=2), make_launch_options(machines=3)).spec
-    assert (spec.membership_rules.min_size, spec.membership_rules.max_crashes) == (3, 3)
-    assert plan_command(command(), make_launch_options(machines=3)).spec.membership_rules.min_size == 1
-
-
-def test_number_of_processes_stays_in_a_resume(project: Path) -> None:
-    assert options_of(plan_command(command(procs=2), make_launch_options()).spec).procs == 2
-    assert options_of(plan_command(command(), make_launch_options()).spec).procs is None
+    rigid = plan_command(command(elastic=False, retries=2, procs=2), make_launch_options(machines=3)).spec
+    assert (rigid.membership_rules.min_size, rigid.membership_rules.max_crashes) == (3, 3)
+    assert options_of(rigid).procs == 2, "also in a resume"
 
 
 @pytest.mark.parametrize(
-    ("argv", "workdir", "problem"),
+    ("argv", "workdir", "fields", "options", "problem"),
     [
-        (("python", "none.py"), "", "none.py: there is no such file in .*; correct the command, or pass --workdir"),
-        (("python", "ignored.py"), "", "ignored.py: would not be copied for the job, because git ignores it"),
-        (("./go.sh",), "", r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
-        (("no-such-program",), "", "no-such-program: there is no such program here"),
-        (("python9", "train.py"), "", "python9: there is no such program here"),
-        (("python", "train.py"), "nowhere", "--workdir nowhere: there is no such folder"),
-        (("python", "-m", "train"), "home", "is not copied for a job, because it is or has your home folder"),
+        (["python", "none.py"], "", {}, {},
+         "none.py: there is no such file in .*; correct the command, or pass --workdir"),
+        (["python", "ignored.py"], "", {}, {}, "ignored.py: would not be copied for the job, because git ignores it"),
+        (["./go.sh"], "", {}, {}, r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
+        (["no-such-program"], "", {}, {}, "no-such-program: there is no such program here"),
+        (["python9", "train.py"], "", {}, {}, "python9: there is no such program here"),
+        ([], "nowhere", {}, {}, "--workdir nowhere: there is no such folder"),
+        (["python", "-m", "train"], "../../home", {}, {},
+         "is not copied for a job, because it is or has your home folder"),
+        ([], "", {"procs": 3}, {"machines": 2}, "needs 6 GPUs, one for each process, and this computer has 2"),
+        ([], "", {}, {"seed": 3}, "a command takes no options of the trainer"),
+        ([], "", {"requirements": "none.txt"}, {},
+         r"none\.txt: there is no such file in .*; correct --requirements"),
+        ([], "", {"requirements": "ignored.py"}, {}, r"ignored\.py: would not be copied for the job"),
+        ([], "", {}, {"data": "none"}, "--data none: there is no such folder"),
+        ([], "", {}, {"data": "s3://mine/x"}, "--data s3://mine/x: only recipes fetch data; .* --env DATA=s3://mine/x"),
     ],
-)
+)  # fmt: skip
 def test_command_that_cannot_be_started_is_refused(
-    project: Path, tmp_path: Path, argv: tuple[str, ...], workdir: str, problem: str
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    workdir: str,
+    fields: Any,
+    options: Any,
+    problem: str,
 ) -> None:
-    (tmp_path / "home").mkdir()
-    folder = str(tmp_path / "home") if workdir == "home" else workdir
-    with pytest.raises(BadInput, match=problem):
-        plan_command(command(*argv), workdir=folder)
-
-
-def test_more_processes_than_gpus_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert plan_command(command()).spec.procs == 2
-    with pytest.raises(BadInput, match=r"needs 6 GPUs, one for each process, and this computer has 2; use fewer"):
-        plan_command(command(procs=3), make_launch_options(machines=2))
-
-
-def test_options_of_the_trainer_are_refused(project: Path) -> None:
-    with pytest.raises(BadInput, match="a command takes no options of the trainer"):
-        plan_command(command(), make_launch_options(seed=3))
+    (project.parents[1] / "home").mkdir()
+    (project / "needs.txt").write_text("six\n")
+    assert plan_command(command(requirements="needs.txt")).spec.procs == 2
+    with pytest.raises(BadInput, match=problem):
+        plan_command(command(*argv, **fields), make_launch_options(**options), workdir=workdir)
 
 
 def test_commands_of_a_file_run_in_its_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +96,7 @@ def test_commands_of_a_file_run_in_its_folder(project: Path, tmp_path: Path, mon
         "        yield Command(argv=['python', 'train.py', lr], name=lr)\n"
     )
     monkeypatch.chdir(tmp_path)
-    (work,) = select_work(str(project / "sweep.py"), ["2"])
+    (work,) = load_work(str(project / "sweep.py"), ["2"])
     spec = plan_work(work, recipe_file=str(project / "sweep.py")).spec
     assert spec.user_project and spec.user_project.workdir == "code" and spec.workload.name == "2"
 
@@ -110,16 +108,6 @@ def test_variables_come_from_the_line_the_file_and_the_shell(project: Path, monk
         {"A": "2", "D": "x=y"},
         {"TOKEN": "secret", "B": "two words", "C": ""},
     )
-    (project / "vars").write_text("A=1\nno assignment\n")
-    for assignments, files, problem in (
-        ([], ["vars"], "--env-file vars, line 2: has no `=`; write NAME=value"),
-        ([], ["none"], "--env-file none: No such file"),
-        (["UNSET_VARIABLE"], [], "--env UNSET_VARIABLE: your environment has no such variable"),
-        (["RANK=1"], [], "--env RANK: RANK is set for each process by the job itself"),
-        (["A B=1"], [], "'A B' is not the name of an environment variable"),
-    ):
-        with pytest.raises(BadInput, match=problem):
-            read_environment(assignments, files)
 
 
 def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
@@ -144,18 +132,5 @@ def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
 
 def test_data_of_a_command_is_a_folder_that_exists(project: Path) -> None:
     assert plan_command(command(), make_launch_options(data=str(project))).spec.train.data == str(project)
-    with pytest.raises(BadInput, match="--data none: there is no such folder"):
-        plan_command(command(), make_launch_options(data="none"))
-    with pytest.raises(BadInput, match=r"--data s3://mine/x: only recipes fetch data; .* --env DATA=s3://mine/x"):
-        plan_command(command(), make_launch_options(data="s3://mine/x"))
-    spec = commands.plan_command(command()).spec
+    spec = plan_command(command()).spec
     assert spec.train.data == spec.resolved_on_machine(project).train.data == "", "IMGNET_DATA would be a folder"
-
-
-def test_requirements_that_are_not_in_the_copy_are_refused_at_the_launch(project: Path) -> None:
-    (project / "needs.txt").write_text("six\n")
-    plan_command(command(requirements="needs.txt"))
-    with pytest.raises(BadInput, match=r"none\.txt: there is no such file in .*; correct --requirements"):
-        plan_command(command(requirements="none.txt"))
-    with pytest.raises(BadInput, match=r"ignored\.py: would not be copied for the job"):
-        plan_command(command(requirements="ignored.py"))

@@ -70,25 +70,16 @@ def test_folder_that_never_rests_is_copied_when_no_file_is_open(bed: Bed) -> Non
     wait_for(lambda: bed.copies() == ["first"])
 
 
-def test_finish_after_a_graceful_end_copies_what_is_new(bed: Bed) -> None:
-    begun = bed.start()
-    bed.write("last words")
-    begun.finish(was_graceful=True)
-    assert begun.wait(60) and bed.copies() == ["last words"]
-
-
-def test_finish_after_a_kill_leaves_out_what_was_not_at_rest(bed: Bed) -> None:
-    begun = bed.start()
-    bed.write("half")
-    begun.finish(was_graceful=False)
-    assert begun.wait(60) and not bed.copies()
-
-
-def test_machine_that_does_not_save_copies_nothing(bed: Bed) -> None:
-    begun = bed.start(is_writer=False)
-    bed.write("mine")
-    begun.finish(was_graceful=True)
-    assert begun.wait(60) and not bed.copies()
+@pytest.mark.parametrize(
+    ("is_writer", "was_graceful", "copies"), [(True, True, ["new"]), (True, False, []), (False, True, [])]
+)
+def test_finish_copies_what_is_new_after_a_graceful_end(
+    bed: Bed, is_writer: bool, was_graceful: bool, copies: list[str]
+) -> None:
+    begun = bed.start(is_writer=is_writer)
+    bed.write("new")
+    begun.finish(was_graceful)
+    assert begun.wait(60) and bed.copies() == copies
 
 
 def test_next_attempt_begins_with_the_version_and_not_with_the_rest_of_the_folder(bed: Bed) -> None:

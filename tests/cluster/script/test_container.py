@@ -57,7 +57,13 @@ def test_prepare_pulls_an_image_that_is_not_here(
     assert docker()[-1].startswith("image inspect")
 
 
-def test_image_that_cannot_be_pulled_is_one_line(
+@pytest.mark.parametrize("image", ["", "--privileged", "a b", "-v=/:/x", "x" * 500])
+def test_text_that_names_no_image_is_refused(image: str) -> None:
+    with pytest.raises(ContainerError, match="is not the name of an image"):
+        container.prepare(image)
+
+
+def test_image_that_cannot_be_pulled_and_missing_docker_are_one_line(
     docker: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_PULL_ERROR", "Using default tag\nError: manifest for nope:1 not found\nhelp")
@@ -65,18 +71,9 @@ def test_image_that_cannot_be_pulled_is_one_line(
         ContainerError, match=r"^the image nope:1 cannot be pulled: docker pull: Error: manifest.*found$"
     ):
         container.prepare("nope:1")
-
-
-def test_missing_docker_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ContainerError, match="docker is missing on this machine; install Docker there"):
         container.prepare("img:1")
-
-
-@pytest.mark.parametrize("image", ["", "--privileged", "a b", "-v=/:/x", "x" * 500])
-def test_text_that_names_no_image_is_refused(image: str) -> None:
-    with pytest.raises(ContainerError, match="is not the name of an image"):
-        container.prepare(image)
 
 
 def test_command_line_of_a_container_has_no_value_and_the_environment_has_it(docker: Callable[[], list[str]]) -> None:

@@ -1,6 +1,7 @@
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,38 +55,31 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-def test_newest_matching_line_counts_and_an_incomplete_one_does_not(bed: Bed) -> None:
-    progress = bed.follow(STEP)
-    assert progress.poll() == ScriptNumbers()
-    bed.print("hello\nstep 1 loss 3\nstep 2 loss 2\nsaved\nste")
-    assert progress.poll().step == 2
-    bed.print("p 3")
-    assert progress.poll().step == 2
-    bed.print("4\n")
-    assert progress.poll().step == 34 and progress.numbers.signs == 2
+BAR = r"(?P<step>\d+)/(?P<steps>\d+) .*loss=(?P<loss>\S+)"
+WORDS = r"step (?P<step>\S+) loss (?P<loss>\S+)"
 
 
-def test_progress_bar_with_carriage_returns_is_read(bed: Bed) -> None:
-    progress = bed.follow(r"(?P<step>\d+)/(?P<steps>\d+) .*loss=(?P<loss>\S+)")
-    bed.print(" 1%| 10/1,000 [00:01 loss=2.5]\r 2%| 20/1000 [00:01 loss=1.25 ]\r")
-    numbers = progress.poll()
-    assert (numbers.step, numbers.steps, numbers.loss) == (20, 1000, 1.25)
-
-
-def test_group_that_is_no_number_is_not_known(bed: Bed) -> None:
-    progress = bed.follow(r"step (?P<step>\S+) loss (?P<loss>\S+)")
-    bed.print("step 5 loss nan\n")
-    assert (progress.poll().step, progress.numbers.loss) == (5, None)
-    bed.print(f"step {'9' * 30} loss 1\n")
-    assert (progress.poll().step, progress.numbers.loss) == (5, 1.0)
-
-
-def test_of_much_output_only_the_end_is_read(bed: Bed) -> None:
-    progress = bed.follow(STEP)
-    bed.print("step 1\n" + "x" * MAX_POLL_BYTES + "\nstep 2\n")
-    assert progress.poll().step == 2
-    bed.print("y" * (MAX_LINE_CHARACTERS + 10) + " step 3\n")
-    assert progress.poll().step == 2
+@pytest.mark.parametrize(
+    ("pattern", "printed", "expected"),
+    [
+        pytest.param(STEP, ["", "hello\nstep 1\nstep 2\nsaved\nste", "p 3", "4\n"],
+                     [{"step": None}, {"step": 2}, {"step": 2}, {"step": 34, "signs": 2}], id="incomplete lines wait"),
+        pytest.param(BAR, [" 1%| 10/1,000 [00:01 loss=2.5]\r 2%| 20/1000 [00:01 loss=1.25 ]\r"],
+                     [{"step": 20, "steps": 1000, "loss": 1.25}], id="a bar with carriage returns"),
+        pytest.param(WORDS, ["step 5 loss nan\n", f"step {'9' * 30} loss 1\n"],
+                     [{"step": 5, "loss": None}, {"step": 5, "loss": 1.0}], id="a group that is no number"),
+        pytest.param(STEP, [f"step 1\n{'x' * MAX_POLL_BYTES}\nstep 2\n", f"{'y' * MAX_LINE_CHARACTERS} step 3\n"],
+                     [{"step": 2}, {"step": 2}], id="the end of much output"),
+        pytest.param("", ["working\n"], [{"signs": 0}], id="output is no sign of life"),
+    ],
+)  # fmt: skip
+def test_newest_line_that_matches_counts(bed: Bed, pattern: str, printed: list[str], expected: list[Any]) -> None:
+    progress, counting = bed.follow(pattern), bed.follow(counts_output=True)
+    for text, numbers in zip(printed, expected, strict=True):
+        bed.print(text)
+        found = vars(progress.poll())
+        assert {name: found[name] for name in numbers} == numbers
+    assert counting.poll().signs == 1
 
 
 @pytest.mark.parametrize(
@@ -147,10 +141,3 @@ def test_touched_file_is_a_sign_of_life_and_its_number_the_step(bed: Bed) -> Non
     bed.touched.write_text("12\n")
     assert progress.poll() == ScriptNumbers(step=12, signs=2)
     assert progress.poll().signs == 2
-
-
-def test_output_is_a_sign_of_life_only_when_it_counts(bed: Bed) -> None:
-    silent, counting = bed.follow(), bed.follow(counts_output=True)
-    bed.print("working\n")
-    assert silent.poll().signs == 0 and counting.poll().signs == 1
-    assert silent.numbers.signs == 0 and counting.numbers.signs == 1

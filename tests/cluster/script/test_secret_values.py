@@ -100,8 +100,12 @@ def test_machine_of_the_launching_computer_reads_what_is_kept(tmp_path: Path, ru
     secret_values.keep("uid", run_folder, {"A": "1"})
     assert secret_values.receive(("A",), tmp_path, "uid", "job-1") == {"A": "1"}
     assert secret_values.receive((), tmp_path, "other", "job-1") == {}
-
-
-def test_value_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="type imgnet-cluster resume job-1 --env A --env B"):
-        secret_values.receive(("A", "B"), tmp_path, "uid", "job-1")
+        secret_values.receive(("A", "B"), tmp_path, "other", "job-1")
+
+
+def test_resume_takes_new_values_of_the_jobs_variables_only(run_folder: Path) -> None:
+    secret_values.keep("uid", run_folder, {"A": "1", "B": "2"})
+    assert secret_values.new_values(["A=3"], ("A", "B"), "uid", "job-1") == {"A": "3", "B": "2"}
+    with pytest.raises(BadInput, match="--env C: is no secret variable of job-1, which has A, B"):
+        secret_values.new_values(["C=3"], ("A", "B"), "uid", "job-1")

@@ -12,7 +12,7 @@ from cluster.jobs import billing, store
 from cluster.selftest import selftest
 from cluster.selftest.report import Observation, SelftestReport, StepState
 from cluster.selftest.session import STATE_FILE, SelftestSession, SelftestSettings
-from cluster.selftest.steps import JOB_REQUESTS, Step
+from cluster.selftest.steps import Step
 
 SETTINGS = SelftestSettings(region="us-east-1", small_type="g6.xlarge", large_type="g6e.24xlarge", max_dollars=10.0)
 
@@ -84,20 +84,19 @@ def test_part_that_fails_stops_neither_the_next_part_nor_the_next_step(
     assert seen == ["seen", "ClusterError: no capacity", "seen", "RuntimeError: a bug"]
 
 
-def test_steps_that_need_the_stack_are_skipped_without_it(run_steps: Callable[..., SelftestReport]) -> None:
-    log: list[str] = []
-    report = run_steps(step(part("rents", log), needs_stack=True), last=step(part("last", log)))
-    assert log == ["last"] and [result.state for result in report.steps] == [StepState.SKIPPED, StepState.PASSED]
-    assert not report.has_passed
-
-
-def test_interrupted_step_is_reported_and_only_the_last_follows(run_steps: Callable[..., SelftestReport]) -> None:
+def test_step_without_its_stack_is_skipped_and_only_the_last_follows_an_interruption(
+    run_steps: Callable[..., SelftestReport],
+) -> None:
     log: list[str] = []
     report = run_steps(
-        step(part("first", log, KeyboardInterrupt())), step(part("second", log)), last=step(part("last", log))
+        step(part("rents", log), needs_stack=True),
+        step(part("first", log, KeyboardInterrupt())),
+        step(part("second", log)),
+        last=step(part("last", log)),
     )
-    assert log == ["first", "last"] and report.is_interrupted
-    assert report.steps[0].observations[0].what == "first"
+    assert log == ["first", "last"] and report.is_interrupted and not report.has_passed
+    assert [result.state for result in report.steps] == [StepState.SKIPPED, StepState.INTERRUPTED, StepState.PASSED]
+    assert report.steps[1].observations[0].what == "first"
 
 
 def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
@@ -144,7 +143,3 @@ def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -
     cloud.leftovers, cloud.stack = (), False
     second.begin()
     assert len(cloud.removed) == 2
-
-
-def test_shares_of_the_jobs_are_the_whole_limit() -> None:
-    assert sum(request.dollar_share for request in JOB_REQUESTS) == pytest.approx(1.0)

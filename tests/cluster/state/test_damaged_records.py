@@ -32,9 +32,9 @@ values = st.recursive(
 
 
 def read_history(folder: RunFolder) -> list[attempts.Attempt]:
-    attempts.AttemptHistory(folder.shared).check()
+    folder.attempts.check()
     timeline.attempt_rows(folder)
-    return attempts.history(folder.shared)
+    return folder.attempts.all()
 
 
 READERS: dict[str, tuple[str, dict[str, Any], Callable[[RunFolder], Any]]] = {

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
-from cluster.state.states import AgentPhase
 from train.tools.records import encode
-from train.tools.trainer_reports import Fault, TrainingNumbers
 
 
 class Folder:
@@ -36,23 +34,6 @@ def folder(tmp_path: Path) -> Folder:
 @pytest.fixture
 def peers(folder: Folder) -> PeerStatuses:
     return PeerStatuses(folder.shared, ["0", "1", "2"], "now")
-
-
-def test_refresh_reads_machine_status_fields(folder: Folder, peers: PeerStatuses) -> None:
-    numbers: dict[str, Any] = {"attempt": 3, "last_step": 17, "address": "10.0.0.7", "port": 9}
-    folder.write_status("1.b", phase="running", fault="own", leave_reason="a notice", **numbers)
-    peers.refresh(5.0)
-    (status,) = peers.statuses.values()
-    assert status == MachineStatus(
-        id="1.b",
-        phase=AgentPhase.RUNNING,
-        fault=Fault.OWN,
-        leave_reason="a notice",
-        launch="now",
-        use=MachineLoad(cpu=1.0),
-        **numbers,
-    )
-    assert status.machine_name == "1" and peers.ages(5.0) == {"1.b": 0.0}
 
 
 def test_ages_use_readers_clock(folder: Folder, peers: PeerStatuses) -> None:
@@ -95,8 +76,3 @@ def test_discount_pause_shortens_ages(folder: Folder, peers: PeerStatuses) -> No
     peers.refresh(0.0)
     peers.discount_pause(60.0)
     assert peers.ages(61.0) == {"1.b": 1.0}
-
-
-def test_with_numbers_unknown_numbers_keep_the_earlier_ones() -> None:
-    status = MachineStatus(id="1.b", step=8, top1=50.0).with_numbers(TrainingNumbers(step=9, lr=0.1))
-    assert (status.id, status.step, status.top1, status.lr) == ("1.b", 9, 50.0, 0.1)

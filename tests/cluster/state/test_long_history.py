@@ -1,14 +1,13 @@
 """Tests of reading the history of a long run: each file is read once, and the results are those of a full reading."""
 
 import random
-import shutil
 from typing import Any
 
 import pytest
 from support.train_records import epoch_line, step_line
 
 from cluster.jobs.job import Job
-from cluster.state import attempts, status, timeline
+from cluster.state import timeline
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
@@ -34,9 +33,7 @@ def write_history(run: Any, seed: int = 0) -> None:
         run.write_metrics(number, *sorted([*rows, *epochs], key=lambda row: row["time"]), tail='{"kind": "tr')
         now += last - step + 10
         step = rng.randrange(step, max(step + 1, last))
-    for folder in ("metrics", "logs"):
-        if (run.run_folder.shared / folder).exists():
-            shutil.copytree(run.run_folder.shared / folder, run.run_folder.path / folder, dirs_exist_ok=True)
+    run.copy_logs()
 
 
 def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
@@ -53,7 +50,7 @@ def lost_intervals(run: Any) -> list[tuple[float, float]]:
     """Return the lost intervals of a run of one launch by their definition, from all lines."""
     intervals = []
     previous: list[StepRow] = []
-    for attempt in attempts.history(run.run_folder.shared):
+    for attempt in run.run_folder.attempts.all():
         rows = list(read_metrics_file(metrics_file(run.run_folder.path, attempt.number), StepRow))
         if previous and rows:
             begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
@@ -66,8 +63,8 @@ def lost_intervals(run: Any) -> list[tuple[float, float]]:
 def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed: int) -> None:
     run = hand_made()
     write_history(run, seed)
-    assert [*status.iterate_steps(run.run_folder)] == effective_rows(run, StepRow)
-    assert status.EpochReader(run.run_folder).epochs() == effective_rows(run, EpochRow)
+    assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
+    assert run.run_folder.epochs() == effective_rows(run, EpochRow)
     assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 from support.train_records import epoch_line, make_epoch, make_result, step_line
 
 from cluster.errors import ClusterError
-from cluster.jobs.job import Job
 from cluster.state import result as job_result
 from cluster.state import status as job_status
+from cluster.state import supervisor_records
 from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
@@ -45,27 +44,35 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
     run.write_status("done", ended=True, attempt=1)
     run.write_state_log(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
-    run.write_shared("result.json", trained())
+    run.copy_logs()
+    epochs = tuple(make_epoch(top1=50.0, top5=90.0, epoch=number) for number in (1, 14, 26))
+    run.write_shared("result.json", trained(epochs=epochs))
     run.write_shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
     job = run.job
-    job.refresh()
-    assert job.has_ended and job.state == "done"
-    result = job.result
+    # A job that trained to its end is done, whatever ended it.
+    job_result.write_result(job.run, job.backend, end_reason="ended by the user", end_state=JobState.STOPPED)
+    status, result = job.status(), job.result
+    # With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree.
+    assert (status.state, status.reason, status.epoch, status.epochs) == ("done", "", 26, 26)
     assert (result.top1, result.images_per_second, result.goodput) == (50.0, 7.5, 0.9)
     assert (result.machines, result.procs, result.attempts, result.dollars) == (1, 2, 1, 0)
     assert (result.job, result.backend, result.git_commit) == ("job-1", "local", "of the launch")
     # The trainers measured 4 s of training, the agent saw 6 s: the trainers' figure counts.
     assert result.seconds == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
-    assert (run.run_folder.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
-def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture) -> None:
-    young = hand_made("job-1", created=time.time())
+def test_agent_without_status_fails_the_job_after_its_time_to_start(hand_made: Fixture) -> None:
+    young, old, resumed = hand_made("job-1", created=time.time()), hand_made("job-2"), hand_made("job-3")
     young.job.refresh()
     assert not young.job.has_ended and young.job.state == "booting"
-    old = hand_made("job-2")
-    old.job.refresh()
-    assert old.job.state == "failed" and "before it wrote its first status" in old.job.result.reason
+    resumed.write_status("stopped", reason="of an earlier launch", ended=True, time=time.time() - 1800)
+    resumed.run_folder.launch_path.write_text("the next one")
+    resumed.job.refresh()
+    assert not resumed.job.has_ended, "its agent may still start"
+    os.utime(resumed.run_folder.launch_path, (time.time() - 600,) * 2)
+    for run in (old, resumed):
+        run.job.refresh()
+        assert run.job.state == "failed" and "before it wrote its first status" in run.job.result.reason
 
 
 def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,56 +91,28 @@ def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, mo
     assert job.state == "failed"  # it has a status but does not live: it was killed
 
 
-def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
-    run.run_folder.launch_path.write_text("the next one")
-    run.job.refresh()
-    assert not run.job.has_ended, "its agent may still start"
-    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
-    run.job.refresh()
-    assert run.job.state == "failed" and "before it wrote its first status" in run.job.result.reason
-
-
 @pytest.mark.parametrize(
     "agent_state, job_state",
     [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
 )
-def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: str, job_state: str) -> None:
-    run = hand_made()
-    run.write_status(agent_state, step=8, steps=16)
-    with run.hold_agent_lock():
+def test_refresh_writes_the_result_once_and_not_while_an_agent_lives(
+    hand_made: Fixture, agent_state: str, job_state: str
+) -> None:
+    run = hand_made(machines=3)
+    for name in "012":
+        run.write_status(agent_state, name, step=8, steps=16)
+    with run.hold_agent_lock("2"):
         run.job.refresh()
-        assert not run.job.has_ended and run.job.is_alive
+        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
         status = run.job.status()
         assert (status.state, status.doing, status.step, status.steps) == (job_state, agent_state, 8, 16)
         with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
             run.job.wait(0)
     run.job.refresh()
-    assert run.job.has_ended and not run.job.is_alive
-
-
-def test_refresh_writes_result_once(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("stopped", ended=True)
-    run.job.refresh()
     before = run.run_folder.result_path.read_bytes()
     run.write_status("failed", ended=True)
     run.job.refresh()
-    assert run.job.wait(0) == "stopped" and run.run_folder.result_path.read_bytes() == before
-
-
-def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("failed", ended=True)
-    run.write_metrics(1, step(8), step(16), epoch(16, 10.0), step(24), step(32), epoch(32, 20.0), tail='{"kind": "tra')
-    run.write_metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
-    run.write_metrics(3, tail='{"kind"')
-    run.job.refresh()
-    assert [row.images for row in run.job.steps()] == [8, 16, 24, 32, 40]
-    assert [row.top1 for row in run.job.epochs()] == [10.0, 21.0]
-    assert run.job.scalars("accuracy/val_top1") == [(16, 10.0), (32, 21.0)]
-    assert run.job.scalars("loss/train")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
+    assert run.run_folder.result_path.read_bytes() == before and not run.job.is_alive
 
 
 WHERE = {
@@ -144,14 +123,19 @@ WHERE = {
 TIME_TABLE = decode(TimeTable, WHERE)
 
 
-def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixture, sandbox: Fixture) -> None:
+def test_epochs_and_scalars_of_attempts_that_repeat_steps_and_do_not_validate(
+    hand_made: Fixture, sandbox: Fixture
+) -> None:
     run = hand_made()
     run.write_status("failed", ended=True)
-    without = {**epoch(120, 0.0), "top1": None, "top5": None}
-    run.write_metrics(1, epoch(60, 25.0), without)
+    without = {**epoch(60, 0.0), "top1": None, "top5": None}
+    run.write_metrics(1, step(8), epoch(16, 10.0), step(24), epoch(32, 20.0), tail='{"kind": "tra')
+    run.write_metrics(2, step(24), epoch(32, 21.0), step(40), without)
     run.job.refresh()
-    assert (run.job.result.top1, run.job.result.top5, len(run.job.result.epochs)) == (25.0, 90.0, 2)
-    assert run.job.scalars("accuracy/val_top1") == [(60, 25.0)]
+    assert (run.job.result.top1, run.job.result.top5, len(run.job.result.epochs)) == (21.0, 90.0, 3)
+    assert run.job.scalars("accuracy/val_top1") == [(16, 10.0), (32, 21.0)]
+    assert run.job.scalars("loss/train") == [(8, 1 / 8), (24, 1 / 24), (40, 1 / 40)]
+    assert run.job.scalars("val/nothing") == []
     other = hand_made("job-2")
     other.write_status("failed", ended=True)
     other.write_metrics(1, without)
@@ -179,18 +163,6 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
     run.job.refresh()
     assert run.job.result.where == replace(TIME_TABLE, slower=2.0, pauses=12.5)
     assert "goodput 90.0 %" in sandbox.cli("status").out
-
-
-def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_status("done", ended=True)
-    stopped = (("setup", NOW), ("starting", NOW + 1), ("training", NOW + 3), ("stopped", NOW + 10))
-    killed = (("setup", NOW + 1000), ("starting", NOW + 1001))
-    failed = (("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011))
-    run.write_state_log(*stopped, *killed, *failed)
-    run.job.refresh()
-    seconds = {part: round(value, 3) for part, value in run.job.result.seconds.items()}
-    assert seconds == {"total": 22.0, "setup": 3.0, "starting": 12.0, "training": 7.0}
 
 
 def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
@@ -222,20 +194,13 @@ def test_resumed_job_that_starts_is_not_recovering(hand_made: Fixture) -> None:
         assert [row.reason for row in run.job.timeline()] == ["start", "killed", "resume"]
 
 
-def test_job_status_names_machines_at_risk(hand_made: Fixture, sandbox: Fixture) -> None:
+def test_job_status_names_machines_at_risk(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.write_attempt(1, "0.test", "1.test", "2.test", reason="start", launch_id="")
-    for machine in "01":
-        run.write_status("training", machine, phase="running", attempt=1, step=8, risk_reason="EC2 may interrupt it")
-    run.write_status("left", "2", phase="ended", attempt=1, ended=True, risk_reason="EC2 may interrupt it")
+    for machine, state in (("0", "training"), ("1", "training"), ("2", "left")):
+        run.write_status(state, machine, ended=state == "left", risk_reason="EC2 may interrupt it")
     with run.hold_agent_lock():
         assert run.job.status().risk == "machine 0: EC2 may interrupt it; machine 1: EC2 may interrupt it"
-        rows = job_status.machine_rows(run.job.run)
-        assert rows["1"].notes == ("EC2 may interrupt it",) and rows["1"].state == "training"
-        assert "machine 0: EC2 may interrupt it; machine 1" in sandbox.cli("status", "job-1").out
-    run.write_status("training", "0", phase="running", attempt=1, step=8)
-    run.write_status("training", "1", phase="running", attempt=1, step=8)
-    assert run.job.status().risk == ""
+        assert run.job.machine_details()["1"].notes == ("EC2 may interrupt it",)
 
 
 def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
@@ -246,17 +211,6 @@ def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> No
     run.write_status("training", "1", launch="the second")
     run.job.refresh()
     assert run.job.state == "failed" and "was killed" in run.job.result.reason
-
-
-def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
-    run = hand_made(machines=3)
-    for name in "012":
-        run.write_status("training", name)
-    with run.hold_agent_lock("2"):
-        run.job.refresh()
-        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
-    run.job.refresh()
-    assert run.job.has_ended
 
 
 AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
@@ -300,11 +254,12 @@ def test_end_is_agreed_or_inferred_from_the_final_statuses(
     assert result.top1 == (50.0 if state == "done" else 30.0), "of the trainers, or of the last epoch"
 
 
-def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
+def test_seconds_by_state_count_overlapping_machines_once_and_no_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
     run.write_state_log(
         *(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14)),
-        ("done", NOW + 20),
+        *(("done", NOW + 20), ("setup", NOW + 1000), ("starting", NOW + 1001)),  # the agent was killed
+        *(("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011)),
     )
     run.write_state_log(("setup", NOW + 1), ("training", NOW + 3), ("failed", NOW + 11), ("starting", NOW + 13),
                 ("training", NOW + 14), ("validating", NOW + 18), ("done", NOW + 20), machine="1")  # fmt: skip
@@ -314,15 +269,15 @@ def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) ->
     run.write_shared("result.json", trained(seconds={}))
     run.job.refresh()
     seconds = {part: round(value, 3) for part, value in run.job.result.seconds.items()}
-    assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
+    assert seconds == {
+        "total": 33.0, "setup": 3.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 11.0
+    }  # fmt: skip
 
 
 def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
     run = hand_made()
     run.write_state_log(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
-    state_log = run.run_folder.path / "logs/agent-0.jsonl"
-    state_log.parent.mkdir(exist_ok=True)
-    state_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
+    run.copy_logs()
     assert job_status.machine_rows(run.job.run)["0"].seconds == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
     table = replace(TIME_TABLE, wall=12.0, start={"starting": 1.0})
     running = job_status.add_job_times(run.job.run, table)
@@ -356,38 +311,13 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Fixt
         machines={"0": MachineSetup(), "1": MachineSetup(restarted=510.0, seconds={SetupStep.CODE: 10.0})}
     )
     write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(setup)))
-    (run.run_folder.path / "logs").mkdir(exist_ok=True)
-
-    def copy_log() -> None:
-        for name in "01":
-            log = (run.run_folder.shared / f"logs/agent-{name}.jsonl").read_text()
-            (run.run_folder.path / f"logs/agent-{name}.jsonl").write_text(log)
-
-    copy_log()
+    run.copy_logs()
     assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0}, "it is not training yet"
     run.write_state_log(*lost, ("setup", 530.0), ("warming", 532.0), ("training", 536.0), machine="1")
-    copy_log()
+    run.copy_logs()
     assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0, "data": 2.0, "standby": 4.0}
     start = {"data": 300.0, "standby": 103.0}
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
-
-
-def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
-    run = hand_made()
-    run.write_shared("result.json", trained())
-    job_result.write_result(run.job.run, run.job.backend, end_reason="ended by the user", end_state=JobState.STOPPED)
-    assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
-
-
-def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixture) -> None:
-    """With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree."""
-    run = hand_made()
-    epochs = tuple(make_epoch(top1=50.0, top5=90.0, epoch=number) for number in (1, 14, 26))
-    run.write_status("done", ended=True)
-    run.write_shared("result.json", trained(epochs=epochs))
-    run.job.refresh()
-    status = run.job.status()
-    assert (status.state, status.epoch, status.epochs) == ("done", 26, 26)
 
 
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:
@@ -401,12 +331,10 @@ def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() == StartSeconds()
 
 
-@pytest.mark.parametrize("text", ["[]", '{"id": "0.a", "step": "8"}'])
-def test_status_damaged_machine_status_is_one_line_with_path(hand_made: Fixture, text: str) -> None:
-    run = hand_made()
-    path = run.write_shared("status/0.json", text)
-    job = Job(run.run_folder.path, is_supervisor=True)
-    for read in (job.status, job.machine_details, job.refresh):
-        with pytest.raises(ClusterError, match=re.escape(f"{run.run_folder.path}: a file in it is damaged")) as error:
-            read()
-        assert str(path) in str(error.value) and "\n" not in str(error.value)
+def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Fixture) -> None:
+    run = hand_made(backend="aws", cloud={"places": []})
+    for doing, expected in ((None, "booting"), ("renting machines", "acquiring"), ("", "booting")):
+        if doing is not None:
+            supervisor_records.write_activity(run.run_folder.path, doing)
+        status = job_status.job_status(run.job.run, None)
+        assert (status.state, status.doing) == (expected, doing or "")

@@ -32,27 +32,18 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> 
     write_steps(run, 2, (17, 122.5), (40, 145.0))
     run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
     write_steps(run, 3, (41, 146.0))
-    first, second, third = timeline_rows(run)
-    assert (first.machines, first.reason, first.pause, first.steps_lost) == (("0", "1"), "start", None, None)
-    assert (first.first_step, first.last_step) == (0, 20)
-    assert (second.machines, second.first_step, second.last_step) == (("1",), 16, 40)
-    assert (second.pause, second.steps_lost) == (3.5, 4)
-    assert (third.machines, third.pause, third.steps_lost) == (("1", "0"), 1.0, 0)
+    rows = [
+        (row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost)
+        for row in timeline_rows(run)
+    ]
+    assert rows == [
+        (("0", "1"), "start", 0, 20, None, None),
+        (("1",), "machine 0 lost", 16, 40, 3.5, 4),
+        (("1", "0"), "machine 0 joined", 40, 41, 1.0, 0),
+    ]
 
 
-def test_attempt_rows_attempt_without_steps_has_no_pause(hand_made: Fixture) -> None:
-    run = hand_made(machines=2)
-    run.write_attempt(1, "0.a", "1.b", reason="start")
-    write_steps(run, 1, (1, 100.0), (20, 119.0))
-    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    run.write_attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
-    write_steps(run, 3, (17, 130.0))
-    _, second, third = timeline_rows(run)
-    assert (second.last_step, second.pause, second.steps_lost) == (None, None, 4)
-    assert (third.pause, third.steps_lost) == (11.0, 0)  # the four steps were lost once
-
-
-def test_steps_lost_by_attempts_without_steps_add_up_to_the_repeated_steps(hand_made: Fixture) -> None:
+def test_attempts_without_steps_have_no_pause_and_their_lost_steps_add_up(hand_made: Fixture) -> None:
     """Attempt 3 goes back further than attempt 2, which made no step; attempt 4 repeats attempt 3's start."""
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start")
@@ -62,8 +53,8 @@ def test_steps_lost_by_attempts_without_steps_add_up_to_the_repeated_steps(hand_
         run.write_attempt(number, f"0.{number}", reason="killed", resume=resume)
     write_steps(run, 4, (9, 130.0), (20, 141.0))
     rows = timeline_rows(run)
-    assert [row.steps_lost for row in rows] == [None, 4, 8, 0]
-    assert sum(row.steps_lost or 0 for row in rows) == 20 - 8
+    assert [row.steps_lost for row in rows] == [None, 4, 8, 0], "20 - 8 in all"
+    assert [row.pause for row in rows] == [None, None, None, 11.0]
 
 
 def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
@@ -81,21 +72,11 @@ def test_lost_intervals_exclude_time_between_launches(hand_made: Fixture) -> Non
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
-    run.write_attempt(
-        2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt"
-    )
-    run.write_attempt(
-        3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt"
-    )
+    for number, first_step in ((2, 16), (3, 16), (4, 30)):
+        resume = f"checkpoints/{number:06d}/resume-{first_step:08d}-abcd.pt"
+        run.write_attempt(number, "0.b", reason="killed", launch_id="morning", resume=resume)
     write_steps(run, 3, (17, 30_000.0), (30, 30_013.0))
-    run.write_attempt(
-        4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt"
-    )
     write_steps(run, 4, (31, 30_016.0))
     assert [row.pause for row in timeline_rows(run)] == [None, None, None, 3.0]
-    intervals = timeline.lost_intervals(run.run_folder)
-    assert intervals == [
-        (100.0, 119.0),
-        (30_013.0, 30_016.0),
-    ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
-    assert timeline.lost_seconds(run.run_folder) == 22.0
+    # Steps 17 to 20 were done again; the first known time before them is that of step 1.
+    assert timeline.lost_intervals(run.run_folder) == [(100.0, 119.0), (30_013.0, 30_016.0)]

@@ -10,7 +10,7 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.errors import ErrorKind
-from infra.errors import CloudError
+from infra.errors import CloudError, NoCredentials
 
 __all__ = ["bed"]
 

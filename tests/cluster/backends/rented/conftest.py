@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.local_connector import LocalConnector
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.rented import controller as rented_controller
