@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 
 import train.recipe
 from cluster import errors
@@ -196,12 +195,6 @@ def test_page_command_parses() -> None:
     assert_none({page: {line: error for line, error in errors.items() if error} for page, errors in found.items()})
 
 
-@pytest.mark.parametrize("line", ["lunch x.py", "launch --lokal x.py", "data resize a", "launch --machines N x.py"])
-def test_parse_wrong_command_raises_usage_error(line: str) -> None:
-    with pytest.raises(click.UsageError):
-        parse(["imgnet-cluster", *line.split()])
-
-
 def test_page_inline_command_has_only_own_options() -> None:
     found = {page: {span: unknown_options(span) for span in inline_code(text)} for page, text in PAGES.items()}
     assert_none({page: {span: wrong for span, wrong in spans.items() if wrong} for page, spans in found.items()})
@@ -265,12 +258,6 @@ def test_page_python_block_uses_names_that_exist() -> None:
                 fields = {field.name for field in dataclasses.fields(constructor)}
                 found[page] |= {str(keyword.arg) for keyword in node.keywords} - fields
     assert_none(found)
-
-
-def test_command_is_named_in_a_page() -> None:
-    text = "\n".join(text for page, text in PAGES.items() if page != "docs/cli.md")
-    unnamed = {command for command in COMMANDS if not re.search(rf"(imgnet-cluster |`){command}\b", text)}
-    assert_none({"named in no page": unnamed})
 
 
 def test_readme_is_short() -> None:

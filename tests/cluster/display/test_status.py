@@ -32,10 +32,6 @@ def test_format_lr_range_of_two_endpoints(endpoints: tuple[float, float], expect
     assert text.format_lr_range(endpoints) == text.format_lr_range(endpoints, max(endpoints)) == expected
 
 
-def test_format_lr_range_of_a_cycle_shows_the_peak() -> None:
-    assert text.format_lr_range((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
-
-
 def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     tables.print_table(
         ("job", "recipe", "state", "top1"), [("job-1", "a", "done", 98.76543), ("job-22", "[b]", "failed", None)]

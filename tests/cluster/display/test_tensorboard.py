@@ -104,17 +104,6 @@ def test_tensorboard_all_shows_all_jobs_with_hparams_and_metrics(place_with_job:
     place_with_job.wait_for(lambda: "job-4" in get_json("runs"))
 
 
-def test_links_of_event_folders_follow_the_jobs(place_with_job: Fixture, tmp_path: Path) -> None:
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/job-9").symlink_to("/nowhere")
-    jobs = [place_with_job.job()]
-    for _ in range(2):
-        tensorboard.link_event_folders(tmp_path / "links", jobs)
-        assert [path.name for path in (tmp_path / "links").iterdir()] == ["job-1"]
-    tensorboard.link_event_folders(tmp_path / "links", [])
-    assert not list((tmp_path / "links").iterdir())
-
-
 def test_arguments_of_a_command_are_written_once_beside_its_events(hand_made: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
