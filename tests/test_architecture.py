@@ -202,25 +202,6 @@ def test_module_is_in_no_import_cycle() -> None:
     assert_none({name: [other for other in graph[name] if name in reached[other]] for name in MODULES})
 
 
-def test_module_outside_the_cli_imports_no_sibling_late() -> None:
-    """A late import of a sibling hides a cycle; the CLI imports late so that `--help` starts fast."""
-    found = {}
-    for name in modules_in("cluster"):
-        if name.startswith("cluster.cli") or name in ("cluster", "cluster.jobs", "cluster.report"):
-            continue
-        typing_only = {
-            alias.name
-            for node in filter(is_for_typing, nodes(name))
-            for statement in node.body
-            if isinstance(statement, ast.ImportFrom)
-            for alias in statement.names
-        }
-        late = (imports(name) - imports(name, lazy=False)) & MODULES.keys()
-        siblings = {module for module in late if package_of(module) == package_of(name)}
-        found[name] = {module for module in siblings if module.rpartition(".")[2] not in typing_only}
-    assert_none(found)
-
-
 def test_recipe_imports_only_train_recipe() -> None:
     recipes = modules_in("recipes")
     allowed = {"train.recipe", *recipes, "collections.abc", "dataclasses", "itertools", "typing"}
@@ -259,13 +240,6 @@ def test_cloud_is_known_to_its_own_backend_only() -> None:
 def test_module_outside_the_trainer_needs_no_torch() -> None:
     need_torch = {name for name in MODULES if "torch" in loaded_with(name)}
     assert_none({name: imports(name) & need_torch for name in [*modules_in("cluster"), *modules_in("recipes")]})
-
-
-def test_pure_modules_need_only_the_standard_library() -> None:
-    pure = [*modules_in("train.recipe"), *(f"train.tools.{name}" for name in ("filesystem", "process", "errors"))]
-    pure += ["train.data.order.usage_log", "train.distributed.network"]
-    known = {*sys.stdlib_module_names, "train"}
-    assert_none({name: {module.split(".")[0] for module in loaded_with(name)} - known for name in pure})
 
 
 def test_folder_with_modules_is_a_package() -> None:

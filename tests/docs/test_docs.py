@@ -22,10 +22,6 @@ from train.engine.options import RunOptions
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_FILES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGE_FILES}
-DEVELOPER_PAGES = (
-    "ARCHITECTURE.md",
-    *(f"docs/{name}.md" for name in ("adding-a-backend", "adding-a-model", "contributing", "life-of-a-job")),
-)
 README_MAX_LINES = 150
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
@@ -174,13 +170,6 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
-@cache
-def words_of_code() -> frozenset[str]:
-    """Return all words of the repository's Python files."""
-    text = "\n".join((ROOT / path).read_text() for path in tracked_files() if path.endswith(".py"))
-    return frozenset(re.findall(r"\w+", text))
-
-
 def usage_error(words: list[str]) -> str:
     """Return why the words do not parse, or ""."""
     try:
@@ -234,15 +223,6 @@ def test_page_link_leads_to_a_file_and_heading() -> None:
 def test_page_file_exists() -> None:
     """Old module paths are found by this test: they do not exist any more."""
     assert_none({page: [path for path in named_paths(PAGES[page]) if not is_in_repository(path)] for page in PAGES})
-
-
-def test_developer_page_identifier_occurs_in_the_code() -> None:
-    found = {}
-    for page in DEVELOPER_PAGES:
-        code = " ".join(re.sub(r"[\w{},-]+(/[\w.{},-]*)+", "", span) for span in inline_code(PAGES[page]))
-        identifiers = set(re.findall(r"\b(?:[A-Z][a-z]+[A-Z]\w*|[A-Z]+_[A-Z_]+|[a-z]+_[a-z_]+)\b", code))
-        found[page] = identifiers - words_of_code()
-    assert_none(found)
 
 
 def test_page_python_block_uses_names_that_exist() -> None:

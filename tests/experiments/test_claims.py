@@ -9,7 +9,6 @@ import pytest
 from experiments import run as all_experiments
 from experiments.harness.claims import Arm, Claim, make_side
 from experiments.harness.images import ImageSet
-from experiments.harness.runs import ExperimentRun
 from train.recipe.schedule import Schedule
 from train.tools.filesystem import json_roundtrip
 
@@ -55,14 +54,6 @@ def differing_fields(arm: Arm, other: Arm) -> set[str]:
 def test_arms_differ_only_in_what_the_experiment_tests(name: str) -> None:
     first, *others = EXPERIMENTS[name].arms
     assert [differing_fields(first, other) for other in others] == DIFFERENCES[name]
-
-
-def test_equal_arms_of_experiments_share_their_keys() -> None:
-    def key(name: str, index: int) -> str:
-        return ExperimentRun(EXPERIMENTS[name].arms[index], 3, IMAGES).key
-
-    assert key("warmup", 0) == key("scaling", 0) == key("zero_gamma", 1) == key("norm_decay", 0)
-    assert key("warmup", 3) == key("scaling", 3) == key("zero_gamma", 3) == key("norm_decay", 2)
 
 
 def test_scaling_rules_give_the_rates_of_their_names() -> None:

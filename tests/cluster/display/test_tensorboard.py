@@ -123,25 +123,6 @@ def test_arguments_of_a_command_are_written_once_beside_its_events(hand_made: An
     assert values == (0.25, 1, "mine")
 
 
-def test_tensorboard_shows_several_jobs_and_says_which_go_on(
-    place_with_job: Fixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = place_with_job.path / "runs"
-    shutil.copytree(runs / "job-1", runs / "job-2")
-    (runs / "job-2/result.json").unlink()
-    seen: list[str] = []
-
-    def run_server(folder: Path, port: int, log: Path, description: str, refresh: Any) -> int:
-        seen.extend([description, *sorted(path.name for path in folder.iterdir())])
-        return 0
-
-    monkeypatch.setattr(tensorboard, "_run_server", run_server)
-    jobs = [place_with_job.job(1), place_with_job.job(2)]
-    assert tensorboard.serve(lambda: jobs, 0, "both") == 0
-    assert seen == ["both, until Ctrl-C", "job-1", "job-2"]
-    assert capsys.readouterr().err == "TensorBoard stopped; still at work: job-2\n"
-
-
 def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixture) -> None:
     server = place_with_job.start("tensorboard", "--port", "0")
     place_with_job.wait_for(lambda: place_with_job.pids("tensorboard.main"))

@@ -115,10 +115,6 @@ def test_slowest_is_the_busiest_rank_clearly_above_the_median(
     assert last["slowest"] == expected and not any(row["slowest"] for row in before)
 
 
-def test_a_single_machine_is_not_the_slowest() -> None:
-    assert [row["slowest"] for row in cells({"a": machine(busy=(0.99,))})] == [""]
-
-
 # --- the age of a status --------------------------------------------------------------------------------------------
 
 
@@ -174,11 +170,6 @@ def test_columns_fit_the_width_and_are_dropped_by_importance(width: int) -> None
     heading = next(line for line in lines if line.startswith("machine"))
     columns = [name for name in TOP_COLUMNS if re.search(rf"(^| ){name}( |$)", heading)]
     assert {*TOP_COLUMNS} - {*columns} == {*COLUMN_DROP_ORDER[: len(TOP_COLUMNS) - len(columns)]}
-
-
-def test_machines_without_gpus_and_without_a_slowest_have_no_such_columns() -> None:
-    heading = shown({"0": machine(use=MachineLoad(cpu=34.2))}, 1000)[2]
-    assert "CPU %" in heading and not re.search("GPU|min %|°C|slowest", heading)
 
 
 def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFixture[str]) -> None:
