@@ -17,7 +17,7 @@ from .options import (
     CommandGroup,
     GroupedCommand,
     GroupedOption,
-    dataclass_options,
+    click_options,
     deferred_options,
     grouped_option,
     output_option,
@@ -33,7 +33,7 @@ def val_fraction_options() -> list[GroupedOption]:
     """Return the option `--val-fraction`, which a launch has too. Without it nothing is held out."""
     from train.engine.options import TrainOptions
 
-    return dataclass_options(TrainOptions, "val_fraction", shows_default=False)
+    return click_options(TrainOptions.launch_options("val_fraction"), shows_default=False)
 
 
 @click.group(cls=CommandGroup)

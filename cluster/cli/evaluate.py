@@ -12,8 +12,7 @@ from .inspect import refresh
 from .options import (
     GroupedCommand,
     GroupedOption,
-    count_option,
-    dataclass_options,
+    click_options,
     deferred_options,
     grouped_option,
     output_option,
@@ -92,12 +91,18 @@ def data_options() -> list[GroupedOption]:
     """Return the options `--copies` and `--val-fraction`, which a launch has too."""
     from train.engine.options import TrainOptions
 
-    return dataclass_options(TrainOptions, "copies", "val_fraction")
+    return click_options(TrainOptions.launch_options("copies", "val_fraction"))
 
 
 @click.command("eval", cls=GroupedCommand)
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
-@count_option("Machines", "--procs", help="Number of processes on this computer.  [default: one per GPU, else 1]")
+@grouped_option(
+    "Machines",
+    "--procs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of processes on this computer.  [default: one per GPU, else 1]",
+)
 @grouped_option(
     "Data", "--crops", default="center,rect", show_default=True, help="Crops, comma-separated: center, rect, five, tta."
 )
@@ -108,8 +113,12 @@ def data_options() -> list[GroupedOption]:
     "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
 @deferred_options(data_options)
-@count_option(
-    "Data", "--workers", minimum=0, help="Loader processes per process.  [default: from the number of CPU cores]"
+@grouped_option(
+    "Data",
+    "--workers",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Loader processes per process.  [default: from the number of CPU cores]",
 )
 @grouped_option(
     "Output",

@@ -19,11 +19,10 @@ from .options import (
     FiniteFloatRange,
     GroupedCommand,
     GroupedOption,
-    changeable_options,
+    click_options,
     cloud_option,
     configured_options,
     confirm_or_abort,
-    dataclass_options,
     deferred_options,
     describe_source,
     dry_run_option,
@@ -67,7 +66,7 @@ def backend_choices() -> list[GroupedOption]:
             help_group="Machines",
             config_name=switch_name(name),
         )
-        own_options = dataclass_options(options_class, is_configurable=True)
+        own_options = click_options(options_class.launch_options(), is_configurable=True)
         choices.append(next((option for option in own_options if f"--{name}" in option.opts), switch))
     return choices
 
@@ -76,7 +75,7 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that every backend has."""
     from cluster.planning.launch_options import LaunchOptions
 
-    return dataclass_options(LaunchOptions, is_configurable=True)
+    return click_options(LaunchOptions.launch_options(), is_configurable=True)
 
 
 def backend_options() -> list[GroupedOption]:
@@ -86,7 +85,7 @@ def backend_options() -> list[GroupedOption]:
     return [
         option
         for name, options_class in catalog.usable_options().items()
-        for option in dataclass_options(options_class, is_configurable=True)
+        for option in click_options(options_class.launch_options(), is_configurable=True)
         if f"--{name}" not in option.opts
     ]
 
@@ -380,12 +379,13 @@ def stop(job: str | None) -> None:
 
 
 def resume_options() -> list[GroupedOption]:
-    """Return the options that a resume may change, under the names that a launch has for them."""
+    """Return the options that a resume may change. Their help names no default: the job keeps its value."""
     from cluster.backends import catalog
     from cluster.planning.launch_options import LaunchOptions
 
     options_classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
-    return [option for options_class in options_classes for option in changeable_options(options_class)]
+    options = [option for options_class in options_classes for option in options_class.launch_options()]
+    return click_options((option for option in options if not option.is_fixed), shows_default=False)
 
 
 @click.command(cls=GroupedCommand)

@@ -11,7 +11,7 @@ from cluster.errors import BadInput
 from .options import (
     GroupedCommand,
     GroupedOption,
-    dataclass_options,
+    click_options,
     deferred_options,
     given_options,
     grouped_option,
@@ -48,7 +48,7 @@ def shared_options() -> list[GroupedOption]:
     from cluster.planning.launch_options import LaunchOptions
 
     names = ("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
-    return dataclass_options(LaunchOptions, *names, is_configurable=True)
+    return click_options(LaunchOptions.launch_options(*names), is_configurable=True)
 
 
 @click.command(cls=GroupedCommand)

@@ -9,8 +9,8 @@ from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
     GroupedOption,
+    click_options,
     configured_options,
-    dataclass_options,
     deferred_options,
     dry_run_option,
     grouped_option,
@@ -35,7 +35,7 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that a command has in common with a launch."""
     from cluster.planning.launch_options import LaunchOptions
 
-    options = dataclass_options(LaunchOptions, *SHARED_OPTIONS, is_configurable=True)
+    options = click_options(LaunchOptions.launch_options(*SHARED_OPTIONS), is_configurable=True)
     for option in options:
         option.help = OWN_HELP.get(str(option.name), option.help)
     return options
