@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 detach_option = grouped_option(
     "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
 )
+requests_option = grouped_option(
+    "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
+)
 
 
 def backend_choices() -> list[GroupedOption]:
@@ -106,7 +109,7 @@ def backend_options() -> list[GroupedOption]:
 @deferred_options(backend_options)
 @detach_option
 @dry_run_option
-@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
+@requests_option
 @yes_option
 def launch(
     recipe: str,

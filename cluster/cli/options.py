@@ -41,12 +41,29 @@ OPTION_GROUPS = (
 class FiniteFloatRange(click.FloatRange):
     """A number in a range. NaN and infinity are refused."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # Any: text too
         """Return the number. Fails as click's types do."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return float(number)
+
+
+class NumberList(click.ParamType[tuple[int, ...]]):
+    """Whole numbers within limits, comma-separated: a tuple without repetitions."""
+
+    name = "numbers"
+
+    def __init__(self, minimum: int, maximum: int, example: str) -> None:
+        self.minimum, self.maximum, self.example = minimum, maximum, example
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers. Fails as click's types do."""
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isdecimal() and self.minimum <= int(word) <= self.maximum for word in words):
+            limits = f"from {self.minimum} to {self.maximum}"
+            self.fail(f"must be whole numbers {limits}, with commas, such as {self.example}, not {value!r}", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
 
 
 class GroupedOption(click.Option):
@@ -347,7 +364,7 @@ def click_options(
     If they are configurable, their defaults may be in the environment and in the configuration file. `shows_default`
     says whether their help names the default.
     """
-    made = []
+    made: list[GroupedOption] = []
     for option in options:
         config_name = option.name if is_configurable else ""
         make = functools.partial(GroupedOption, help_group=option.group, config_name=config_name, show=option.show)
@@ -357,8 +374,15 @@ def click_options(
             flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}  # for click
             made.append(make([*option.flags, option.name], default=None, help=help_text, **flag))
         elif not option.switches:
-            settings = {"type": CheckedType(option), "multiple": option.is_multiple, "metavar": option.metavar}
-            made.append(make([*option.flags, option.name], help=help_text, **settings))
+            made.append(
+                make(
+                    [*option.flags, option.name],
+                    type=CheckedType(option),
+                    multiple=option.is_multiple,
+                    metavar=option.metavar,
+                    help=help_text,
+                )
+            )
         for value, text in option.switches.items():
             help_text = f"{text}  [default]" if shows_default and value == option.default else text
             made.append(make([f"--{value}", option.name], flag_value=value, default=None, help=help_text))

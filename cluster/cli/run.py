@@ -4,7 +4,7 @@ import click
 
 from cluster.errors import BadInput
 
-from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all
+from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all, requests_option
 from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
@@ -135,7 +135,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @deferred_options(backend_options)
 @detach_option
 @dry_run_option
-@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
+@requests_option
 @yes_option
 def run(
     command: tuple[str, ...],

@@ -253,7 +253,7 @@ def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
             if job_options is None:
                 parser.error(f"--options {path}: there is no such file")
             in_file = {job_field.name: getattr(job_options, job_field.name) for job_field in fields(job_options)}
-        return RunOptions(**{**in_file, **given})  # type: ignore[arg-type]
+        return RunOptions(**{**in_file, **given})
     except OptionError as error:
         parser.error(str(error))
     except DamagedRecord as error:

@@ -186,7 +186,7 @@ def test_render_report_shows_the_most_confused_classes_with_images(run: Any, tmp
     (run.run_folder.path / "network" / "confusion.json").write_text(json.dumps(confusion))
     index = load_index(draw_val(tmp_path / "animals", "<i>fox", "lynx", "emu"), "val")
     page = reports.render_report([run.job])
-    assert "Most confused classes" in page and "Classes of the lowest accuracy" in page
+    assert "Most frequent errors" in page and "Classes of the lowest accuracy" in page
     assert ">40.0<" in page and ">60.0<" in page and "taken for &lt;i&gt;fox" not in page
     write_class_thumbnails(index, [2, 0], run.run_folder.path, 1)
     page = reports.render_report([run.job])
@@ -336,7 +336,7 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     )  # fmt: skip
     provenance = report_facts.collect_facts(large.job).provenance
     assert provenance["commit of the program"] == f"{'a' * 40}, with files that are not committed"
-    assert provenance["images"] == "128,116 for training, 5,000 for validation: a rehearsal with 0.1 of all"
+    assert provenance["images"] == "128,117 for training, 5,000 for validation: a rehearsal with 0.1 of all"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
 
