@@ -84,7 +84,7 @@ def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: 
     assert packed.code == 0 and packed.out.endswith("1 file left out\n")
 
 
-def test_data_check_and_pack_hold_out_validation_images(sandbox: Fixture, small_set: Path) -> None:
+def test_data_check_holds_out_validation_images(sandbox: Fixture, small_set: Path) -> None:
     for name in ("disc", "ring"):
         shutil.copytree(small_set / "train" / name, sandbox.path / "set/train" / name)
     for number in range(9):
@@ -95,11 +95,6 @@ def test_data_check_and_pack_hold_out_validation_images(sandbox: Fixture, small_
     checked = sandbox.cli("data", "check", "set", "--val-fraction", "0.2")
     assert checked.code == 0 and "warning: set/val/ring: a class without validation images" in checked.err
     assert "set: 2 classes, 9 + 2 images (0.2 of each class held out), 0 broken files\n" in checked.out
-    packed = sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.2")
-    assert packed.code == 0 and "warning: 1 of 2 classes have no validation images" in packed.err
-    other = sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.5")
-    assert other.code == 1 and "replace it: --overwrite" in other.err
-    assert sandbox.cli("data", "pack", "set", "full", "--val-fraction", "0.5", "--overwrite").code == 0
 
 
 @pytest.mark.parametrize(

@@ -43,21 +43,6 @@ def test_all_output_within_clean_output_is_clean(capsys: pytest.CaptureFixture[s
     assert not CONTROLS.search(captured.out + captured.err)
 
 
-def test_table_on_terminal_has_color_and_clean_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    with terminal.clean_output():
-        tables.print_table(["job", "recipe", "state"], [["job-1", HOSTILE, "failed"]])
-    assert "\x1b[31m" in screen.getvalue()
-    assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()))
-
-
 def test_log_shows_an_unfinished_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.BytesIO()
     stream = io.TextIOWrapper(screen, encoding="utf-8")

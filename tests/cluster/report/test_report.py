@@ -30,7 +30,6 @@ from cluster.report.steps import step_points
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.data.index.open import load_index
-from train.metrics import text as metrics_text
 from train.metrics.records import StepRow
 from train.metrics.thumbnails import write_class_thumbnails
 from train.recipe import IMAGENET, Optim
@@ -292,30 +291,14 @@ def comparison_rows(*runs: Any) -> dict[str, list[str]]:
 def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
     first = hand_made()
     recipe = first.spec.recipe
-    phases = [replace(recipe.phases[0], frozen=True, rect_train=True, epochs=(0, 3))]
-    second = hand_made(
-        "job-2",
-        recipe=replace(
-            recipe, data=replace(recipe.data, name="mine", train=1000), phases=phases, optim=Optim(nesterov=True),
-            model=replace(recipe.model, weights="old.pt"), comm="bf16",
-        ),
-        scale=0.5,
-    )  # fmt: skip
+    data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
+    second = hand_made("job-2", recipe=replace(recipe, data=data, optim=optim), scale=0.5)
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
     rows = comparison_rows(first, second)
-    assert rows["data"] == [
-        "drawn, 60 for training, 20 for validation",
-        "mine, 500 for training, 10 for validation",
-    ]
-    assert rows["training"] == [
-        metrics_text.describe_training(first.spec.recipe),
-        metrics_text.describe_training(second.spec.recipe),
-    ]
-    for text in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
-        assert text in rows["training"][1] and text not in rows["training"][0], text
-    assert rows["epochs planned"] == ["2", "3"] and rows["epochs run"] == ["0", "0"]
-    assert rows["reason"][1] == "nothing <but> this"
-    assert not any("_" in name or name in ("lr", "nesterov", "batch first", "epochs", "world") for name in rows)
+    assert rows["data"] == ["drawn, 60 for training, 20 for validation", "mine, 500 for training, 10 for validation"]
+    assert ["nesterov" in text for text in rows["training"]] == [False, True]
+    assert rows["epochs run"] == ["0", "0"] and rows["reason"][1] == "nothing <but> this"
+    assert not rows.keys() & {"epochs planned", "seed", "largest image size"}
 
 
 def test_comparison_card_warm_up_only_where_known(hand_made: Fixture) -> None:
