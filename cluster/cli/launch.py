@@ -161,6 +161,7 @@ def carry_out(
     """
     from cluster.backends import registry
     from cluster.backends.base import BilledBackend
+    from cluster.display import cloud as display_cloud
     from cluster.display import next_commands, sweep
     from cluster.display import plan as display_plan
     from cluster.display.tables import print_wrapped
@@ -173,8 +174,8 @@ def carry_out(
     display_plan.show_other_jobs(plans[0].spec, max_parallel)
     backend_class = registry.backend_class(plans[0].spec.backend)
     for plan in plans:
-        if requests:
-            display_plan.show_rental_requests(plan)
+        if requests and plan.rental_plan:
+            display_cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
         if not (dry_run and issubclass(backend_class, BilledBackend)):  # a dry run shows the price from any computer
             backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
