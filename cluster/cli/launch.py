@@ -4,7 +4,7 @@ import functools
 import shlex
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -330,39 +330,31 @@ def config(output: str) -> None:
 
     context = launch.make_context("launch", ["RECIPE"], parent=click.get_current_context())
     options = [option for option in launch.params if isinstance(option, GroupedOption) and option.config_name]
-    rows = [ConfigRow.of(option, context) for option in options]
+    rows = [_config_row(option, context) for option in options]
     if output == "json":
-        from train.tools.records import encode
-
-        return print_json({"file": str(config_path()), "options": [encode(row) for row in rows]})
-    print_table(("option", "value", "source"), [(row.option, row.value, row.source) for row in rows])
+        return print_json({"file": str(config_path()), "options": rows})
+    print_table(("option", "value", "source"), [tuple(row.values()) for row in rows])
     note = "" if config_path().exists() else ", which does not exist"
     print_wrapped(f"configuration file: {config_path()}{note}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigRow:
-    """The default of an option, as `config` shows it."""
+def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]:
+    """Return option, value and source of the default of an option of the launch that the context has parsed.
 
-    option: str
-    value: str  # "": it depends on other options, or there is none
-    source: str  # "default", an environment variable, or the path of the configuration file
+    The value is "" when it depends on other options, or there is none.
+    """
+    from cluster.planning.config_file import config_key, config_keys
 
-    @classmethod
-    def of(cls, option: GroupedOption, context: click.Context) -> "ConfigRow":
-        """Return the default of an option of the launch that the context has parsed."""
-        from cluster.planning.config_file import config_key, config_keys
-
-        key = config_key(next(name for name in option.opts if name.startswith("--")))
-        source = context.get_parameter_source(option.name or "")
-        value = context.params[option.name or ""]
-        is_switch = isinstance(option.flag_value, str)
-        is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
-        if not is_set:
-            declared = config_keys()[key].option
-            value = None if declared is None or is_switch else declared.default
-        text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
-        return cls(option=key, value=text, source=describe_source(option, source) if is_set else "default")
+    key = config_key(next(name for name in option.opts if name.startswith("--")))
+    source = context.get_parameter_source(option.name or "")
+    value = context.params[option.name or ""]
+    is_switch = isinstance(option.flag_value, str)
+    is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
+    if not is_set:
+        declared = config_keys()[key].option
+        value = None if declared is None or is_switch else declared.default
+    text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
+    return {"option": key, "value": text, "source": describe_source(option, source) if is_set else "default"}
 
 
 @click.command()
