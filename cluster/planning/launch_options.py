@@ -111,7 +111,8 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
             chosen.append(name)
     if len(chosen) > 1:
         flags = " and ".join(f"--{name}" for name in chosen)
-        raise BadInput(f"give only one of {flags}")
+        otherwise = f"; without any, the job runs on --{default}" if default else ""
+        raise BadInput(f"give only one of {flags}{otherwise}")
     return chosen[0] if chosen else default
 
 
