@@ -16,11 +16,9 @@ ffcv_imports="numba==0.68.1 opencv-python-headless==5.0.0.93 psutil==7.2.2 tqdm=
 ffcv="ffcv==1.0.2"
 # What tests compare with. torchvision comes without its dependencies: for CPUs, tests/peers do without its operators.
 torchvision="torchvision==0.28.0"
-tested="mlperf-logging==4.1.68 pandas==3.1.1 pytest safetensors timm==1.0.31"
+tested="mlperf-logging==4.1.68 safetensors timm==1.0.31"
 # What the training scripts of others import that tests/end_to_end/test_third_party_scripts.py runs.
 script_libraries="accelerate==1.15.0 datasets==5.2.0 evaluate==0.4.6 lightning==2.6.6 transformers==5.23.0"
-dawnbench_url=https://raw.githubusercontent.com/stanford-futuredata/dawn-bench-entries/fb27b82/tests/test_submissions.py
-dawnbench_sha256=c0f7b846df0ae0569065a77d40f3ae3b830d1bfd38fffcc7a0d8757b9d3115de
 check='import cv2, numba, ffcv, torch, train; from ffcv.loader import Loader; from ffcv.fields import decoders'
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,25 +30,11 @@ fail() {
     exit 1
 }
 
-fetch_dawnbench() {
-    [ ! -e "$venv/dawnbench/test_submissions.py" ] || return 0
-    mkdir -p "$venv/dawnbench"
-    "$venv/bin/python" - "$dawnbench_url" "$venv/dawnbench/test_submissions.py" $dawnbench_sha256 2>/dev/null <<'END' ||
-import hashlib, pathlib, sys, urllib.request
-url, path, sha256 = sys.argv[1:]
-content = urllib.request.urlopen(url, timeout=15).read()
-assert hashlib.sha256(content).hexdigest() == sha256
-pathlib.Path(path).write_bytes(content)
-END
-        echo "DAWNBench's tests could not be fetched from GitHub, or have changed; the test that runs them is skipped" >&2
-}
-
 fetch_scripts() {
     "$venv/bin/python" "$here/../tests/support/third_party.py" "$venv/third_party"
 }
 
 if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$check" 2>/dev/null; then
-    fetch_dawnbench
     fetch_scripts
     echo "already installed: $venv"
     exit 0
@@ -90,7 +74,6 @@ pip --editable "$here/.."
 pip --no-deps "$torchvision"
 pip $tested
 pip $script_libraries
-fetch_dawnbench
 fetch_scripts
 
 install_debian

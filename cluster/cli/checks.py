@@ -16,7 +16,6 @@ from .options import (
     GroupedCommand,
     cloud_option,
     confirm_or_abort,
-    count_option,
     grouped_option,
     open_cloud,
     output_option,
@@ -40,8 +39,12 @@ if TYPE_CHECKING:
     config_name="hosts",
     help="Check your own machines, those of a hosts.toml file, instead of AWS.",
 )
-@count_option(
-    "Machines", "--machines", help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]"
+@grouped_option(
+    "Machines",
+    "--machines",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
 )
 @grouped_option(
     "AWS",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cluster.display.progress_bar import ProgressBar
-from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
+from cluster.errors import EXIT_ERROR, EXIT_OK
 from train.data.validation_split import MAX_NAMED_CLASSES
 
 from .data_fetch import MIN_COPY_PIXELS, translate_data_errors
@@ -17,7 +17,8 @@ from .options import (
     CommandGroup,
     GroupedCommand,
     GroupedOption,
-    dataclass_options,
+    NumberList,
+    click_options,
     deferred_options,
     grouped_option,
     output_option,
@@ -33,7 +34,7 @@ def val_fraction_options() -> list[GroupedOption]:
     """Return the option `--val-fraction`, which a launch has too. Without it nothing is held out."""
     from train.engine.options import TrainOptions
 
-    return dataclass_options(TrainOptions, "val_fraction", shows_default=False)
+    return click_options(TrainOptions.launch_options("val_fraction"), shows_default=False)
 
 
 @click.group(cls=CommandGroup)
@@ -99,13 +100,21 @@ def packing_options(command: CommandFunction) -> CommandFunction:
 @grouped_option(
     "Data",
     "--sizes",
+    type=NumberList(MIN_COPY_PIXELS, MAX_COPY_PIXELS, "160,352"),
+    metavar="LIST",
     default="160,352",
     show_default=True,
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
 @translate_data_errors
 def resize(
-    source: Path, target: Path, sizes: str, skip_bad: bool, val_fraction: float | None, overwrite: bool, shard_mb: int
+    source: Path,
+    target: Path,
+    sizes: tuple[int, ...],
+    skip_bad: bool,
+    val_fraction: float | None,
+    overwrite: bool,
+    shard_mb: int,
 ) -> None:
     """Pack pre-resized copies of the images of SOURCE.
 
@@ -114,16 +123,7 @@ def resize(
     """
     from train.data.packing.pack import copy_targets
 
-    try:
-        short_sides = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        short_sides = []
-    if min(short_sides, default=0) < MIN_COPY_PIXELS or max(short_sides) > MAX_COPY_PIXELS:
-        raise BadInput(
-            f"--sizes: must be whole numbers from {MIN_COPY_PIXELS} to {MAX_COPY_PIXELS}, comma-separated, such as "
-            f"160,352, not {sizes!r}"
-        )
-    _pack("resizing", source, target, copy_targets(target, short_sides), skip_bad, val_fraction, overwrite, shard_mb)
+    _pack("resizing", source, target, copy_targets(target, sizes), skip_bad, val_fraction, overwrite, shard_mb)
 
 
 @data.command(cls=GroupedCommand)

@@ -12,8 +12,8 @@ from .inspect import refresh
 from .options import (
     GroupedCommand,
     GroupedOption,
-    count_option,
-    dataclass_options,
+    NumberList,
+    click_options,
     deferred_options,
     grouped_option,
     output_option,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 PLOTTED_IMAGES = 6  # images that --plot shows
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
-SHOWN_CLASSES = 8  # in the tables of the worst classes and of the most frequent errors
 
 best_option = grouped_option(
     "Data", "--best", is_flag=True, help="Take the network of the best validation instead of the last one."
@@ -90,24 +89,38 @@ def data_options() -> list[GroupedOption]:
     """Return the options `--copies` and `--val-fraction`, which a launch has too."""
     from train.engine.options import TrainOptions
 
-    return dataclass_options(TrainOptions, "copies", "val_fraction")
+    return click_options(TrainOptions.launch_options("copies", "val_fraction"))
 
 
 @click.command("eval", cls=GroupedCommand)
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
-@count_option("Machines", "--procs", help="Number of processes on this computer.  [default: one per GPU, else 1]")
+@grouped_option(
+    "Machines",
+    "--procs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of processes on this computer.  [default: one per GPU, else 1]",
+)
 @grouped_option(
     "Data", "--crops", default="center,rect", show_default=True, help="Crops, comma-separated: center, rect, five, tta."
 )
 @grouped_option(
-    "Data", "--sizes", help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]"
+    "Data",
+    "--sizes",
+    type=NumberList(MIN_SIZE_PIXELS, MAX_SIZE_PIXELS, "224,256"),
+    metavar="LIST",
+    help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]",
 )
 @grouped_option(
     "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
 @deferred_options(data_options)
-@count_option(
-    "Data", "--workers", minimum=0, help="Loader processes per process.  [default: from the number of CPU cores]"
+@grouped_option(
+    "Data",
+    "--workers",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Loader processes per process.  [default: from the number of CPU cores]",
 )
 @grouped_option(
     "Output",
@@ -123,7 +136,7 @@ def evaluate(
     job_or_checkpoint: str | None,
     procs: int | None,
     crops: str,
-    sizes: str | None,
+    sizes: tuple[int, ...] | None,
     data: str | None,
     copies: str | None,
     val_fraction: float | None,
@@ -150,7 +163,7 @@ def evaluate(
     from train.evaluation.protocol import EvalOptions
     from train.tools.records import encode
 
-    crop_names, pixel_sizes = parse_crops(crops), parse_sizes(sizes)
+    crop_names = parse_crops(crops)
     if plot and plot.suffix.lower() != ".png":
         raise BadInput(f"--plot {plot}: the name of the picture must be one that ends in .png")
     if plot and not plot.absolute().parent.is_dir():
@@ -160,7 +173,7 @@ def evaluate(
     options = EvalOptions(
         checkpoint=str(source.path),
         crops=crop_names,
-        sizes=pixel_sizes,
+        sizes=sizes or (),
         data=data or job_options.data,
         copies=copies or ("" if data else job_options.copies),  # the job's copies belong to the job's own data set
         val_fraction=val_fraction,
@@ -200,24 +213,9 @@ def parse_crops(text: str) -> tuple[str, ...]:
     return crops
 
 
-def parse_sizes(text: str | None) -> tuple[int, ...]:
-    """Parse sizes in pixels, separated by commas. Raises `BadInput`."""
-    if text is None:
-        return ()
-    try:
-        sizes = tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    except ValueError:
-        sizes = (0,)
-    if min(sizes) < MIN_SIZE_PIXELS or max(sizes) > MAX_SIZE_PIXELS:
-        raise BadInput(
-            f"--sizes: must be whole numbers from {MIN_SIZE_PIXELS} to {MAX_SIZE_PIXELS} with commas, such as 224,256, "
-            f"not {text!r}"
-        )
-    return sizes
-
-
 def _print_results(result: "Evaluation") -> None:
     from cluster.display import tables
+    from cluster.report.tables import classes_tables
 
     click.echo(
         f"{result.recipe}: {result.model}, {result.epoch} epochs done, step {result.step}; {result.images} images of "
@@ -230,7 +228,12 @@ def _print_results(result: "Evaluation") -> None:
         place = f"copy of {row.copy}" if row.copy else "full size"
         table.append((row.crop, row.size, row.views, *numbers, place))
     tables.print_table(("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"), table)
-    _print_classes(result.rows[0])
+    first_row = result.rows[0]
+    for classes in classes_tables(first_row.confusion):
+        click.echo(f"\n{classes.caption.lower()}, {first_row.crop} at {first_row.size}:")
+        tables.print_table(classes.columns, classes.rows)
+    if first_row.confusion:
+        click.echo("all classes and errors: -o json")
     centers = {row.size: row for row in result.rows if row.crop == "center"}
     for row in result.rows:
         if row.crop == "rect" and row.size in centers:
@@ -249,25 +252,6 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
         table.append((name, new.images, *(f"{round(gain, 1) + 0.0:+5.1f}" for gain in points)))  # no -0.0
     click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
     tables.print_table(("w/h", "images", "top-1", "top-5"), table)
-
-
-def _print_classes(row: "EvaluationRow") -> None:
-    """Print the classes of the lowest accuracy and the most frequent errors, of one crop at one size."""
-    from cluster.display import tables
-
-    if not row.confusion:
-        return
-    click.echo(f"\nclasses of the lowest accuracy, {row.crop} at {row.size}:")
-    worst = row.confusion.worst_classes(SHOWN_CLASSES)
-    tables.print_table(
-        ("class", "images", "top-1"), [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in worst]
-    )
-    if pairs := row.confusion.most_confused(SHOWN_CLASSES):
-        click.echo("\nmost frequent errors (all of them: -o json):")
-        tables.print_table(
-            ("class", "taken for", "images", "% of the class"),
-            [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs],
-        )
 
 
 @click.command(cls=GroupedCommand)

@@ -4,7 +4,7 @@ import functools
 import shlex
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -19,11 +19,10 @@ from .options import (
     FiniteFloatRange,
     GroupedCommand,
     GroupedOption,
-    changeable_options,
+    click_options,
     cloud_option,
     configured_options,
     confirm_or_abort,
-    dataclass_options,
     deferred_options,
     describe_source,
     dry_run_option,
@@ -50,6 +49,9 @@ if TYPE_CHECKING:
 detach_option = grouped_option(
     "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
 )
+requests_option = grouped_option(
+    "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
+)
 
 
 def backend_choices() -> list[GroupedOption]:
@@ -67,7 +69,7 @@ def backend_choices() -> list[GroupedOption]:
             help_group="Machines",
             config_name=switch_name(name),
         )
-        own_options = dataclass_options(options_class, is_configurable=True)
+        own_options = click_options(options_class.launch_options(), is_configurable=True)
         choices.append(next((option for option in own_options if f"--{name}" in option.opts), switch))
     return choices
 
@@ -76,7 +78,7 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that every backend has."""
     from cluster.planning.launch_options import LaunchOptions
 
-    return dataclass_options(LaunchOptions, is_configurable=True)
+    return click_options(LaunchOptions.launch_options(), is_configurable=True)
 
 
 def backend_options() -> list[GroupedOption]:
@@ -86,7 +88,7 @@ def backend_options() -> list[GroupedOption]:
     return [
         option
         for name, options_class in catalog.usable_options().items()
-        for option in dataclass_options(options_class, is_configurable=True)
+        for option in click_options(options_class.launch_options(), is_configurable=True)
         if f"--{name}" not in option.opts
     ]
 
@@ -107,7 +109,7 @@ def backend_options() -> list[GroupedOption]:
 @deferred_options(backend_options)
 @detach_option
 @dry_run_option
-@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
+@requests_option
 @yes_option
 def launch(
     recipe: str,
@@ -159,6 +161,7 @@ def carry_out(
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
     from cluster.backends import registry
+    from cluster.display import cloud as display_cloud
     from cluster.display import next_commands, sweep
     from cluster.display import plan as display_plan
     from cluster.display.tables import print_wrapped
@@ -171,8 +174,8 @@ def carry_out(
     display_plan.show_other_jobs(plans[0].spec, max_parallel)
     backend_class = registry.backend_class(plans[0].spec.backend)
     for plan in plans:
-        if requests:
-            display_plan.show_rental_requests(plan)
+        if requests and plan.rental_plan:
+            display_cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
         if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
             backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
@@ -327,39 +330,31 @@ def config(output: str) -> None:
 
     context = launch.make_context("launch", ["RECIPE"], parent=click.get_current_context())
     options = [option for option in launch.params if isinstance(option, GroupedOption) and option.config_name]
-    rows = [ConfigRow.of(option, context) for option in options]
+    rows = [_config_row(option, context) for option in options]
     if output == "json":
-        from train.tools.records import encode
-
-        return print_json({"file": str(config_path()), "options": [encode(row) for row in rows]})
-    print_table(("option", "value", "source"), [(row.option, row.value, row.source) for row in rows])
+        return print_json({"file": str(config_path()), "options": rows})
+    print_table(("option", "value", "source"), [tuple(row.values()) for row in rows])
     note = "" if config_path().exists() else ", which does not exist"
     print_wrapped(f"configuration file: {config_path()}{note}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigRow:
-    """The default of an option, as `config` shows it."""
+def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]:
+    """Return option, value and source of the default of an option of the launch that the context has parsed.
 
-    option: str
-    value: str  # "": it depends on other options, or there is none
-    source: str  # "default", an environment variable, or the path of the configuration file
+    The value is "" when it depends on other options, or there is none.
+    """
+    from cluster.planning.config_file import config_key, config_keys
 
-    @classmethod
-    def of(cls, option: GroupedOption, context: click.Context) -> "ConfigRow":
-        """Return the default of an option of the launch that the context has parsed."""
-        from cluster.planning.config_file import config_key, config_keys
-
-        key = config_key(next(name for name in option.opts if name.startswith("--")))
-        source = context.get_parameter_source(option.name or "")
-        value = context.params[option.name or ""]
-        is_switch = isinstance(option.flag_value, str)
-        is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
-        if not is_set:
-            declared = config_keys()[key].option
-            value = None if declared is None or is_switch else declared.default
-        text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
-        return cls(option=key, value=text, source=describe_source(option, source) if is_set else "default")
+    key = config_key(next(name for name in option.opts if name.startswith("--")))
+    source = context.get_parameter_source(option.name or "")
+    value = context.params[option.name or ""]
+    is_switch = isinstance(option.flag_value, str)
+    is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
+    if not is_set:
+        declared = config_keys()[key].option
+        value = None if declared is None or is_switch else declared.default
+    text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
+    return {"option": key, "value": text, "source": describe_source(option, source) if is_set else "default"}
 
 
 @click.command()
@@ -380,12 +375,13 @@ def stop(job: str | None) -> None:
 
 
 def resume_options() -> list[GroupedOption]:
-    """Return the options that a resume may change, under the names that a launch has for them."""
+    """Return the options that a resume may change. Their help names no default: the job keeps its value."""
     from cluster.backends import catalog
     from cluster.planning.launch_options import LaunchOptions
 
     options_classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
-    return [option for options_class in options_classes for option in changeable_options(options_class)]
+    options = [option for options_class in options_classes for option in options_class.launch_options()]
+    return click_options((option for option in options if not option.is_fixed), shows_default=False)
 
 
 @click.command(cls=GroupedCommand)

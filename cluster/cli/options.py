@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -14,7 +14,7 @@ from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
-    from train.tools.option_fields import Option, OptionSet
+    from train.tools.option_fields import Option
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 CommandT = TypeVar("CommandT", bound=CommandFunction)
@@ -41,17 +41,29 @@ OPTION_GROUPS = (
 class FiniteFloatRange(click.FloatRange):
     """A number in a range. NaN and infinity are refused."""
 
-    def convert(
-        self,
-        value: Any,  # Any: a text or a number
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # Any: text too
         """Return the number. Fails as click's types do."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return float(number)
+
+
+class NumberList(click.ParamType[tuple[int, ...]]):
+    """Whole numbers within limits, comma-separated: a tuple without repetitions."""
+
+    name = "numbers"
+
+    def __init__(self, minimum: int, maximum: int, example: str) -> None:
+        self.minimum, self.maximum, self.example = minimum, maximum, example
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers. Fails as click's types do."""
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isdecimal() and self.minimum <= int(word) <= self.maximum for word in words):
+            limits = f"from {self.minimum} to {self.maximum}"
+            self.fail(f"must be whole numbers {limits}, with commas, such as {self.example}, not {value!r}", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
 
 
 class GroupedOption(click.Option):
@@ -124,13 +136,6 @@ def grouped_option(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator like `click.option` whose option is shown under a heading of `--help`."""
     return click.option(*declarations, cls=GroupedOption, help_group=help_group, **attributes)
-
-
-def count_option(
-    help_group: str, *declarations: str, help: str, minimum: int = 1
-) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a `grouped_option` for a whole number."""
-    return grouped_option(help_group, *declarations, metavar="N", type=click.IntRange(minimum), help=help)
 
 
 class DeferredOptions(click.Option):
@@ -351,58 +356,37 @@ class CheckedType(click.ParamType[object]):
             self.fail(str(error), param, ctx)
 
 
-def dataclass_options(
-    options_class: "type[OptionSet]", *names: str, is_configurable: bool = False, shows_default: bool = True
+def click_options(
+    options: "Iterable[Option]", is_configurable: bool = False, shows_default: bool = True
 ) -> list[GroupedOption]:
-    """Return the options of a dataclass, or those with these names, in the declared order.
+    """Return declared options as those of the command line: several for an option whose values have flags.
 
     If they are configurable, their defaults may be in the environment and in the configuration file. `shows_default`
     says whether their help names the default.
     """
-    return [
-        click_option
-        for option in options_class.launch_options()
-        if not names or option.name in names
-        for click_option in _click_options(option, is_configurable, shows_default)
-    ]
-
-
-def changeable_options(options_class: "type[OptionSet]") -> list[GroupedOption]:
-    """Return the options of a dataclass that a resume may change, in the declared order.
-
-    Their help names no defaults: without an option, the job keeps its value.
-    """
-    return [
-        click_option
-        for option in options_class.launch_options()
-        if not option.is_fixed
-        for click_option in _click_options(option, shows_default=False)
-    ]
-
-
-def _click_options(
-    option: "Option", is_configurable: bool = False, shows_default: bool = True
-) -> Iterator[GroupedOption]:
-    """Yield the options of the command line for one option: several when each of its values has a flag."""
-    config_name = option.name if is_configurable else ""
-    make = functools.partial(GroupedOption, help_group=option.group, config_name=config_name, show=option.show)
-    help_text = option.full_help if shows_default else option.help_without_default
-    if option.switches:
-        for value in option.switches:
-            switch_help = option.switch_help(value, shows_default)
-            yield make([f"--{value}", option.name], flag_value=value, default=None, help=switch_help)
-    elif option.kind is bool:
-        is_pair = "/" in option.flags[0]
-        flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}  # Any: for click
-        yield make([*option.flags, option.name], default=None, help=help_text, **flag)
-    else:
-        yield make(
-            [*option.flags, option.name],
-            type=CheckedType(option),
-            multiple=option.is_multiple,
-            metavar=option.metavar,
-            help=help_text,
-        )
+    made: list[GroupedOption] = []
+    for option in options:
+        config_name = option.name if is_configurable else ""
+        make = functools.partial(GroupedOption, help_group=option.group, config_name=config_name, show=option.show)
+        help_text = option.full_help(shows_default)
+        if option.kind is bool:
+            is_pair = "/" in option.flags[0]
+            flag: dict[str, Any] = {} if is_pair else {"is_flag": True, "flag_value": not option.default}  # for click
+            made.append(make([*option.flags, option.name], default=None, help=help_text, **flag))
+        elif not option.switches:
+            made.append(
+                make(
+                    [*option.flags, option.name],
+                    type=CheckedType(option),
+                    multiple=option.is_multiple,
+                    metavar=option.metavar,
+                    help=help_text,
+                )
+            )
+        for value, text in option.switches.items():
+            help_text = f"{text}  [default]" if shows_default and value == option.default else text
+            made.append(make([f"--{value}", option.name], flag_value=value, default=None, help=help_text))
+    return made
 
 
 def typed_options(options: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """`imgnet-cluster plan`: the schedule of a recipe, and a forecast of time and price on machines not yet rented."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ from cluster.errors import BadInput
 from .options import (
     GroupedCommand,
     GroupedOption,
-    dataclass_options,
+    NumberList,
+    click_options,
     deferred_options,
     given_options,
     grouped_option,
@@ -27,28 +28,12 @@ if TYPE_CHECKING:
     from train.recipe.schema import Recipe
 
 
-def parse_machine_counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Return the numbers of a comma-separated list in ascending order, without duplicates.
-
-    Raises `click.BadParameter` when one is not a whole number above 0.
-    """
-    if value is None:
-        return None
-    try:
-        counts = sorted({int(number) for number in value.split(",")})
-    except ValueError:
-        counts = [0]
-    if counts[0] < 1:
-        raise click.BadParameter(f"{value!r} is not a number of machines, nor a list such as 1,2,4,8")
-    return tuple(counts)
-
-
 def shared_options() -> list[GroupedOption]:
     """Return the options that a plan and a launch have."""
     from cluster.planning.launch_options import LaunchOptions
 
     names = ("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
-    return dataclass_options(LaunchOptions, *names, is_configurable=True)
+    return click_options(LaunchOptions.launch_options(*names), is_configurable=True)
 
 
 @click.command(cls=GroupedCommand)
@@ -57,7 +42,7 @@ def shared_options() -> list[GroupedOption]:
     "Machines",
     "--machines",
     metavar="N,N",
-    callback=parse_machine_counts,
+    type=NumberList(1, 10_000, "1,2,4,8"),
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
 @deferred_options(shared_options)
@@ -124,7 +109,7 @@ def plan(
             sized_options = replace(launch_options, machines=count, procs=launch_options.procs or procs)
             return resolve.plan(selected_recipe, sized_options, recipe_file=recipe)
 
-        machine_counts = machines or (selected_recipe.machines,)
+        machine_counts = sorted(machines or (selected_recipe.machines,))
         candidates, notes = _make_candidates(selected_recipe, type_names, machine_counts, job, plan_on)
         chosen, command = None, ""
         if criterion:
@@ -147,7 +132,7 @@ def plan(
 def _make_candidates(
     recipe: "Recipe",
     type_names: list[str],
-    machine_counts: tuple[int, ...],
+    machine_counts: "Sequence[int]",
     job: "Job | None",
     plan_on: "Callable[[int, int], Plan]",
 ) -> "tuple[list[Candidate], list[str]]":

@@ -4,13 +4,13 @@ import click
 
 from cluster.errors import BadInput
 
-from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all
+from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all, requests_option
 from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
     GroupedOption,
+    click_options,
     configured_options,
-    dataclass_options,
     deferred_options,
     dry_run_option,
     grouped_option,
@@ -35,7 +35,7 @@ def shared_options() -> list[GroupedOption]:
     """Return the options that a command has in common with a launch."""
     from cluster.planning.launch_options import LaunchOptions
 
-    options = dataclass_options(LaunchOptions, *SHARED_OPTIONS, is_configurable=True)
+    options = click_options(LaunchOptions.launch_options(*SHARED_OPTIONS), is_configurable=True)
     for option in options:
         option.help = OWN_HELP.get(str(option.name), option.help)
     return options
@@ -135,7 +135,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @deferred_options(backend_options)
 @detach_option
 @dry_run_option
-@grouped_option("Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON.")
+@requests_option
 @yes_option
 def run(
     command: tuple[str, ...],

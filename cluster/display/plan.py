@@ -119,12 +119,6 @@ def _summary_line(plan: Plan) -> str:
     return f"{training}; {machines}, {processes}{price}"
 
 
-def show_rental_requests(plan: Plan) -> None:
-    """Print the AWS requests by which a launch would rent its machines; nothing if it rents none."""
-    if plan.rental_plan:
-        cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
-
-
 def show_schedule(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> None:
     """Print a schedule. A phase whose resized copies are missing reads the full-size images."""
     table = schedule_table(rows, missing_copies)

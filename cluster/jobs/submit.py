@@ -154,7 +154,7 @@ def _describe_options() -> str:
     lines = []
     for title, options_class in titles.items():
         lines += ["", f"    Options of {'all launches' if title == 'all' else f'the backend {title}'}:"]
-        lines += [f"        {option.name}: {option.full_help}" for option in options_class.launch_options()]
+        lines += [f"        {option.name}: {option.full_help()}" for option in options_class.launch_options()]
     return "\n".join(lines)
 
 

@@ -49,7 +49,7 @@ class ConfigKey:
 
     def _convert_one(self, value: object) -> object:
         assert self.option
-        if self.option.range and isinstance(value, str):
+        if self.option.is_number and isinstance(value, str):
             raise ValueError(f"{value!r} is a string, not a number; leave out the quotes.")
         return self.option.convert(value)
 

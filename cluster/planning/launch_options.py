@@ -88,14 +88,14 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     values = {name: value for name, value in keywords.items() if value is not None}
     backend = backend or choose_backend(values, "local")
     options_class = BackendOptions if backend == UNKNOWN_MACHINES else catalog.options_class(backend)
+    known = {option.name for cls in (LaunchOptions, options_class) for option in cls.launch_options()}
+    for name in values.keys() - known:
+        refuse_keyword(name, backend)
     try:
-        options = LaunchOptions.pop_from(values)
-        backend_options = options_class.pop_from(values)
+        options = LaunchOptions().changed(values)
+        return replace(options, backend=backend, backend_options=options_class().changed(values))
     except OptionError as error:
         raise BadInput(str(error)) from error
-    for name in values:
-        refuse_keyword(name, backend)
-    return replace(options, backend=backend, backend_options=backend_options)
 
 
 def choose_backend(keywords: dict[str, object], default: str) -> str:
@@ -103,11 +103,6 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
 
     An option whose flag is `--NAME` chooses a backend, else its switch. Raises `BadInput` when several are chosen.
     """
-    return _chosen_backend(keywords, default) or default
-
-
-def _chosen_backend(keywords: dict[str, object], default: str) -> str:
-    """Return the backend that keyword arguments choose, "" when they choose none. As `choose_backend` else."""
     chosen = []
     for name, options_class in catalog.usable_options().items():
         selecting_names = [option.name for option in options_class.launch_options() if f"--{name}" in option.all_flags]
@@ -116,8 +111,9 @@ def _chosen_backend(keywords: dict[str, object], default: str) -> str:
             chosen.append(name)
     if len(chosen) > 1:
         flags = " and ".join(f"--{name}" for name in chosen)
-        raise BadInput(f"give only one of {flags}; without any, the job runs on --{default}")
-    return chosen[0] if chosen else ""
+        otherwise = f"; without any, the job runs on --{default}" if default else ""
+        raise BadInput(f"give only one of {flags}{otherwise}")
+    return chosen[0] if chosen else default
 
 
 def add_configured(
@@ -127,7 +123,7 @@ def add_configured(
 
     Configured options of other backends are ignored: they are meant for other launches. Raises `BadInput`.
     """
-    backend = _chosen_backend(typed, default) or choose_backend(configured, default)
+    backend = choose_backend(typed, "") or choose_backend(configured, default)
     options_classes = (LaunchOptions, catalog.options_class(backend))
     names = {option.name for options_class in options_classes for option in options_class.launch_options()}
     return backend, {name: value for name, value in configured.items() if name in names} | typed

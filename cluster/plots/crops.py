@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from train.evaluation.protocol import CropAnswer, Evaluation, ExampleImage
 
-from .figures import font_points, make_pixel_figure, matplotlib_settings, save_png
-from .palette import BACKGROUND_COLOR, TEXT_COLOR
+from .figures import BACKGROUND_COLOR, TEXT_COLOR, font_points, make_pixel_figure, matplotlib_settings, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .palette import BACKGROUND_COLOR, GRID_COLOR, MUTED_COLOR, TEXT_COLOR
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# Distinguishable also by readers who cannot tell red from green.
+SERIES_COLORS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")
+TEXT_COLOR = "#222222"
+MUTED_COLOR = "#5d6670"
+GRID_COLOR = "#dddddd"
+BACKGROUND_COLOR = "#ffffff"
+PAGE_BACKGROUND_COLOR = "#fefefe"  # of the report, in which it is a variable
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
 Point = tuple[float, float]

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from cluster.plots import figures
-from cluster.plots.palette import SERIES_COLORS
+from cluster.plots.figures import SERIES_COLORS
 from train.metrics.records import EpochRow
 from train.metrics.text import PART_TITLES
 

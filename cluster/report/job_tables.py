@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 
 from cluster.state.states import work_title
-from train.metrics.confusion import Confusion
 from train.metrics.text import EPOCH_COLUMNS, PART_TITLES
 
 from .facts import JobFacts
 from .tables import Cell, Table, differing_settings, format_known, make_table
-
-SHOWN_CLASSES = 12  # in the tables of classes
 
 
 def headline_values(facts: JobFacts) -> dict[str, str]:
@@ -92,17 +89,3 @@ def epochs_table(facts: JobFacts) -> Table:
     formats = [(field, f"{{:{form}}}") for _, _, field, form in EPOCH_COLUMNS]
     rows = [[format_known(getattr(epoch, field), form) for field, form in formats] for epoch in facts.epochs]
     return make_table(columns, rows)
-
-
-def worst_classes_table(confusion: Confusion | None) -> Table:
-    """Return the classes of the lowest accuracy in the last validation, as far as it was counted by class."""
-    entries = confusion.worst_classes(SHOWN_CLASSES) if confusion else []
-    rows = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in entries]
-    return make_table(("class", "images", "top-1, %"), rows, "Classes of the lowest accuracy")
-
-
-def errors_table(confusion: Confusion | None) -> Table:
-    """Return the most frequent errors of the last validation, as far as they were counted."""
-    pairs = confusion.most_confused(SHOWN_CLASSES) if confusion else []
-    rows = [(pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in pairs]
-    return make_table(("class", "taken for", "images", "% of the class"), rows, "Most confused classes")

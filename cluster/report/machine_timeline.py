@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cluster.plots import figures
-from cluster.plots.palette import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
+from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
 
 from .activity import Activity, ActivitySpan
 from .charts import LINE_STYLES, Chart, LegendEntry, time_unit

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from cluster.plots.palette import GRID_COLOR, MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, TEXT_COLOR
+from cluster.plots.figures import GRID_COLOR, MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, TEXT_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
 from infra.costs import JobCost
@@ -11,7 +12,11 @@ from train.forecast import TermComparison
 from train.metrics.text import format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
 
+if TYPE_CHECKING:
+    from train.metrics.confusion import Confusion
+
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %| s)?")
+SHOWN_CLASSES = 10  # in the tables of classes
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
 Cell = str | int | float | None
 
@@ -139,3 +144,18 @@ def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ())
         for row in rows
     ]
     return make_table(columns, cells)
+
+
+def classes_tables(confusion: "Confusion | None") -> list[Table]:
+    """Return the classes of the lowest accuracy and the most frequent errors; none of what was not counted."""
+    if not confusion:
+        return []
+    worst = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in confusion.worst_classes(SHOWN_CLASSES)]
+    errors = [
+        (pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in confusion.most_confused(SHOWN_CLASSES)
+    ]
+    tables = (
+        make_table(("class", "images", "top-1, %"), worst, "Classes of the lowest accuracy"),
+        make_table(("class", "taken for", "images", "% of the class"), errors, "Most frequent errors"),
+    )
+    return [table for table in tables if table.rows]

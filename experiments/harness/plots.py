@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.plots.figures import font_points, make_pixel_figure, matplotlib_settings, save_png
-from cluster.plots.palette import BACKGROUND_COLOR, SERIES_COLORS
+from cluster.plots.figures import (
+    BACKGROUND_COLOR,
+    SERIES_COLORS,
+    font_points,
+    make_pixel_figure,
+    matplotlib_settings,
+    save_png,
+)
 from experiments.harness.claims import Experiment
 from experiments.harness.confidence import ResultRows, RowsByArm, accuracies, accuracy, mean_with_deviation
 

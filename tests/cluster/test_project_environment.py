@@ -33,22 +33,19 @@ def make_wheel(folder: Path, name: str, requires: str = "") -> None:
 
 
 def test_first_file_that_is_there_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_requirements(project) is None
+    def found(has_uv: bool = False) -> list[str]:
+        monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/uv" if has_uv else None)
+        requirements = find_requirements(project)
+        return [path.name for path in requirements.sources] if requirements else []
+
     (project / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
-    assert find_requirements(project) is None  # it requires nothing
+    assert found() == []
     (project / "pyproject.toml").write_text("[project]\ndependencies = ['tiny']\n")
-    found = find_requirements(project)
-    assert found and found.file.name == "pyproject.toml"
+    assert found() == ["pyproject.toml"]
     (project / "requirements.txt").write_text("tiny\n")
-    found = find_requirements(project)
-    assert found and found.file.name == "requirements.txt"
+    assert found() == ["requirements.txt"]
     (project / "uv.lock").touch()
-    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/uv")
-    found = find_requirements(project)
-    assert found and [path.name for path in found.sources] == ["uv.lock", "pyproject.toml"]
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    found = find_requirements(project)
-    assert found and found.file.name == "requirements.txt"
+    assert found(has_uv=True) == ["uv.lock", "pyproject.toml"] and found() == ["requirements.txt"]
 
 
 FAKE_UV = """\

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 
 import train.recipe
 from cluster import errors
@@ -23,10 +22,6 @@ from train.engine.options import RunOptions
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_FILES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGE_FILES}
-DEVELOPER_PAGES = (
-    "ARCHITECTURE.md",
-    *(f"docs/{name}.md" for name in ("adding-a-backend", "adding-a-model", "contributing", "life-of-a-job")),
-)
 README_MAX_LINES = 150
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
@@ -175,13 +170,6 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
-@cache
-def words_of_code() -> frozenset[str]:
-    """Return all words of the repository's Python files."""
-    text = "\n".join((ROOT / path).read_text() for path in tracked_files() if path.endswith(".py"))
-    return frozenset(re.findall(r"\w+", text))
-
-
 def usage_error(words: list[str]) -> str:
     """Return why the words do not parse, or ""."""
     try:
@@ -194,12 +182,6 @@ def test_page_command_parses() -> None:
     lines = {page: shell_lines(text, "imgnet-cluster") for page, text in PAGES.items()}
     found = {page: {shlex.join(words): usage_error(words) for words in lines[page]} for page in PAGES}
     assert_none({page: {line: error for line, error in errors.items() if error} for page, errors in found.items()})
-
-
-@pytest.mark.parametrize("line", ["lunch x.py", "launch --lokal x.py", "data resize a", "launch --machines N x.py"])
-def test_parse_wrong_command_raises_usage_error(line: str) -> None:
-    with pytest.raises(click.UsageError):
-        parse(["imgnet-cluster", *line.split()])
 
 
 def test_page_inline_command_has_only_own_options() -> None:
@@ -243,15 +225,6 @@ def test_page_file_exists() -> None:
     assert_none({page: [path for path in named_paths(PAGES[page]) if not is_in_repository(path)] for page in PAGES})
 
 
-def test_developer_page_identifier_occurs_in_the_code() -> None:
-    found = {}
-    for page in DEVELOPER_PAGES:
-        code = " ".join(re.sub(r"[\w{},-]+(/[\w.{},-]*)+", "", span) for span in inline_code(PAGES[page]))
-        identifiers = set(re.findall(r"\b(?:[A-Z][a-z]+[A-Z]\w*|[A-Z]+_[A-Z_]+|[a-z]+_[a-z_]+)\b", code))
-        found[page] = identifiers - words_of_code()
-    assert_none(found)
-
-
 def test_page_python_block_uses_names_that_exist() -> None:
     found = defaultdict[str, set[str]](set)
     trees = [(page, ast.parse(block, page)) for page, text in PAGES.items() for block in fences(text, "python")]
@@ -265,12 +238,6 @@ def test_page_python_block_uses_names_that_exist() -> None:
                 fields = {field.name for field in dataclasses.fields(constructor)}
                 found[page] |= {str(keyword.arg) for keyword in node.keywords} - fields
     assert_none(found)
-
-
-def test_command_is_named_in_a_page() -> None:
-    text = "\n".join(text for page, text in PAGES.items() if page != "docs/cli.md")
-    unnamed = {command for command in COMMANDS if not re.search(rf"(imgnet-cluster |`){command}\b", text)}
-    assert_none({"named in no page": unnamed})
 
 
 def test_readme_is_short() -> None:

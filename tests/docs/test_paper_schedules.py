@@ -1,23 +1,17 @@
 """Tests that our recipes follow their papers exactly, and of docs/recipes-beside-papers.md."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 from recipes_page import (
-    MACHINE_TYPES,
     as_paper_phase,
-    forecast_on_each_type,
     format_number,
     load_recipe_file,
     our_schedule,
     render_page,
 )
-
-from cluster.cli.app import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES_WITHOUT_PAPER = {"resnet50_2026", "finetune", "sweeps", "quickstart", "cifar10"}
@@ -41,16 +35,6 @@ def test_paper_schedules_cover_every_recipe_with_a_paper() -> None:
         if path.stem not in RECIPES_WITHOUT_PAPER:
             for recipe in load_recipe_file(path.stem):
                 assert {(path.stem, recipe.name, count) for count in recipe.tables or (recipe.machines,)} <= covered
-
-
-def test_forecast_on_each_type_equals_plan_command() -> None:
-    options = ["--machines", "1,8", "--type", ",".join(MACHINE_TYPES), "--only", "resnet50_2026", "-o", "json"]
-    completed = CliRunner().invoke(cli, ["plan", *options, str(ROOT / "recipes/resnet50_2026.py")])
-    minutes = {(row["type"], row["machines"]): row["forecast"]["minutes"] for row in json.loads(completed.output)}
-    recipe, _ = load_recipe_file("resnet50_2026")
-    for machines in (1, 8):
-        for type_name, (_, forecast) in zip(MACHINE_TYPES, forecast_on_each_type(recipe, machines), strict=True):
-            assert minutes[type_name, machines] == pytest.approx(forecast.minutes)
 
 
 def test_render_page_equals_docs_recipes_beside_papers() -> None:

@@ -8,24 +8,12 @@ from typing import Any
 
 import pytest
 
-from experiments.harness import cli, table
+from experiments.harness import cli
 from experiments.harness.claims import Claim, Experiment, ImageSources, make_side
 from experiments.harness.images import ImageSet
 from experiments.harness.sweep import SweepLocation
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def make_row(seed: int, top1: float | None, seconds: float = 100.0) -> dict[str, Any]:
-    """Return the row of a run with this accuracy; None: it diverged."""
-    return {
-        "name": f"x, seed {seed}", "seed": seed, "top1": top1, "top1_square": top1, "classes": 10,
-        "diverged": None if top1 is not None else "the loss is nan", "train_loss": 1.0,
-        "train_top1": [20.0, 30.0 + seed, 40.0 + seed] if top1 is not None else [12.0], "steps": 30,
-        "images": 1000, "megapixels": 12.3, "train_seconds": seconds, "seconds": seconds + 10,
-        "made": {"date": f"2026-01-0{1 + seed}", "machine": "2 cores (X)", "commit": "0123456789abcdef+changes"},
-        "config": {"seed": seed, "top1": top1},
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -45,22 +33,6 @@ def experiment(blots: ImageSet, arm: Any) -> Experiment:
         ),
         images=images,
     )
-
-
-ROWS = {
-    "toy": {
-        "slow": [make_row(0, 60.0), make_row(1, 61.0), make_row(2, 62.0)],
-        "wild": [make_row(0, 40.0, 50.0), make_row(1, None), make_row(2, 41.0, 52.0)],
-    }
-}
-
-
-def test_experiment_table_summarizes_the_rows(experiment: Experiment) -> None:
-    header, _, slow, wild = table.experiment_table(experiment, ROWS["toy"])
-    assert header == "| | n | top-1 % | min to max | difference to the first | steps | work | seconds |"
-    assert slow == "| slow | 3 | 61.00 ± 1.00 | 60.00 to 62.00 |  | 30 | 12 MP | 100 ± 0 |"
-    assert wild.startswith("| wild | 3, 1 diverged | 30.33 ± 17.62 | 10.00 to 41.00 | -30.67 (-74.2")
-    assert wild.endswith(") | 30 | 12 MP | 51 ± 1 |")
 
 
 def test_main_makes_runs_and_prints_tables(

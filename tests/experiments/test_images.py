@@ -62,14 +62,6 @@ def test_prepare_cifar_tar_equals_folder(cifar: Path, tmp_path: Path) -> None:
     assert contents == [(cifar / "train" / names[0]).read_bytes()] * 2
 
 
-def test_prepare_cifar_builds_once_and_fingerprints_content(cifar: Path, tmp_path: Path) -> None:
-    image_set = images.prepare_cifar(cifar, tmp_path / "work", per_class=4)
-    assert images.prepare_cifar(Path("gone"), tmp_path / "work", per_class=4) == image_set
-    assert images.prepare_cifar(cifar, tmp_path / "again", per_class=4).fingerprint == image_set.fingerprint
-    (cifar / "val" / "cat" / "cat0.png").write_bytes(noise_jpeg(99))
-    assert images.prepare_cifar(cifar, tmp_path / "other", per_class=4).fingerprint != image_set.fingerprint
-
-
 def test_prepare_cifar_bad_source_is_refused_and_leaves_nothing(cifar: Path, tmp_path: Path) -> None:
     with pytest.raises(ImageSourceError, match="train/cat has 6 images; 7 of each class are needed"):
         images.prepare_cifar(cifar, tmp_path / "work", per_class=7)

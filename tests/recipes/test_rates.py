@@ -1,19 +1,9 @@
-"""The learning rate of every step of every recipe against the paper's formula, and of three files to the last bit.
+"""The learning rate of every step of every recipe against the paper's formula."""
 
-A stored table has each phase's steps, batch, first and last rate, every thousandth rate, and a checksum of all rates as
-float64. The three recipes have no cosine: its last bit depends on the C library.
-
-    PYTHONPATH=. python tests/recipes/test_rates.py        # writes golden/
-"""
-
-import hashlib
-import json
 import math
-import struct
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +13,9 @@ from train.recipe.files import read_recipes
 from train.recipe.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN_DIR = Path(__file__).with_name("golden")
 FILES = sorted(path.stem for path in (ROOT / "recipes").glob("[!_]*.py"))
-GOLDEN_FILES = ("resnet50_18min", "resnet50_2026", "resnet50_lars")
 LearningRates = NDArray[np.float64]
-IMAGENET, SAMPLE_INTERVAL = 1_281_167, 1000
+IMAGENET = 1_281_167
 
 
 # --- the formulas, in float64 ------------------------------------------------------------------------------------
@@ -202,22 +190,6 @@ def all_lrs(schedule: Schedule) -> LearningRates:
     return np.array([epoch.lr_at(step) for epoch in schedule.epochs for step in range(epoch.steps)])
 
 
-def golden_table(schedule: Schedule) -> dict[str, Any]:
-    """Return what is stored of a schedule."""
-    lrs = all_lrs(schedule).tolist()
-    return {
-        "images": schedule.images,
-        "gpus": schedule.gpus,
-        "steps": schedule.steps,
-        "phases": [
-            [*phase.phase.epochs, phase.steps, phase.global_batch, *phase.scaled_lr_endpoints]
-            for phase in schedule.scheduled_phases
-        ],
-        "every": lrs[::SAMPLE_INTERVAL],
-        "sha256": hashlib.sha256(struct.pack(f"<{len(lrs)}d", *lrs)).hexdigest(),
-    }
-
-
 def test_every_recipe_has_a_formula() -> None:
     assert {file: schedules_of(file).keys() for file in FILES} == {file: FORMULAS[file].keys() for file in FORMULAS}
 
@@ -230,15 +202,3 @@ def test_lr_of_every_step_matches_the_papers_formula(file: str, name: str) -> No
     actual, formula = all_lrs(schedules_of(file)[name]), FORMULAS[file][name]
     assert actual.shape == formula.shape
     np.testing.assert_allclose(actual, formula, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("file", GOLDEN_FILES)
-def test_lr_of_every_step_matches_the_stored_table(file: str) -> None:
-    stored = json.loads((GOLDEN_DIR / f"{file}.json").read_text())
-    assert {name: golden_table(schedule) for name, schedule in schedules_of(file).items()} == stored
-
-
-if __name__ == "__main__":
-    for golden_file in GOLDEN_FILES:
-        golden_tables = {name: golden_table(schedule) for name, schedule in schedules_of(golden_file).items()}
-        (GOLDEN_DIR / f"{golden_file}.json").write_text(json.dumps(golden_tables, separators=(",", ":")) + "\n")

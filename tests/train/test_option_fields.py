@@ -34,26 +34,39 @@ def parse(*argv: str) -> Any:
     return vars(parser.parse_args(argv))
 
 
-@pytest.mark.parametrize(("values", "reason"), [
-    ({"fans": 5}, "'--fans': 5 is not in the range 0<=x<=4."),
-    ({"fans": 2.5}, "'--fans': 2.5 is not a valid integer."),
-    ({"fans": True}, "'--fans': True is not a valid integer."),
-    ({"fans": None}, "'--fans': None is not a valid integer."),
-    ({"fans": "many"}, "'--fans': 'many' is not a valid integer."),
-    ({"fans": float("nan")}, "'--fans': nan is not a valid integer."),
-    ({"noise": 0}, "'--noise': 0.0 is not in the range x>0."),
-    ({"noise": float("nan")}, "'--noise': nan is not a finite number"),
-    ({"noise": "inf"}, "'--noise': inf is not a finite number"),
-    ({"noise": []}, r"'--noise': [] is not a valid float."),
-    ({"out": "x", "mode": "c"}, "'--a' / '--b': 'c' is not one of 'a', 'b'."),
-    ({"out": "x", "is_fast": "no"}, "'--slow': 'no' is not a valid bool."),
-    ({"out": "x", "names": ("x", 1)}, "'--name': 1 is not a valid str."),
-    ({"out": "x", "target": "93"}, "'--target': '93' is no target; they look like top5=93 or top1=76.1, in percent"),
-])  # fmt: skip
-def test_option_set_refuses_bad_values(values: dict[str, Any], reason: str) -> None:
-    options_class: type[OptionSet] = Options if "out" in values else Cooling
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"fans": 5}, "'--fans': 5 is not in the range 0<=x<=4."),
+        ({"fans": 2.5}, "'--fans': 2.5 is not a valid integer."),
+        ({"fans": True}, "'--fans': True is not a valid integer."),
+        ({"fans": None}, "'--fans': None is not a valid integer."),
+        ({"fans": "many"}, "'--fans': 'many' is not a valid integer."),
+        ({"fans": float("nan")}, "'--fans': nan is not a valid integer."),
+        ({"noise": 0}, "'--noise': 0.0 is not in the range x>0."),
+        ({"noise": float("nan")}, "'--noise': nan is not a finite number"),
+        ({"noise": "inf"}, "'--noise': inf is not a finite number"),
+        ({"noise": []}, r"'--noise': [] is not a valid float."),
+    ],
+)
+def test_option_set_refuses_bad_numbers(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError) as caught:
-        options_class(**values)
+        Cooling(**values)
+    assert str(caught.value) == f"Invalid value for {reason}"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"mode": "c"}, "'--a' / '--b': 'c' is not one of 'a', 'b'."),
+        ({"is_fast": "no"}, "'--slow': 'no' is not a valid bool."),
+        ({"names": ("x", 1)}, "'--name': 1 is not a valid str."),
+        ({"target": "93"}, "'--target': '93' is no target; they look like top5=93 or top1=76.1, in percent"),
+    ],
+)
+def test_option_set_refuses_bad_values(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options(out=Path("x"), **values)
     assert str(caught.value) == f"Invalid value for {reason}"
 
 
@@ -64,20 +77,23 @@ def test_option_set_parses_texts_and_converts_numbers() -> None:
     assert cooling == Cooling(fans=3, noise=1.0) and isinstance(cooling.noise, float)
 
 
-def test_pop_from_takes_its_own_values_only() -> None:
-    values: dict[str, object] = {"out": "x", "fans": 1, "noise": 3.0, "backend": "y", "other": 0}
-    assert Options.pop_from(values) == Options(out=Path("x"), cooling=Cooling(fans=1))
-    assert values == {"noise": 3.0, "backend": "y", "other": 0}
+def test_launch_options_are_those_with_a_group_also_of_nested_classes() -> None:
+    assert [option.name for option in Options.launch_options()] == ["out", "names", "is_fast", "mode", "target", "fans"]
+    by_name = {option.name: option for option in Options.launch_options()}
+    assert by_name["fans"].full_help() == "Number of fans.  [default: 2]  [0<=x<=4]"
+    assert (by_name["mode"].all_flags, by_name["is_fast"].all_flags) == (("--a", "--b"), ("--slow",))
+
+
+def test_changed_takes_the_values_of_launch_options_only() -> None:
+    options = Options(out=Path("x")).changed({"fans": "1", "noise": 3.0, "backend": "y", "other": 0})
+    assert options == Options(out=Path("x"), cooling=Cooling(fans=1))
 
 
 def test_add_arguments_returns_only_given_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse() == {} and parse("--fans", "3", "--noise", "0.5") == {"fans": 3, "noise": 0.5}
-    with pytest.raises(SystemExit):
-        parse("--fans", "5")
-    assert "argument --fans: 5 is not in the range 0<=x<=4." in capsys.readouterr().err
+    assert parse() == {} and parse("--fans", "3", "--noise", "0.5") == {"fans": "3", "noise": "0.5"}
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     add_arguments(parser, Options)
-    assert vars(parser.parse_args(["--out", "x", "--slow"])) == {"out": Path("x"), "is_fast": False}
+    assert vars(parser.parse_args(["--out", "x", "--slow"])) == {"out": "x", "is_fast": False}
     assert "100 % slow." in parser.format_help()
     with pytest.raises(SystemExit):
         parser.parse_args([])

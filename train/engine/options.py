@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from train.tools.option_fields import OptionSet, add_arguments, option_field
+from train.tools.option_fields import OptionError, OptionSet, add_arguments, option_field
 
 KEEP_BEST_AND_LAST = "best,last"
 TRACKERS = ("wandb", "mlflow")  # a module each in train/trackers
@@ -246,13 +246,15 @@ def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
     )
     given = vars(parser.parse_args(argv))
     path: Path | None = given.pop("options", None)
-    if path is None:
-        return RunOptions(**given)
+    in_file: dict[str, object] = {}
     try:
-        job_options = read_record(path, TrainOptions)
+        if path is not None:
+            job_options = read_record(path, TrainOptions)
+            if job_options is None:
+                parser.error(f"--options {path}: there is no such file")
+            in_file = {job_field.name: getattr(job_options, job_field.name) for job_field in fields(job_options)}
+        return RunOptions(**{**in_file, **given})
+    except OptionError as error:
+        parser.error(str(error))
     except DamagedRecord as error:
         parser.error(f"--options: {error}")
-    if job_options is None:
-        parser.error(f"--options {path}: there is no such file")
-    in_file = {job_field.name: getattr(job_options, job_field.name) for job_field in fields(job_options)}
-    return RunOptions(**{**in_file, **given})

@@ -93,17 +93,3 @@ def test_completion_prints_a_script_that_its_shell_accepts(sandbox: Fixture, she
         flags = ["--no-execute"] if shell == "fish" else ["-n"]
         checked = subprocess.run([shell, *flags], input=ran.out, capture_output=True, text=True)
         assert checked.returncode == 0, checked
-
-
-def test_bash_completes_a_job_at_the_press_of_tab(sandbox: Fixture) -> None:
-    write_job(sandbox.path, 3)
-    script = sandbox.cli("completion", "bash").out
-    typed = 'COMP_WORDS=(imgnet-cluster stop jo); COMP_CWORD=2; _imgnet_cluster_completion "$COMMAND"'
-    done = subprocess.run(
-        ["bash", "-c", f'{script}\n{typed}\necho "${{COMPREPLY[@]}}"'],
-        capture_output=True,
-        text=True,
-        cwd=sandbox.path,
-        env={**sandbox.env, "COMMAND": sandbox.command},
-    )
-    assert (done.stdout, done.stderr) == ("job-3\n", "")

@@ -5,22 +5,13 @@ import pytest
 
 from cluster.backends import catalog
 from cluster.backends.aws.backend import AwsBackend
-from cluster.cli import checks, evaluate, launch, plan
-from cluster.cli.options import FiniteFloatRange, GroupedCommand, GroupedOption, open_cloud
+from cluster.cli import launch
+from cluster.cli.options import FiniteFloatRange, open_cloud
 from cluster.errors import BadInput
-
-GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, checks.check]
 
 
 def help_text(command: click.Command) -> str:
     return command.get_help(click.Context(command, info_name=command.name, max_content_width=100))
-
-
-@pytest.mark.parametrize("command", GROUPED_COMMANDS, ids=lambda command: command.name)
-def test_every_option_of_a_grouped_command_names_its_group(command: click.Command) -> None:
-    assert isinstance(command, GroupedCommand)
-    options = [param for param in command.params if isinstance(param, click.Option)]
-    assert options and not [option.opts for option in options if not isinstance(option, GroupedOption)]
 
 
 def test_resume_names_no_defaults_because_the_job_keeps_its_values() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.display import progress, status
+from cluster.display import progress
 from cluster.errors import BadInput
 from cluster.jobs import checkpoints
 from cluster.records.run_data import collect_run_data
@@ -69,14 +69,6 @@ def test_steps_of_a_command_are_beside_the_bar(run: Any) -> None:
     run.write_status("training", attempt=2, phase="running", step=7, steps=70, epoch=1, launch="second")
     text = progress.progress_text(run.job.status(), since=0.0, first_step=6)
     assert text.startswith("step 7/70  epoch 1  ") and text.endswith(" left")
-
-
-def test_status_tells_the_command_and_no_step_that_is_not_known(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    job = run.job
-    status.show_status(job.status(), {}, job.timeline())
-    lines = capsys.readouterr().out.splitlines()
-    assert "name               train" in lines and "command            python train.py --lr 0.1" in lines
-    assert "attempt       at machines     reason" in lines
 
 
 def test_commands_for_networks_say_that_a_command_has_none(run: Any) -> None:

@@ -1,6 +1,5 @@
 """The commands that are printed when a job has ended: they help in its state and work in this shell."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,68 +7,46 @@ from typing import Any
 import pytest
 
 from cluster.display import next_commands
-from cluster.state.states import JobState
-from cluster.state.status import infer_end_state
 
 Fixture = Any
 LAUNCH = "imgnet-cluster launch --local 'my recipe.py'"
 
 
-def printed(run: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    """End the job of a run folder as its files say, and return the commands that are printed."""
-    run.job.refresh()
-    assert run.job.result
-    next_commands.print_commands_after(run.job, run.job.result)
-    return capsys.readouterr().out
-
-
-@pytest.fixture
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell finds the program."""
+@pytest.mark.parametrize(
+    ("state", "fault", "steps", "has_saved", "expected", "unexpected"),
+    [
+        ("failed", "own", None, False, f"  fix it, then: {LAUNCH}\n", "curves"),  # there is no step to show
+        ("failed", "own", 50, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
+        ("failed", "input", 50, True, f"  fix it, then: {LAUNCH}\n", "resume"),
+        ("stopped", "", None, False, "  start again imgnet-cluster resume job-1  (nothing was saved yet)\n", "fix it"),
+        ("stopped", "", 8, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
+    ],
+)
+def test_commands_after_the_end_fit_the_state(
+    hand_made: Fixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    fault: str,
+    steps: int | None,
+    has_saved: bool,
+    expected: str,
+    unexpected: str,
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-
-
-def test_failure_before_the_first_save_is_launched_again(
-    hand_made: Fixture, capsys: pytest.CaptureFixture[str], on_path: None
-) -> None:
     run = hand_made(command=LAUNCH)
-    run.write_status("failed", reason="own.py has no loss", ended=True)
-    shown = printed(run, capsys)
-    assert f"  fix it, then: {LAUNCH}\n" in shown and "resume" not in shown
-    assert "curves" not in shown and "report" not in shown, "there is no step that they could show"
-
-
-@pytest.mark.parametrize("fault", ["own", "input"])
-def test_failure_after_a_save_is_resumed_unless_the_input_is_wrong(
-    hand_made: Fixture, capsys: pytest.CaptureFixture[str], on_path: None, fault: str
-) -> None:
-    run = hand_made(command=LAUNCH)
-    run.write_checkpoint(1, 40)
     run.write_attempt(1, "0.a", reason="start")
-    run.write_attempt(2, reason="the loss is not a number", end_state="failed", fault=fault)
-    run.write_status("failed", reason="the loss is not a number", ended=True, step=50)
-    shown = printed(run, capsys)
-    assert ("  continue    imgnet-cluster resume job-1\n" in shown) == (fault == "own")
-    assert (f"  fix it, then: {LAUNCH}\n" in shown) == (fault == "input")
-    assert "  curves      imgnet-cluster tensorboard job-1\n" in shown
-    assert json.loads(run.run_folder.result_path.read_text())["is_input_wrong"] == (fault == "input")
-
-
-def test_stopped_job_is_resumed(hand_made: Fixture, capsys: pytest.CaptureFixture[str], on_path: None) -> None:
-    run = hand_made()
-    run.write_status("stopped", reason="stopped by the user", ended=True)
-    assert infer_end_state(run.job.run) == (JobState.STOPPED, "stopped by the user")
-    assert "  start again imgnet-cluster resume job-1  (nothing was saved yet)\n" in printed(run, capsys)
-    run.write_checkpoint(1, 8)
-    assert "  continue    imgnet-cluster resume job-1\n" in printed(run, capsys)
-
-
-def test_job_launched_from_python_names_its_recipe(
-    hand_made: Fixture, capsys: pytest.CaptureFixture[str], on_path: None
-) -> None:
-    run = hand_made(recipe_file="own.py")
-    run.write_status("failed", reason="no such data", ended=True)
-    assert "  fix it, then: imgnet-cluster launch own.py\n" in printed(run, capsys)
+    if has_saved:
+        run.write_checkpoint(1, 8)
+    if fault:
+        run.write_attempt(2, reason="the loss is not a number", end_state=state, fault=fault)
+    run.write_status(state, reason="the loss is not a number", ended=True, step=steps)
+    run.job.refresh()
+    assert run.job.result and run.job.result.is_input_wrong == (fault == "input")
+    next_commands.print_commands_after(run.job, run.job.result)
+    shown = capsys.readouterr().out
+    assert expected in shown and unexpected not in shown
+    assert ("  curves      imgnet-cluster tensorboard job-1\n" in shown) == bool(steps)
 
 
 def test_shell_without_the_program_is_told_how_to_find_it(

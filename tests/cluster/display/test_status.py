@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.display import status, tables
+from cluster.display import status
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
@@ -30,21 +30,6 @@ def test_format_duration(seconds: float, expected: str) -> None:
 )
 def test_format_lr_range_of_two_endpoints(endpoints: tuple[float, float], expected: str) -> None:
     assert text.format_lr_range(endpoints) == text.format_lr_range(endpoints, max(endpoints)) == expected
-
-
-def test_format_lr_range_of_a_cycle_shows_the_peak() -> None:
-    assert text.format_lr_range((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
-
-
-def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table(
-        ("job", "recipe", "state", "top1"), [("job-1", "a", "done", 98.76543), ("job-22", "[b]", "failed", None)]
-    )
-    out = capsys.readouterr().out
-    lines = [line.rstrip() for line in out.splitlines() if line.strip()]
-    assert lines[0].split() == ["job", "recipe", "state", "top1"]
-    assert [line.split() for line in lines[2:]] == [["job-1", "a", "done", "98.77"], ["job-22", "[b]", "failed"]]
-    assert "\x1b" not in out
 
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:

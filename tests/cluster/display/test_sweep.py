@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from support import report_reader
 
-from cluster.display import progress, sweep
+from cluster.display import sweep
 from cluster.jobs import store
 from cluster.planning.commands import plan_command
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from cluster.report.tables import differing_settings
 from train.recipe import Command, Data, Model, Phase, Recipe
 
 Fixture = Any
@@ -31,15 +30,6 @@ def make_recipe(lr: float) -> Recipe:
 def rows(text: str) -> list[list[str]]:
     """The words of each line."""
     return [line.split() for line in text.splitlines() if line.strip()]
-
-
-def test_differing_settings_leaves_out_what_is_the_same_and_the_name() -> None:
-    settings: list[dict[str, Any]] = [
-        {"recipe": "a", "lr": 0.1, "seed": 0, "loss": "x"},
-        {"recipe": "b", "lr": 0.4, "seed": 0, "loss": "y"},
-    ]
-    assert differing_settings(settings) == ["lr", "loss"]
-    assert differing_settings(settings[:1]) == []
 
 
 def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,13 +64,3 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys:
     assert ["job-2", "lr0.1", "stopped", "0.1", "55.50", "*", "0:00"] in rows(shown)
     assert ["job-3", "lr0.4", "failed", "0.4", "0:00"] in rows(shown)
     assert "imgnet-cluster report job-1 job-2 job-3" in shown
-
-
-def test_bar_of_a_sweep_says_how_far_the_other_runs_are(hand_made: Fixture) -> None:
-    run = hand_made("job-7")
-    run.write_status("training", step=3, steps=12)
-    with run.hold_agent_lock():
-        assert progress._describe_other(run.job) == "job-7 25%"
-    run.write_status("stopped", ended=True)
-    run.job.refresh()
-    assert progress._describe_other(run.job) == "job-7 stopped"

@@ -126,21 +126,3 @@ def test_print_table_in_a_terminal_too_narrow_for_numbers_wraps_lines(monkeypatc
 def test_print_table_ends_no_line_with_a_space(capsys: pytest.CaptureFixture[str]) -> None:
     tables.print_table(("job", "state"), [("job-10", JobState.DONE), ("job-1", "")])
     assert capsys.readouterr().out.splitlines() == ["job    state", "────────────", "job-10 done", "job-1"]
-
-
-def test_set_up_steps_have_the_names_of_the_time_table(capsys: pytest.CaptureFixture[str]) -> None:
-    status.show_setup_steps(MACHINES)
-    text = capsys.readouterr().out
-    assert "start of trainers" in text and SetupStep.RENDEZVOUS not in text
-
-
-def test_states_that_must_not_be_confused_have_different_colors() -> None:
-    states = (JobState.DONE, JobState.FAILED, JobState.RUNNING, JobState.WAITING, MachineState.LOST, JobState.STOPPED)
-    assert len({tables.STATE_COLORS[state] for state in states}) == len(states)
-    assert tables.STATE_COLORS[MachineState.FAILED] == tables.STATE_COLORS[tables.DAMAGED]
-
-
-def test_heading_of_several_words_breaks_before_a_column_is_left_out() -> None:
-    column = tables.TableColumn.measure("scaling efficiency", ["97 %", "100 %"])
-    assert (column.width, column.min_width) == (18, 10) and column.is_numeric
-    assert tables.TableColumn.measure("", []).min_width == 0

@@ -104,17 +104,6 @@ def test_tensorboard_all_shows_all_jobs_with_hparams_and_metrics(place_with_job:
     place_with_job.wait_for(lambda: "job-4" in get_json("runs"))
 
 
-def test_links_of_event_folders_follow_the_jobs(place_with_job: Fixture, tmp_path: Path) -> None:
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/job-9").symlink_to("/nowhere")
-    jobs = [place_with_job.job()]
-    for _ in range(2):
-        tensorboard.link_event_folders(tmp_path / "links", jobs)
-        assert [path.name for path in (tmp_path / "links").iterdir()] == ["job-1"]
-    tensorboard.link_event_folders(tmp_path / "links", [])
-    assert not list((tmp_path / "links").iterdir())
-
-
 def test_arguments_of_a_command_are_written_once_beside_its_events(hand_made: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
@@ -132,25 +121,6 @@ def test_arguments_of_a_command_are_written_once_beside_its_events(hand_made: An
     written = parse_session_start_info_plugin_data(content).hparams
     values = (written["lr"].number_value, written["wide"].number_value, written["command"].string_value)
     assert values == (0.25, 1, "mine")
-
-
-def test_tensorboard_shows_several_jobs_and_says_which_go_on(
-    place_with_job: Fixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = place_with_job.path / "runs"
-    shutil.copytree(runs / "job-1", runs / "job-2")
-    (runs / "job-2/result.json").unlink()
-    seen: list[str] = []
-
-    def run_server(folder: Path, port: int, log: Path, description: str, refresh: Any) -> int:
-        seen.extend([description, *sorted(path.name for path in folder.iterdir())])
-        return 0
-
-    monkeypatch.setattr(tensorboard, "_run_server", run_server)
-    jobs = [place_with_job.job(1), place_with_job.job(2)]
-    assert tensorboard.serve(lambda: jobs, 0, "both") == 0
-    assert seen == ["both, until Ctrl-C", "job-1", "job-2"]
-    assert capsys.readouterr().err == "TensorBoard stopped; still at work: job-2\n"
 
 
 def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixture) -> None:

@@ -1,24 +1,15 @@
 """The live table of a job's machines, from invented statuses."""
 
-import fcntl
 import io
-import os
-import pty
 import re
-import select
-import struct
-import subprocess
-import sys
-import termios
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
+from cluster.display import top
 from cluster.display.top import (
     COLUMN_DROP_ORDER,
     TOP_COLUMNS,
@@ -124,10 +115,6 @@ def test_slowest_is_the_busiest_rank_clearly_above_the_median(
     assert last["slowest"] == expected and not any(row["slowest"] for row in before)
 
 
-def test_a_single_machine_is_not_the_slowest() -> None:
-    assert [row["slowest"] for row in cells({"a": machine(busy=(0.99,))})] == [""]
-
-
 # --- the age of a status --------------------------------------------------------------------------------------------
 
 
@@ -185,11 +172,6 @@ def test_columns_fit_the_width_and_are_dropped_by_importance(width: int) -> None
     assert {*TOP_COLUMNS} - {*columns} == {*COLUMN_DROP_ORDER[: len(TOP_COLUMNS) - len(columns)]}
 
 
-def test_machines_without_gpus_and_without_a_slowest_have_no_such_columns() -> None:
-    heading = shown({"0": machine(use=MachineLoad(cpu=34.2))}, 1000)[2]
-    assert "CPU %" in heading and not re.search("GPU|min %|°C|slowest", heading)
-
-
 def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the trainer of rank 3 " + "died " * 60 + "at last"
     show_top(lambda: (JOB, {"gpu-0": machine(), "gpu-1": machine(state="failed", reason=reason)}))
@@ -200,57 +182,22 @@ def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFi
     assert lines[6] == f"gpu-1: {reason}" and "\x1b" not in "".join(lines) and len(lines) == 7
 
 
-SCRIPT = """
-import os, sys
-from cluster.display.top import show_top
-sys.path.insert(0, {tests!r})
-from dataclasses import replace
-from test_top import JOB, machine
-count = 0
-def read():
-    global count
-    count += 1
-    return replace(JOB, step=100 + count, state="done" if count == {last} else "running"), {{
-        f"machine-{{n}}-of-a-long-name": machine(step=count) for n in range(3)}}
-show_top(read)
-"""
+@pytest.mark.parametrize("is_interrupted", [True, False], ids=["Ctrl-C", "the job has ended"])
+def test_show_top_on_a_terminal_refreshes_until_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_interrupted: bool
+) -> None:
+    monkeypatch.setattr(top, "console", lambda: Console(force_terminal=True, width=150, height=40))
+    monkeypatch.setattr(top, "TOP_REFRESH_SECONDS", 0.0)
+    steps = iter((101, 102, 103))
 
+    def read() -> tuple[JobStatus, dict[str, MachineRow]]:
+        step = next(steps)
+        if is_interrupted and step == 103:
+            raise KeyboardInterrupt
+        state = JobState.DONE if step == 102 and not is_interrupted else JobState.RUNNING
+        return replace(JOB, step=step, state=state), {"0": machine(step=step)}
 
-def run_top(until: str = "", press: bytes = b"", last: int = -1) -> tuple[int, str]:
-    """The exit code and output of `show_top` on a terminal. `press` is typed once the output contains `until`."""
-    script = SCRIPT.format(tests=str(Path(__file__).parent), last=last)
-    terminal, child_end = pty.openpty()
-    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
-    env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}"],
-        stdin=child_end, stdout=child_end, stderr=child_end, env={**env, "TERM": "xterm"}, start_new_session=True,
-    )  # fmt: skip
-    os.close(child_end)
-    out, deadline = b"", time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline:
-            if select.select([terminal], [], [], 0.1)[0]:
-                try:
-                    out += os.read(terminal, 1 << 16)
-                except OSError:  # the child has closed its end
-                    break
-            if press and until in out.decode(errors="replace"):
-                os.write(terminal, press)
-                press = b""
-        return process.wait(120), out.decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
-
-
-def test_show_top_on_a_terminal_refreshes_until_ctrl_c() -> None:
-    code, out = run_top(until="step 102/4500", press=b"\x03")
-    assert code == 0 and "Traceback" not in out and "step 101/4500" in out
-    assert "0 s ago" in out and out.rstrip().endswith("\x1b[?25h")  # the cursor is back
-
-
-def test_show_top_ends_with_the_job() -> None:
-    code, out = run_top(last=2)
-    assert code == 0 and "step 102/4500" in out and "step 103/4500" not in out
+    show_top(read)
+    out = capsys.readouterr().out
+    assert "step 101/4500" in out and "step 102/4500" in out and "step 103/4500" not in out
+    assert out.rstrip().endswith("\x1b[?25h")  # the cursor is back

@@ -101,16 +101,6 @@ def test_limit_of_price_is_read_from_the_job_as_extend_has_left_it(run: Any) -> 
     assert reached.kind == "limit_reached" and "20 dollars (--max-price-total) was reached" in reached.text
 
 
-def test_end_is_told_with_its_reason(run: Any) -> None:
-    teller = Teller(run)
-    run.write_status("failed", "0", launch="one", reason="out of memory", ended=True)
-    run.write_status("failed", "1", launch="one", reason="out of memory", ended=True)
-    run.job.refresh()
-    (end,) = teller.new()
-    assert (end.kind, end.text) == ("failed", "failed: out of memory; to continue: imgnet-cluster resume job-1")
-    assert teller.new() == []
-
-
 def test_text_of_machines_cannot_call_a_channel_and_is_one_line(run: Any) -> None:
     event = Event(kind="failed", keys=(), text="failed: <!channel>\n\x1b[31m" + "x" * 5000)  # type: ignore[arg-type]
     notification = describe(event, Run.read(run.run_folder.path), "1", time.time(), None)

@@ -1,14 +1,13 @@
 """Tests of the targets of notifications: what is accepted, and that a URL, which is a secret, is never shown whole."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from cluster.cli import launch
 from cluster.errors import BadInput
-from cluster.notifications.targets import check_targets, chosen_targets, describe_target, parse_target
+from cluster.notifications.targets import chosen_targets, describe_target, parse_target
 from cluster.planning.launch_options import LaunchOptions
 from cluster.state.run_folder import Run
 from train.tools.option_fields import OptionError
@@ -28,15 +27,18 @@ def test_wrong_target_is_refused_without_showing_a_url(target: str) -> None:
     assert "s3cr3t" not in str(error.value)
 
 
-def test_url_is_shown_by_its_host_only() -> None:
-    assert describe_target(URL) == "https://hooks.slack.com/..."
-    assert describe_target("https://me:s3cr3t@host:81/s3cr3t?key=s3cr3t") == "https://host:81/..."
-
-
-def test_command_is_shown_by_its_program_only() -> None:
-    assert describe_target("true") == "true"
-    assert describe_target("curl -sf -d @- https://chat.googleapis.com/s3cr3t") == "curl ..."
-    assert describe_target("KEY=s3cr3t /home/me/tell") == "..."
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (URL, "https://hooks.slack.com/..."),
+        ("https://me:s3cr3t@host:81/s3cr3t?key=s3cr3t", "https://host:81/..."),
+        ("true", "true"),
+        ("curl -sf -d @- https://chat.googleapis.com/s3cr3t", "curl ..."),
+        ("KEY=s3cr3t /home/me/tell", "..."),
+    ],
+)
+def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, shown: str) -> None:
+    assert describe_target(target) == shown
 
 
 @pytest.mark.parametrize("target", [URL, "curl -d @- https://chat.googleapis.com/s3cr3t"])
@@ -57,9 +59,10 @@ def test_command_of_a_launch_is_kept_without_its_targets(
     assert "s3cr3t" not in command and command.startswith("imgnet-cluster launch ") and "recipe.py" in command
 
 
-def test_none_drops_configured_targets() -> None:
-    assert chosen_targets(("true", URL, "true")) == ("true", URL)
+def test_none_drops_configured_targets_and_words_of_the_shell_are_accepted() -> None:
     assert chosen_targets((URL, "none")) == ()
+    accepted = ("exec true", "X=1 true", "$HOME/tell", "cat > /dev/null", URL)
+    assert chosen_targets((*accepted, URL)) == accepted
 
 
 @pytest.mark.parametrize(
@@ -72,11 +75,7 @@ def test_none_drops_configured_targets() -> None:
 )
 def test_command_that_could_not_run_is_refused_before_the_launch(target: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        check_targets([target])
-
-
-def test_command_of_the_shell_is_accepted(tmp_path: Path) -> None:
-    check_targets(["exec true", "X=1 true", "$HOME/tell", "cat > /dev/null", URL])
+        chosen_targets([target])
 
 
 def test_targets_of_a_job_are_in_one_file_that_others_cannot_read(hand_made: Any) -> None:

@@ -1,5 +1,6 @@
 """Tests of the benchmark records (DAWNBench, MLPerf) of a simulated run, and of the command that writes them."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -59,17 +60,14 @@ def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> Non
     ]
 
 
-def test_entry_of_own_machines_has_null_for_what_is_not_known(hand_made: Fixture) -> None:
-    entry = make_entry(run_data.collect_run_data(make_job(hand_made)))
-    assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
-    assert entry["costPerHour"] is entry["misc"]["dollars"] is entry["misc"]["billed"] is None
-
-
-def test_entry_has_no_price_when_that_of_a_machine_is_not_known(hand_made: Fixture) -> None:
-    job = make_job(hand_made, "aws")
-    path = job.path / "cloud.jsonl"
-    path.write_text(path.read_text().replace(f'"price": {PRICE}', '"price": null', 1))
+@pytest.mark.parametrize("backend", ["local", "aws"])
+def test_entry_has_null_for_what_is_not_known(hand_made: Fixture, backend: str) -> None:
+    job = make_job(hand_made, backend)
+    if backend == "aws":  # the price of one machine is not known
+        path = job.path / "cloud.jsonl"
+        path.write_text(path.read_text().replace(f'"price": {PRICE}', '"price": null', 1))
     entry = make_entry(run_data.collect_run_data(job))
+    assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is entry["misc"]["dollars"] is entry["misc"]["billed"] is None
 
 
@@ -102,20 +100,21 @@ def test_log_says_whether_the_target_was_reached(hand_made: Fixture, target: str
     assert events[-1]["key"] == "run_stop" and events[-1]["metadata"] == {"status": status}
 
 
-def test_running_job_has_no_record(hand_made: Fixture) -> None:
-    running = hand_made()
-    running.write_status("training", step=8, steps=16)
-    with running.hold_agent_lock(), pytest.raises(ClusterError, match="only be made of a job that has ended"):
-        run_data.collect_run_data(running.job)
-
-
-def test_job_without_a_validated_epoch_has_no_record(hand_made: Fixture, sandbox: Any) -> None:
-    failed = hand_made()
-    failed.write_status("failed", reason="rank 1 was killed", ended=True)
-    failed.write_attempt(1, "0.a")
-    completed = sandbox.cli("record", "job-1")
-    assert completed.code == 1 and completed.out == "" and len(completed.err.splitlines()) == 1
-    assert "job-1 has no validated epoch to record; it is failed: rank 1 was killed" in completed.err
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("training", "only be made of a job that has ended"),
+        ("failed", "job-1 has no validated epoch to record; it is failed: rank 1 was killed"),
+    ],
+)
+def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Fixture, state: str, message: str) -> None:
+    run = hand_made()
+    run.write_attempt(1, "0.a")
+    run.write_status(state, reason="rank 1 was killed", ended=state == "failed")
+    with run.hold_agent_lock() if state == "training" else contextlib.nullcontext():
+        run.job.refresh()
+        with pytest.raises(ClusterError, match=message):
+            run_data.collect_run_data(run.job)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from PIL import Image
 from support.report_reader import done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
-from cluster.report.page import CONTENT_SECURITY_POLICY
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
@@ -111,17 +110,3 @@ def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Fixture, page
         page_width, screen_width, bad_numbers = title.groups()
         assert not bad_numbers, "numbers that break, or stick out of their tiles"
         assert int(page_width) <= int(screen_width) == size[0], (name, size)
-
-
-def test_browser_fixture_reports_console_and_overflow(browser: Fixture) -> None:
-    body = '<div style="width: 3000px">x</div><script>console.error("logged")</script>'
-    output, console = browser(f"<!doctype html><body style='margin: 0'>{body}", PHONE, "--dump-dom")
-    assert "logged" in console and "<title>3000 390</title>" in output
-    tile = '<div class="tile" style="width: 60px"><b>100.00 %</b></div>'
-    for style in ("", "<style>b { white-space: nowrap }</style>"):  # the number breaks; it sticks out
-        output, _ = browser(f"<!doctype html>{style}{tile}", PHONE, "--dump-dom")
-        assert "390: 100.00 %</title>" in output
-    policy = f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
-    for request in ("<script>1</script>", '<img src="http://127.0.0.1:9/x.png">', '<link rel=stylesheet href="x.css">'):
-        _, console = browser(policy + request, PHONE, "--dump-dom")
-        assert "Content Security Policy" in console, request  # reports cause no such line: they request nothing
