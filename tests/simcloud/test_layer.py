@@ -49,14 +49,6 @@ def test_power_off_follows_the_shutdown_behavior(cloud: Cloud) -> None:
     assert {(row["kind"], row["id"]) for row in cloud.sim.leaks()} >= {("instance", stopping)}
 
 
-def test_cancelled_spot_request_leaves_its_instance_running(cloud: Cloud) -> None:
-    (id,) = cloud.launch(InstanceMarketOptions=SPOT)
-    ids = [cloud.instance(id)["SpotInstanceRequestId"]]
-    cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
-    (row,) = cloud.ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)["SpotInstanceRequests"]
-    assert row["State"] == "cancelled" and cloud.state(id) == "running"
-
-
 # --- dollars ---------------------------------------------------------------------------------------------------------
 
 
