@@ -3,7 +3,7 @@
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
-from support.simcloud.cloud import SimulatedAws, call_moto, refuse_if
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 
 MAX_ADDRESSES = 5  # of a region
 
@@ -32,7 +32,7 @@ def allocate_address(self: Any) -> ActionResult:
     sim = SimulatedAws.current
     is_full = len(self.ec2_backend.addresses) >= MAX_ADDRESSES
     refuse_if(is_full, "AddressLimitExceeded", "The maximum number of addresses has been reached.")
-    result = call_moto("allocate_address", self)
+    result = moto_answer("allocate_address", self)
     address = self.ec2_backend.addresses[-1]
     address.own_ip = address.public_ip
     sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
@@ -41,7 +41,7 @@ def allocate_address(self: Any) -> ActionResult:
 
 def associate_address(self: Any) -> ActionResult:
     """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
-    result = call_moto("associate_address", self)
+    result = moto_answer("associate_address", self)
     for address in self.ec2_backend.addresses:
         interface = address.eni
         if interface is not None and address.public_ip != interface.private_ip_address:
@@ -76,7 +76,7 @@ def release_address(self: Any) -> ActionResult:
     for address in self.ec2_backend.addresses:
         is_in_use = address.allocation_id == allocation_id and address.eni is not None
         refuse_if(is_in_use, "InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
-    result = call_moto("release_address", self)
+    result = moto_answer("release_address", self)
     SimulatedAws.current.meter.stop(allocation_id)
     return result
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
 
 from moto.core.model_instances import reset_model_data
+from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ssm.models import ssm_backends
@@ -42,6 +43,12 @@ def refuse_if(is_wrong: object, code: str, message: str) -> None:
 def call_moto(name: str, *arguments: Any, **options: Any) -> Any:
     """Call what moto had under this name."""
     return moto_originals[name](*arguments, **options)
+
+
+def moto_answer(name: str, response: Any) -> ActionResult:
+    """Return moto's answer to a call of EC2."""
+    answer: ActionResult = call_moto(name, response)
+    return answer
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.utils import passes_filter_dict
-from support.simcloud.cloud import SimulatedAws, call_moto, refuse_if
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 from support.simcloud.lifecycle import STATES
 
 
@@ -71,7 +71,7 @@ def stop_instances(self: Any) -> ActionResult:
 def create_tags(self: Any) -> ActionResult:
     """Create tags as moto does, but refuse those of an unknown instance."""
     find_instances(self, [id for id in self._get_param("Resources", []) if id.startswith("i-")])
-    return call_moto("create_tags", self)
+    return moto_answer("create_tags", self)
 
 
 def get_console_output(self: Any) -> ActionResult:

@@ -6,7 +6,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from support.simcloud import addresses, placement_groups
-from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, moto_answer, refuse_if
 
 ANY_IPV4 = "0.0.0.0/0"
 
@@ -35,7 +35,7 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
     wants_address = self._get_param("AssociatePublicIpAddress")
     if wants_address is None:
-        return call_moto("modify_network_interface_attribute", self)
+        return moto_answer("modify_network_interface_attribute", self)
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
     message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
@@ -62,7 +62,7 @@ def create_nat_gateway(self: Any) -> ActionResult:
     for gateway in self.ec2_backend.nat_gateways.values():
         if token and gateway.token == token:
             return ActionResult({"NatGateway": gateway})
-    result = call_moto("create_nat_gateway", self)
+    result = moto_answer("create_nat_gateway", self)
     gateway = list(self.ec2_backend.nat_gateways.values())[-1]
     gateway.token = token
     gateway.state = "pending"

@@ -143,7 +143,7 @@ def call_action(self: Any) -> Any:
             response = _error_response(self, DryRunClientError())
         else:
             try:
-                response = moto_originals[type(self).__name__](self)
+                response = call_moto(type(self).__name__, self)
             except NotImplementedError as error:
                 response = _error_response(self, ServiceException("NotImplemented", str(error)))
             except Exception as error:  # a bug of moto or of this package, which must not look like an error of EC2
@@ -179,7 +179,7 @@ def attachment_init(self: Any, eni: Any) -> None:
 
 def ec2_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with our images."""
-    moto_originals["ec2 init"](self, region_name, account_id)
+    call_moto("ec2 init", self, region_name, account_id)
     spot_market.make_images(SimulatedAws.current, self)
     self.is_metered = True
 

@@ -7,7 +7,7 @@ from typing import Any
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
-from support.simcloud.cloud import SimulatedAws, call_moto, refuse_if
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 
 # --- placement groups ------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ def delete_security_group(self: Any) -> ActionResult:
     interface_groups = [group.id for interface in backend.enis.values() for group in interface._group_set]
     is_named = any(id in _groups_in_rules(other) for other in security_groups(backend) if other.id != id)
     _refuse_in_use(id in interface_groups or is_named, id)
-    return call_moto("delete_security_group", self)
+    return moto_answer("delete_security_group", self)
 
 
 def security_groups(backend: Any) -> Iterator[Any]:
@@ -138,7 +138,7 @@ def delete_subnet(self: Any) -> ActionResult:
     _refuse_in_use(id in [interface.subnet.id for interface in self.ec2_backend.enis.values()], id)
     for table in self.ec2_backend.route_tables.values():  # EC2 ends the association, moto keeps it
         table._associations = {key: target for key, target in table._associations.items() if target != id}
-    return call_moto("delete_subnet", self)
+    return moto_answer("delete_subnet", self)
 
 
 def delete_vpc(self: Any) -> ActionResult:
@@ -152,13 +152,13 @@ def delete_vpc(self: Any) -> ActionResult:
     endpoints = [one for one in backend.vpc_end_points.values() if one.vpc_id == id and one.state != "deleted"]
     groups = [group for group in backend.groups.get(id, {}).values() if not group.is_default]
     _refuse_in_use(gateways or endpoints or groups, id)
-    return call_moto("delete_vpc", self)
+    return moto_answer("delete_vpc", self)
 
 
 def create_vpc_endpoint(self: Any) -> ActionResult:
     """Create a gateway endpoint where the request names no type: moto cannot delete an endpoint without a type."""
     self.params["VpcEndpointType"] = self._get_param("VpcEndpointType") or "Gateway"
-    return call_moto("create_vpc_endpoint", self)
+    return moto_answer("create_vpc_endpoint", self)
 
 
 def detach_internet_gateway(self: Any) -> ActionResult:
@@ -166,7 +166,7 @@ def detach_internet_gateway(self: Any) -> ActionResult:
     id = self._get_param("VpcId")
     interfaces = [interface for interface in self.ec2_backend.enis.values() if interface.subnet.vpc_id == id]
     _refuse_in_use([interface for interface in interfaces if interface.public_ip], id)
-    return call_moto("detach_internet_gateway", self)
+    return moto_answer("detach_internet_gateway", self)
 
 
 ACTIONS = {
