@@ -32,10 +32,8 @@ class MachineTestbed:
         self.cloud.sim.advance(0)
         wait_for(lambda: all(id in self.machines.machines for id in ids))
         machines = [self.machines.machines[id] for id in ids]
-        for machine in machines:
-            wait_for(lambda machine=machine: machine._sshd and machine.listens())
-            marker = machine.home / ".imgnet/ready"
-            wait_for(lambda machine=machine, marker=marker: machine.user_data.file_system is None or marker.exists())
+        wait_for(lambda: all(machine._sshd and machine.listens() for machine in machines))
+        wait_for(lambda: all((machine.home / ".imgnet/ready").exists() for machine in machines))
         return machines
 
     def ssh(self, machine: Any, command: str, host_key: str = "") -> "subprocess.CompletedProcess[str]":
