@@ -7,8 +7,8 @@
 Each part is a script that also runs by itself, and runs in a process of its own. The compared programs alternate, so
 that a machine that becomes busy slows both; the numbers are medians. Nothing else should run on the machine: the load
 average is written beside the numbers. Scripts that take longer write sections of their own, which are kept:
-launch/local.py, launch/waiting.py, launch/aws.py, elastic/recovery.py, training/comm.py, training/cifar_baseline.py,
-training/gpu.py, training/run_overhead.py.
+launch/local.py, launch/aws.py, elastic/recovery.py, training/comm.py, training/cifar_baseline.py, training/gpu.py,
+training/run_overhead.py.
 """
 
 import argparse
@@ -100,7 +100,6 @@ PARTS: dict[str, Part] = {
         "Data loading on all cores, compared with FFCV and with PIL and DataLoader",
         rows_of_script("data.loader", "given_path"),
     ),
-    "pixels": Part("Decode, crop and resize on one core", rows_of_script("data.pixels", "given_path")),
     "index": Part("An index of ImageNet's size", rows_of_script("data.index_memory")),
     "steps": Part(
         "Our training steps compared with a bare loop on data in memory",

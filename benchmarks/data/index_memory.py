@@ -1,8 +1,8 @@
-"""Measures a packed index of ImageNet's size: opening, epoch order, rectangles, memory; compared with a Python list.
+"""Measures a packed index of ImageNet's size: opening, epoch order, memory; compared with a Python list.
 
 The peer is what torchvision's ImageFolder keeps: a Python list of (path, label), read from a pickle here. Memory is
-that of whole processes, from /proc/<pid>/smaps_rollup: `own` is anonymous memory, which belongs to one process alone;
-`mapped` are pages of the index file, which all processes of a machine share.
+the anonymous memory of a whole process, from /proc/<pid>/smaps_rollup. Pages of the index file are not in it: all
+processes of a machine share these.
 
     .venv/bin/python benchmarks/data/index_memory.py
 """
@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import pickle
+import random
 import statistics
 import subprocess
 import sys
@@ -73,11 +74,11 @@ def write_index(root: Path, images: int = IMAGES) -> None:
 # --- measurements, each in a process of its own -------------------------------------------------------------------
 
 
-def memory_mb() -> dict[str, float]:
-    """Return this process's own memory, and what it maps of files that other processes map too, in MB."""
-    lines = [line.split() for line in SMAPS_ROLLUP.read_text().splitlines() if " kB" in line]
-    kilobytes = {words[0]: int(words[1]) for words in lines}
-    return {"own": kilobytes["Anonymous:"] / 1e3, "mapped": (kilobytes["Rss:"] - kilobytes["Anonymous:"]) / 1e3}
+def own_memory_mb() -> float:
+    """Return the memory that belongs to this process alone, in MB, after a garbage collection."""
+    gc.collect()
+    (line,) = [line for line in SMAPS_ROLLUP.read_text().splitlines() if line.startswith("Anonymous:")]
+    return int(line.split()[1]) / 1e3
 
 
 def median_ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -92,29 +93,20 @@ def median_ms(call: Callable[[], Any]) -> tuple[float, Any]:
     return statistics.median(milliseconds), value
 
 
-def measure_packed_index(root: Path) -> dict[str, Any]:
-    """Measure our index: open, order an epoch, take a batch, read all labels in a worker, plan rectangles, resume."""
+def measure_packed_index(root: Path) -> dict[str, float]:
+    """Measure our index: open it, order an epoch, read all labels in a worker, resume in mid-epoch."""
     from train.data.index.open import load_index
-    from train.data.order.rect_val import plan_rect_validation
     from train.data.order.rng import permutation
 
-    before = memory_mb()
-    measured: dict[str, Any] = {}
+    before = own_memory_mb()
+    measured: dict[str, float] = {}
     measured["open"], index = median_ms(lambda: load_index(root, "train"))
-    measured["opened"] = memory_since(before)
+    measured["memory when open"] = own_memory_mb() - before
     measured["order"], order = median_ms(lambda: permutation(0, 3, len(index)))
-    middle = len(order) // 2
-    measured["batch"], _ = median_ms(lambda: index.labels[order[middle : middle + 256]])
-    measured["ordered"] = memory_since(before)
-    measured["held"] = worker_memory_mb(
+    measured["memory with the order"] = own_memory_mb() - before
+    measured["memory of a worker"] = worker_memory_mb(
         lambda: sum(int(index.labels[order[start : start + 256]].sum()) for start in range(0, len(order), 256))
     )
-    measured["used"] = memory_since(before)
-    allocated_blocks = sys.getallocatedblocks()
-    measured["rectangles"], plan = median_ms(lambda: plan_rect_validation(index.widths, index.heights, 288, 256, 0, 1))
-    measured["objects"] = sys.getallocatedblocks() - allocated_blocks
-    measured["batches"] = len(plan)
-    measured["planned"] = memory_since(before)
     measured["resume"], _ = median_ms(lambda: first_resumed_batch(index))
     return measured
 
@@ -133,14 +125,12 @@ def first_resumed_batch(index: Any) -> Any:
     return next(sampler.train_requests(schedule.epochs[1], 300))
 
 
-def measure_sample_list(root: Path) -> dict[str, Any]:
+def measure_sample_list(root: Path) -> dict[str, float]:
     """Measure the peer: the list of samples from its pickle, shuffled as a list of indexes."""
-    import random
-
-    before = memory_mb()
-    measured: dict[str, Any] = {}
+    before = own_memory_mb()
+    measured: dict[str, float] = {}
     measured["open"], samples = median_ms(lambda: pickle.loads((root / "samples.pickle").read_bytes()))
-    measured["opened"] = memory_since(before)
+    measured["memory when open"] = own_memory_mb() - before
 
     def shuffled_indexes() -> list[int]:
         indexes = list(range(len(samples)))
@@ -148,13 +138,12 @@ def measure_sample_list(root: Path) -> dict[str, Any]:
         return indexes
 
     measured["order"], order = median_ms(shuffled_indexes)
-    measured["ordered"] = memory_since(before)
-    measured["held"] = worker_memory_mb(lambda: sum(samples[number][1] for number in order))
-    measured["used"] = memory_since(before)
+    measured["memory with the order"] = own_memory_mb() - before
+    measured["memory of a worker"] = worker_memory_mb(lambda: sum(samples[number][1] for number in order))
     return measured
 
 
-def worker_memory_mb(function: Callable[[], Any]) -> dict[str, float]:
+def worker_memory_mb(function: Callable[[], Any]) -> float:
     """Return the MB that become private to a worker forked from this process while it runs a function.
 
     Reading Python objects changes their reference counts, which copies their pages into the worker.
@@ -171,68 +160,15 @@ def worker_memory_mb(function: Callable[[], Any]) -> dict[str, float]:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
-        private_mb = json.loads(file.read())
+        private_mb = float(file.read())
     os.waitpid(child, 0)
-    return {"worker": private_mb}
+    return private_mb
 
 
-def memory_since(before: dict[str, float]) -> dict[str, float]:
-    """Return how much more memory the process has than before, in MB."""
-    gc.collect()
-    return {name: value - before[name] for name, value in memory_mb().items()}
-
-
-def measure_ranks(root: Path, ranks: int = 2) -> dict[str, float]:
-    """Return the memory of ranks that hold index and order at the same time, in MB, as the mean of the ranks.
-
-    "Rss:" is resident memory; "Pss:" divides each page by the number of processes that map it.
-    """
-    children = [
-        subprocess.Popen(
-            [sys.executable, __file__, "rank", str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(ranks)
-    ]
-    for child in children:
-        assert child.stdout
-        child.stdout.readline()
-    answers = []
-    for child in children:  # by now all of them hold index and order
-        assert child.stdin and child.stdout
-        child.stdin.write("\n")
-        child.stdin.flush()
-        answers.append(json.loads(child.stdout.readline()))
-    for child in children:
-        child.communicate()
-    return {name: statistics.mean(answer[name] for answer in answers) for name in answers[0]}
-
-
-def rank_main(root: Path) -> None:
-    """Hold index and order; once all ranks do and the parent sends a line, print the memory of the mapped index."""
-    from train.data.index.open import load_index
-    from train.data.order.rng import permutation
-
-    index = load_index(root, "train")
-    order = permutation(0, 0, len(index))
-    label_sum = sum(int(index.labels[order[start : start + 256]].sum()) for start in range(0, len(order), 256))
-    print(label_sum, flush=True)
-    sys.stdin.readline()
-    megabytes: dict[str, float] = {}
-    is_index_mapping = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):  # the first line of a mapping, with its file
-            is_index_mapping = line.endswith("index.npy")
-        elif is_index_mapping and words[0] in ("Rss:", "Pss:"):
-            megabytes[words[0]] = megabytes.get(words[0], 0) + int(words[1]) / 1e3
-    print(json.dumps(megabytes), flush=True)
-    sys.stdin.readline()
-
-
-def run_part(part: str, root: Path) -> dict[str, Any]:
+def run_part(part: str, root: Path) -> dict[str, float]:
     """Run a part of this script in a process of its own and return its measurements."""
     completed = subprocess.run([sys.executable, __file__, part, str(root)], capture_output=True, text=True, check=True)
-    measured: dict[str, Any] = json.loads(completed.stdout)
+    measured: dict[str, float] = json.loads(completed.stdout)
     return measured
 
 
@@ -243,37 +179,28 @@ def markdown_rows(images: int = IMAGES) -> list[str]:
         write_index(root, images)
         ours = run_part("ours", root)
         peer = run_part("peer", root)
-        ranks = measure_ranks(root)
+    opened, ordered, worker = "memory when open", "memory with the order", "memory of a worker"
     return [
         f"| {images:,} images | packed index | list of (path, label) | bound |",
         "|---|---|---|---|",
         f"| open | {ours['open']:.0f} ms | {peer['open']:.0f} ms | 50 ms |",
-        f"| own memory when open | {ours['opened']['own']:.1f} MB | {peer['opened']['own']:.0f} MB | 60 MB |",
+        f"| own memory when open | {ours[opened]:.1f} MB | {peer[opened]:.0f} MB | 60 MB |",
         f"| order of an epoch | {ours['order']:.0f} ms | {peer['order']:.0f} ms | 200 ms |",
-        f"| own memory with the order | {ours['ordered']['own']:.1f} MB | {peer['ordered']['own']:.0f} MB | 60 MB |",
+        f"| own memory with the order | {ours[ordered]:.1f} MB | {peer[ordered]:.0f} MB | 60 MB |",
         f"| first batch of a resume in mid-epoch | {ours['resume']:.0f} ms | | 200 ms |",
-        f"| memory that becomes private to a forked worker in one epoch | {ours['held']['worker']:.1f} MB | "
-        f"{peer['held']['worker']:.0f} MB | |",
-        f"| labels of a batch of 256 | {1e3 * ours['batch']:.0f} us | | |",
-        f"| index mapped by each of 2 ranks: Rss; Pss | {ranks['Rss:']:.1f} MB; {ranks['Pss:']:.1f} MB | | 60 MB |",
-        f"| rectangles of all images | {ours['rectangles']:.0f} ms, {ours['batches']:,} batches | | |",
-        f"| own memory with order and rectangles | {ours['planned']['own']:.1f} MB, {ours['objects']:,} Python objects "
-        "| | 60 MB |",
+        f"| memory that becomes private to a forked worker in one epoch | {ours[worker]:.1f} MB | "
+        f"{peer[worker]:.0f} MB | |",
     ]
 
 
-def main() -> int:
+def main() -> None:
     """Print the table; with the name of a part and a folder, be the process that measures this part."""
     if len(sys.argv) == 3:
-        part, root = sys.argv[1], Path(sys.argv[2])
-        if part == "rank":
-            rank_main(root)
-        else:
-            print(json.dumps({"ours": measure_packed_index, "peer": measure_sample_list}[part](root)))
-        return 0
-    print("\n".join(markdown_rows()))
-    return 0
+        measure = {"ours": measure_packed_index, "peer": measure_sample_list}[sys.argv[1]]
+        print(json.dumps(measure(Path(sys.argv[2]))))
+    else:
+        print("\n".join(markdown_rows()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

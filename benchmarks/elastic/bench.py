@@ -7,6 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+from support.sandbox import SLOW_LOSS
+
 from benchmarks.elastic import faults
 from cluster.connectors.local import module_command
 from train.recipe import Data, Model, Optim, Phase, Recipe
@@ -38,6 +40,8 @@ class TrialBench:
         self.fork_server: subprocess.Popen[bytes] | None = None
         (folder / "site").mkdir(parents=True)
         (folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE.format(root=str(ROOT)))
+        # A process is slow if the folder in which it runs has a pace: trials have one, the reference runs have none.
+        (folder / "site" / "slow_loss.py").write_text(SLOW_LOSS.format(pace="pace"))
         if not self.data.exists():
             from train.data.packing.synthetic import draw_sample_set
 
@@ -50,7 +54,7 @@ class TrialBench:
             name="trial",
             data=Data(name="drawn", root=str(self.data), train=TRAIN_IMAGES, val=VAL_IMAGES),
             model=Model(name="resnet10_tiny"),
-            optim=Optim(nesterov=True),
+            optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
             machines=1,
             gpus=1,
             phases=[Phase(epochs=(0, 6 if self.small else 20), size=32, batch=2, lr=0.01)],
@@ -59,17 +63,25 @@ class TrialBench:
     def environment(self, folder: Path, **extra: str) -> dict[str, str]:
         """Return the environment of a trial's processes: not the caller's tmux server, and one thread each."""
         own = {"TMUX_TMPDIR": str(folder), "HOME": str(folder), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        python_path = os.pathsep.join([str(self.folder / "site"), str(ROOT)])
-        return {**os.environ, **own, "PYTHONPATH": python_path, **extra}
+        return {**os.environ, **own, "PYTHONPATH": self.python_path, **extra}
+
+    @property
+    def python_path(self) -> str:
+        """The search path of a trial's processes, with the folder of sitecustomize.py and of the slow loss."""
+        return os.pathsep.join([str(self.folder / "site"), str(ROOT)])
+
+    def module_command(self, *words: str) -> list[str]:
+        """Return the command that runs a module with the search path of a trial."""
+        command = module_command(*words)
+        command[1] = f"PYTHONPATH={self.python_path}"
+        return command
 
     def start(self, argv: list[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
         """Start an agent with these arguments; it dies with this process."""
         if not self.fork:
-            command = module_command(faults.AGENT_MODULE, *argv)
-            command[1] = f"PYTHONPATH={environment['PYTHONPATH']}"  # with the folder of sitecustomize.py
             with log.open("ab") as log_file:
                 subprocess.Popen(
-                    command,
+                    self.module_command(faults.AGENT_MODULE, *argv),
                     cwd=folder,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -105,7 +117,7 @@ class TrialBench:
                 options = ["--out", str(output_folder), "--exact", "--gpus", str(gpus), "--workers", "0"]
                 options += ["--save-seconds", "99"]
                 subprocess.run(
-                    module_command("train", str(recipe_path), *options),
+                    self.module_command("train", str(recipe_path), *options),
                     check=True,
                     capture_output=True,
                     cwd=self.folder,

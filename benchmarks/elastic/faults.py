@@ -1,10 +1,9 @@
-"""Faults inside a trial's own processes (trials.py): kills within a link or a save, slower steps; and a fork server.
+"""Faults inside a trial's own processes (trials.py): kills within a link or a save; and a fork server.
 
 Each process of a trial installs its faults from its environment, by a sitecustomize or right after its fork:
 
     TRIAL_KILL    "attempt before 2 machine": the machine dies right before it links an attempt file for the second time
     TRIAL_NOTE    file that the one resulting kill creates; its content is the point
-    TRIAL_SLOW    seconds by which each training step is prolonged; gives faults time to happen at no processor time
 
 `python benchmarks/elastic/faults.py` is the fork server: a process that has imported torch and from which agents and
 trainers are forked. A start then costs milliseconds instead of three seconds of a processor. Agents and trainers run
@@ -17,7 +16,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,22 +43,8 @@ _times_reached: Counter[str] = Counter()
 
 def install_faults() -> None:
     """Install the faults that the environment asks for in this process."""
-    if "TRIAL_SLOW" in os.environ:
-        _slow_down(float(os.environ["TRIAL_SLOW"]))
     if "TRIAL_KILL" in os.environ:
         _watch_files()
-
-
-def _slow_down(seconds: float) -> None:
-    from train.data.order.usage_log import UsageLog
-
-    record_step = UsageLog.record_step
-
-    def record_step_slowly(*arguments: Any) -> None:
-        record_step(*arguments)
-        time.sleep(seconds)
-
-    UsageLog.record_step = record_step_slowly  # type: ignore[method-assign,assignment]
 
 
 def _watch_files() -> None:

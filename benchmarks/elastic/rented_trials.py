@@ -63,37 +63,13 @@ from train.recipe import Data, Model, Optim, Phase, Recipe
 recipe = Recipe(
     name="rented_trial",
     data=Data(name="drawn", root={data!r}, train={train}, val={val}),
-    model=Model(name="trial_nets:slow"),
-    optim=Optim(nesterov=True),
+    model=Model(name="resnet10_tiny"),
+    optim=Optim(nesterov=True, loss={loss!r}),
     machines=1,
     gpus={machines},
     phases=[Phase(epochs=(0, {epochs}), size=32, batch=2, lr=0.01)],
 )
 """
-NETS = '''\
-"""A small network whose training steps take long without using a processor."""
-
-import time
-
-import torch
-from torch import nn
-
-
-class Pause(nn.Module):
-    """Waits in each step of the training."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep({pause})
-        return images
-
-
-def slow(classes: int) -> nn.Module:
-    """Return a network with batch norm that pauses in each step."""
-    layers = [nn.Conv2d(3, 16, 3, stride=2, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    layers += [nn.Conv2d(16, 32, 3, stride=2, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-    return nn.Sequential(Pause(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes))
-'''
 TRAINING_OPTIONS = ("--exact", "--keep-batch", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--log-ids")
 
 
@@ -111,17 +87,16 @@ class RentedTrialBench:
         self.cloud = CloudProcess()
         self._reference_lock = threading.Lock()
 
-    def write_recipe(self, folder: Path, machines: int, pause: float = PAUSE_SECONDS) -> str:
-        """Write the project of a trial into a folder of its own there, and return the path of its recipe.
+    def write_recipe(self, sandbox: Sandbox, machines: int, pause: float = PAUSE_SECONDS) -> str:
+        """Write the project of a trial into its sandbox, and return the path of its recipe.
 
-        Each step of the training lasts `pause` seconds longer.
+        Each computation of the loss takes `pause` seconds longer.
         """
-        project = folder / "project"
-        project.mkdir()
-        (project / "trial_nets.py").write_text(NETS.format(pause=pause))
+        project = sandbox.path / "project"
+        loss = sandbox.write_slow_loss(project, 0, pause)
         recipe = project / "recipe.py"
         names = {"data": str(self.images), "train": TRAIN_IMAGES, "val": VAL_IMAGES}
-        recipe.write_text(RECIPE.format(**names, machines=machines, epochs=EPOCHS))
+        recipe.write_text(RECIPE.format(**names, loss=loss, machines=machines, epochs=EPOCHS))
         return str(recipe)
 
     def reference_checkpoint(self, machines: int) -> Path:
@@ -134,7 +109,7 @@ class RentedTrialBench:
             if not folder.exists():
                 sandbox = Sandbox(folder, self.images)
                 try:
-                    command = ("launch", "--local", *TRAINING_OPTIONS, self.write_recipe(folder, machines, pause=0.0))
+                    command = ("launch", "--local", *TRAINING_OPTIONS, self.write_recipe(sandbox, machines, pause=0.0))
                     launched = sandbox.cli(*command, timeout=600)
                 finally:
                     sandbox.close()
@@ -252,7 +227,7 @@ class RentedTrial(FaultTrial):
     def start_job(self) -> None:
         """Launch the job, and wait until it trains."""
         self.cloud.begin()
-        recipe = self.bench.write_recipe(self.outcome.folder, self.plan.machines)
+        recipe = self.bench.write_recipe(self.renter.sandbox, self.plan.machines)
         options = ("--machines", str(self.plan.machines), "--lost-seconds", "3", "--max-exchanges", "99")
         limits = ("--max-hours", "5", "--type", TYPE)
         self.renter.run("launch", "-d", "-y", *TRAINING_OPTIONS, *options, *limits, recipe)

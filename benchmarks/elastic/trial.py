@@ -123,7 +123,7 @@ class Trial(FaultTrial):
         kill_environment = {}
         if name == "0" and self.machines_about_to_die():
             kill_environment = {"TRIAL_KILL": self.plan.kill_point, "TRIAL_NOTE": str(self.kill_note)}
-        environment = self.bench.environment(self.folder, TRIAL_SLOW="0.04", **kill_environment)
+        environment = self.bench.environment(self.folder, **kill_environment)
         argv = [str(self.folders.shared), str(self.folders.work_folder(name)), name]
         self.bench.start(argv, self.folder, self.folder / f"agent-{name}.log", environment)
         self.noticed.discard(name)
@@ -220,6 +220,7 @@ class Trial(FaultTrial):
     def start_job(self) -> None:
         """Write the files of the job, and start its agents."""
         self.folders.shared.mkdir(parents=True)
+        (self.folder / "pace").write_text("0 0.04")  # of the slow loss: gives faults time at no processor time
         for name in self.spec.machine_names:
             self.folders.work_folder(name).mkdir(parents=True)
         self.folders.write_spec(self.spec)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 __all__ = ["TrialBench", "TrialPlan", "checkpoint_differences", "print_outcome", "run_trials", "table"]
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.elastic.bench import TrialBench
 from benchmarks.elastic.fault_plan import EVENT_WEIGHTS, OTHER_FAULTS, TrialOutcome, TrialPlan

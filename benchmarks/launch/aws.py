@@ -1,27 +1,23 @@
-"""Seconds from `launch --machines 16` on rented machines to the first step, and the AWS calls for 16 and 256 machines.
+"""Seconds from `launch --machines 16` on rented machines to the first step, and the number of AWS calls.
 
-    .venv/bin/python benchmarks/launch/aws.py                          # eight minutes; writes its section of RESULTS.md
-    .venv/bin/python benchmarks/launch/aws.py --rounds 1 --no-calls    # one launch; writes nothing
+    .venv/bin/python benchmarks/launch/aws.py               # four minutes; writes its section of RESULTS.md
+    .venv/bin/python benchmarks/launch/aws.py --rounds 1    # one launch; writes nothing
 
 The cloud is the simulated EC2 of tests/support/simcloud. Its machines are real sshds that boot as slowly as machines on
 EC2. Instead of Python they run a shell script that waits as long as our modules would (stub.py). The cloud's answers
-take the time that the simulation needs, which is counted apart; AWS takes other times. The calls are counted without
-sshds: command and supervisor rent the machines, then the supervisor is killed, and this process supervises machines
-that it treats as set up.
+take the time that the simulation needs, which is counted apart; AWS takes other times.
 """
 
 import argparse
 import itertools
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,21 +43,15 @@ from benchmarks.launch.local import (
     wait_for,
 )
 from benchmarks.launch.stub import StubDelays
-from benchmarks.measure import goal_verdict, write_section
-from cluster.backends.aws.backend import AwsBackend
-from cluster.backends.aws.renting.instances import JobInstances
-from cluster.backends.rented import controller
-from cluster.machines.fleet import Fleet
-from cluster.state.run_folder import Run
+from benchmarks.measure import goal_verdict, seconds_of, write_section
 from infra.aws.journal import Journal
 from infra.aws.journal_events import HostKeyReplaced, JournalEvent, LaunchRequest, LaunchStarted, RequestGranted
 
-MACHINES, MANY_MACHINES, INSTANCE_TYPE = 16, 256, "c7i.2xlarge"
+ROUNDS, MACHINES, INSTANCE_TYPE = 3, 16, "c7i.2xlarge"
 # The parts of a boot: until EC2 reports the instance as running, then until sshd listens, then until the boot marker.
 PENDING_SECONDS, SSHD_SECONDS, MARKER_SECONDS = 8.0, 8.0, 4.0
 MAX_OWN_SHARE = 0.1
 VISIBLE_AFTER_SECONDS = 1.0  # until EC2 lists a new machine
-WATCH_SECONDS, POLL_SECONDS = 60.0, 1.0  # the supervisor polls as often
 STUB_DELAYS = StubDelays(count=MACHINES)
 IS_ROOT = os.geteuid() == 0
 EVENTS_BETWEEN_PARTS = (LaunchStarted, LaunchRequest, RequestGranted, HostKeyReplaced)
@@ -72,9 +62,6 @@ FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is 
     "boot, login meanwhile, own host keys": SSHD_SECONDS + max(MARKER_SECONDS, LOGIN_SECONDS * IS_ROOT),
     "set-up until the first step": STUB_DELAYS.environment + STUB_DELAYS.probe + STUB_DELAYS.start,
 }
-CallCounts = Counter[str]
-# Calls by activity; median seconds of one listing of all machines; median seconds of a loop with one call per machine.
-WatchMeasurement = tuple[dict[str, CallCounts], float, float]
 
 
 class SlowMachines(SimulatedMachines):
@@ -94,13 +81,6 @@ class SlowMachines(SimulatedMachines):
         super()._finish_setup(id)
 
 
-class ProvisionedFleet(Fleet):
-    """A fleet that counts as set up and training: its machines are never contacted."""
-
-    set_up_machines = push_stop_request = pull_files = lambda self: None
-    agents_alive, dead_machines = lambda self: True, lambda self: []
-
-
 class SimulatedCloud:
     """The simulated cloud in this process, and a host to which it looks like AWS."""
 
@@ -113,9 +93,7 @@ class SimulatedCloud:
         self.host.env |= environment(url)
         os.environ |= {name: self.host.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
         python = STUB_DELAYS.write_script(folder / "python")
-        self.machines: SimulatedMachines | None = SlowMachines(
-            self.sim, machines_folder / "machines", python=str(python)
-        )
+        self.machines = SlowMachines(self.sim, machines_folder / "machines", python=str(python))
         self.machines.configure(ssh_delay_seconds=SSHD_SECONDS, ready_delay_seconds=MARKER_SECONDS)
 
     def _time_answers(self) -> None:
@@ -141,18 +119,10 @@ class SimulatedCloud:
                 covered_until = answer_end
         return seconds
 
-    def remove_machines(self) -> None:
-        """Remove the sshds behind the instances, and the login that they set in the image."""
-        if self.machines:
-            self.machines.close()
-            self.machines = None
-            self.sim.listeners = []
-            self.sim.login = ("ubuntu", 22)
-
     def close(self) -> None:
         """End host, machines and cloud. Raises `RuntimeError` for an error in the cloud, or a resource still billed."""
         self.host.close()
-        self.remove_machines()
+        self.machines.close()
         self.server.shutdown()
         if self.sim.errors or self.sim.leaks():
             raise RuntimeError(f"errors: {self.sim.errors[:1]}; still billed: {self.sim.leaks()[:3]}")
@@ -162,15 +132,9 @@ class SimulatedCloud:
         """The AWS actions that were called, in order."""
         return [name for _, name in self.server.front.calls]
 
-    def count_calls(self, function: Callable[[], object]) -> CallCounts:
-        """Return the AWS calls that a function makes."""
-        before = len(self.calls)
-        function()
-        return CallCounts(self.calls[before:])
-
-    def launch(self, count: int) -> tuple[Path, float]:
+    def launch(self) -> tuple[Path, float]:
         """Launch a job by the command. Return its run folder, and the command's processor time in seconds."""
-        options = ["--machines", str(count), "--type", INSTANCE_TYPE, "--procs", "1", "-y", "-d"]
+        options = ["--machines", str(MACHINES), "--type", INSTANCE_TYPE, "--procs", "1", "-y", "-d"]
         argv = [COMMAND, "launch", *options, "recipe.py"]
         command = subprocess.Popen(argv, cwd=self.host.folder, env=self.host.env, stdout=subprocess.PIPE, text=True)
         output = command.stdout.read() if command.stdout else ""
@@ -184,13 +148,6 @@ class SimulatedCloud:
         wait_for(lambda: not supervisor_pids(run_folder), "the supervisor has ended")
 
 
-def seconds_of(function: Callable[[], object]) -> float:
-    """Return the seconds that one call takes."""
-    start = time.monotonic()
-    function()
-    return time.monotonic() - start
-
-
 @dataclass(frozen=True)
 class RentedLaunchMeasurement:
     """One launch on rented machines: seconds, our processor time, the supervisor's memory, and calls to AWS.
@@ -202,7 +159,7 @@ class RentedLaunchMeasurement:
     answer_seconds_by_part: dict[str, float]  # of the cloud, in the parts without another fixed delay
     cpu_seconds: float
     memory_mb: float
-    calls: CallCounts
+    calls: int
     calls_before_run_instances: int
     setup_steps: str
 
@@ -211,7 +168,7 @@ def measure_rented_launch(cloud: SimulatedCloud) -> RentedLaunchMeasurement:
     """Launch on newly rented machines, wait until all of them train, and end the job."""
     start = time.time()
     earlier_calls = len(cloud.calls)
-    run_folder, command_cpu_seconds = cloud.launch(MACHINES)
+    run_folder, command_cpu_seconds = cloud.launch()
     try:
         wait_for(lambda: are_all_training(run_folder, MACHINES), f"{MACHINES} machines train")
         end = time.time()
@@ -229,55 +186,12 @@ def measure_rented_launch(cloud: SimulatedCloud) -> RentedLaunchMeasurement:
             },
             cpu_seconds=command_cpu_seconds + cpu_seconds(supervisor_pid),
             memory_mb=peak_memory_mb(supervisor_pid),
-            calls=CallCounts(calls),
+            calls=len(calls),
             calls_before_run_instances=calls.index("RunInstances"),
             setup_steps=setup_steps,
         )
     finally:
         cloud.terminate(run_folder)
-
-
-def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
-    """Count the calls to AWS for renting `count` machines, watching them for a minute, and ending them.
-
-    For comparison, a plain loop asks EC2 for each machine, as often as the watching listed all of them.
-    """
-    earlier_calls = len(cloud.calls)
-    run_path, _ = cloud.launch(count)
-    wait_for(lambda: Journal(run_path / "cloud.jsonl").events(RequestGranted), f"{count} machines run")
-    calls_by_activity = {"renting": CallCounts(cloud.calls[earlier_calls:])}
-    for pid in supervisor_pids(run_path):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not supervisor_pids(run_path), "the supervisor is dead")
-    aws_backend = AwsBackend(Run.read(run_path))
-    controller.Fleet = ProvisionedFleet  # type: ignore[attr-defined]
-    aws_backend.poll()  # finds the machines
-    job = aws_backend.controller
-    provider = job.provider
-    assert isinstance(provider, JobInstances)
-    assert len(job.live_machines) == count
-
-    def watch() -> None:
-        deadline = time.monotonic() + WATCH_SECONDS
-        while time.monotonic() < deadline:
-            aws_backend.poll()
-            aws_backend.dead_machines()
-            time.sleep(POLL_SECONDS)
-
-    def ask_for_each_machine() -> None:
-        for instance in job.live_machines.values():
-            provider.account.ec2.describe_instances(InstanceIds=[instance.id])
-
-    calls_by_activity["watching"] = cloud.count_calls(watch)
-    listing_seconds: list[float] = []
-    loop_seconds: list[float] = []
-    loop_calls = CallCounts()
-    for _ in range(calls_by_activity["watching"]["DescribeInstances"]):  # both in turn
-        listing_seconds.append(seconds_of(provider.list_machines))
-        loop_calls += cloud.count_calls(lambda: loop_seconds.append(seconds_of(ask_for_each_machine)))
-    calls_by_activity["`down`"] = cloud.count_calls(lambda: cloud.terminate(run_path))
-    calls_by_activity["watching, one call per machine"] = loop_calls
-    return calls_by_activity, statistics.median(listing_seconds), statistics.median(loop_seconds)
 
 
 def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
@@ -319,56 +233,14 @@ def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
     yield (
         f"Our processor time, of command and supervisor: {our_cpu_seconds:.2f} s, "
         f"{1000 * our_cpu_seconds / MACHINES:.0f} ms per machine; memory {memory_mb:.0f} MB. "
-        f"{first.calls.total()} calls to AWS, {first.calls_before_run_instances} of them before RunInstances."
-    )
-
-
-def call_lines(few: WatchMeasurement, many: WatchMeasurement) -> Iterator[str]:
-    """Yield the lines about calls.
-
-    Calls that only renting makes, and as many of them for few machines as for many, share a line.
-    """
-    activities = list(few[0])
-    pairs = [(few[0][activity], many[0][activity]) for activity in activities]  # for few and for many machines
-    renting, *other_pairs = pairs
-    names = sorted({name for pair in pairs for counts in pair for name in counts})
-    constant_names = [
-        name
-        for name in names
-        if renting[0][name] == renting[1][name] and not any(few_counts[name] for few_counts, _ in other_pairs)
-    ]
-    rows = {
-        name: [(few_counts[name], many_counts[name]) for few_counts, many_counts in pairs]
-        for name in names
-        if name not in constant_names
-    }
-    describe_names = [name for name in names if name.startswith("Describe")]
-    rows["all Describe calls"] = [
-        (sum(few_counts[name] for name in describe_names), sum(many_counts[name] for name in describe_names))
-        for few_counts, many_counts in pairs
-    ]
-    rows["all calls"] = [(few_counts.total(), many_counts.total()) for few_counts, many_counts in pairs]
-    title = f"calls for {MACHINES} / {MANY_MACHINES} machines, watching for {WATCH_SECONDS:.0f} s"
-    yield f"| {title} | {' | '.join(activities)} |"
-    yield "|---" * (1 + len(pairs)) + "|"
-    for name, cells in rows.items():
-        yield f"| {name} | {' | '.join(f'{a} / {b}' if a or b else '' for a, b in cells)} |"
-    for name in ("DescribeInstances", "all Describe calls"):
-        yield f"| {name}, {MANY_MACHINES} / {MACHINES} | {' | '.join(f'{b / a:.2f}' for a, b in rows[name])} |"
-    yield ""
-    constant_calls = ", ".join(f"{name} {renting[0][name]}" for name in constant_names)
-    yield f"And for renting, the same for both numbers of machines: {constant_calls}."
-    yield (
-        f"One listing of all machines took {1000 * few[1]:.0f} / {1000 * many[1]:.0f} ms here, one call per machine "
-        f"{few[2]:.2f} / {many[2]:.2f} s."
+        f"{first.calls} calls to AWS, {first.calls_before_run_instances} of them before RunInstances."
     )
 
 
 def main() -> int:
     """Measure and print; if everything was measured, write the section of RESULTS.md."""
     parser = argparse.ArgumentParser(description="Measure launches on rented machines.")
-    parser.add_argument("--rounds", type=int, default=3, help="number of launches (default: 3)")
-    parser.add_argument("--no-calls", action="store_true", help="do not count the calls to AWS; write nothing")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"number of launches (default: {ROUNDS})")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     folder, machines_folder = (
@@ -379,9 +251,6 @@ def main() -> int:
         stack_seconds = seconds_of(lambda: cloud.host.cli("up", "--stack"))
         lines = [f"The stack, made once per region beforehand: {stack_seconds:.1f} s, {len(cloud.calls)} calls.", ""]
         lines += launch_lines([measure_rented_launch(cloud) for _ in range(options.rounds)])
-        if not options.no_calls:
-            cloud.remove_machines()
-            lines += ["", *call_lines(measure_calls(cloud, MACHINES), measure_calls(cloud, MANY_MACHINES))]
     finally:
         cloud.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -394,7 +263,7 @@ def main() -> int:
         *lines,
     ]
     print("\n".join(["", *lines]))
-    if not options.no_calls:
+    if options.rounds >= ROUNDS:
         write_section("launch/aws.py", lines)
     return 0
 

@@ -28,12 +28,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from support.ssh_machines import Testbed
+
 from benchmarks.launch.stub import RECIPE, StubDelays
 from benchmarks.measure import write_section
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 MACHINE_COUNTS = (1, 4, 16, 64)
-CONCURRENT_JOBS = 16
 STEADY_SECONDS = 20.0
 DEADLINE_SECONDS = 240.0
 LOGIN_SECONDS = 1.5  # of a login on EC2; in two parts, because sshd runs AuthorizedKeysCommand twice
@@ -145,10 +146,10 @@ class LaunchMeasurement:
 
 
 def measure_launch(
-    host: LaunchHost, testbed: object, machine_count: int, measure_steady_state: bool
+    host: LaunchHost, testbed: Testbed, machine_count: int, measure_steady_state: bool
 ) -> LaunchMeasurement:
     """Launch a job on fresh machines, wait for the first step, measure the steady state if asked, and stop the job."""
-    hosts_file = write_hosts_file(host, testbed, 0, machine_count)
+    hosts_file = write_hosts_file(host, testbed, machine_count)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.monotonic()
     run_folder = host.launch(hosts_file)
@@ -162,7 +163,7 @@ def measure_launch(
     try:
         steady_cpu_share = log_lag_seconds = 0.0
         if measure_steady_state:
-            steady_cpu_share = measure_steady_cpu_share([supervisor_pid])
+            steady_cpu_share = measure_steady_cpu_share(supervisor_pid)
             log_lag_seconds = longest_log_lag(run_folder, testbed)
         return LaunchMeasurement(
             seconds=seconds,
@@ -183,29 +184,29 @@ def slowest_setup_steps(run_folder: Path) -> str:
     return ", ".join(f"{step} {max(row.get(step, 0.0) for row in rows):.1f}" for step in rows[0])
 
 
-def write_hosts_file(host: LaunchHost, testbed: object, first: int, count: int) -> Path:
-    """Write a hosts file of `count` machines from number `first` on. The machines are reset to be unused."""
-    for machine in testbed.machines[first : first + count]:  # type: ignore[attr-defined]
+def write_hosts_file(host: LaunchHost, testbed: Testbed, count: int) -> Path:
+    """Write a hosts file of the first `count` machines, which are reset to be unused."""
+    for machine in testbed.machines[:count]:
         shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
-    stub = StubDelays(count=count).write_script(host.folder / f"python-{first}-{count}")
-    path: Path = testbed.write_hosts_toml(host.folder / f"hosts-{first}.toml", python=str(stub))  # type: ignore[attr-defined]
+    stub = StubDelays(count=count).write_script(host.folder / f"python-{count}")
+    path: Path = testbed.write_hosts_toml(host.folder / f"hosts-{count}.toml", python=str(stub))
     head, *tables = path.read_text().split("[[machines]]")
-    path.write_text("[[machines]]".join([head, *tables[first : first + count]]))
+    path.write_text("[[machines]]".join([head, *tables[:count]]))
     return path
 
 
-def measure_steady_cpu_share(pids: list[int]) -> float:
-    """Return the share of one core that processes take together, over STEADY_SECONDS."""
-    before = sum(map(cpu_seconds, pids))
+def measure_steady_cpu_share(pid: int) -> float:
+    """Return the share of one core that a process takes, over STEADY_SECONDS."""
+    before = cpu_seconds(pid)
     start = time.monotonic()
     time.sleep(STEADY_SECONDS)
-    return (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - start)
+    return (cpu_seconds(pid) - before) / (time.monotonic() - start)
 
 
-def longest_log_lag(run_folder: Path, testbed: object) -> float:
+def longest_log_lag(run_folder: Path, testbed: Testbed) -> float:
     """Return the longest of ten times from the writing of a log line on a machine to its arrival in the run folder."""
     uid = json.loads((run_folder / "job.json").read_text())["uid"]
-    remote_log = testbed.shared / uid / "logs" / "lag.log"  # type: ignore[attr-defined]
+    remote_log = testbed.shared / uid / "logs" / "lag.log"
     local_log = run_folder / "logs" / "lag.log"
     lags = []
     for number in range(10):
@@ -222,38 +223,14 @@ def longest_log_lag(run_folder: Path, testbed: object) -> float:
     return max(lags)
 
 
-def measure_concurrent_jobs(host: LaunchHost, testbed: object) -> tuple[float, float]:
-    """Run several jobs of one to four machines at once. Return all supervisors' share of a core, and memory in MB."""
-    jobs: list[tuple[Path, int]] = []  # run folder, number of machines
-    first = 0
-    for number in range(CONCURRENT_JOBS):
-        machine_count = number % 4 + 1
-        jobs.append((host.launch(write_hosts_file(host, testbed, first, machine_count)), machine_count))
-        first += machine_count
-    for run_folder, machine_count in jobs:
-        wait_for(
-            lambda run_folder=run_folder, machine_count=machine_count: are_all_training(run_folder, machine_count),  # type: ignore[misc]
-            f"{run_folder.name} trains",
-        )
-    pids = [pid for run_folder, _ in jobs for pid in supervisor_pids(run_folder)]
-    try:
-        return measure_steady_cpu_share(pids), sum(map(peak_memory_mb, pids))
-    finally:
-        for run_folder, _ in jobs:
-            host.stop(run_folder)
-
-
-def measure(machine_counts: list[int], rounds: int, with_concurrent_jobs: bool) -> Iterator[str]:
+def measure(machine_counts: list[int], rounds: int) -> Iterator[str]:
     """Measure, and yield the lines of the section of RESULTS.md."""
-    from support.ssh_machines import Testbed
-
-    testbed_size = max(*machine_counts, 40 if with_concurrent_jobs else 1)
     folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/tmp"))
     # In memory: real machines have a disk each, these would share one.
     machines_folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/dev/shm"))
     host = LaunchHost(folder / "here")
     try:
-        with Testbed(machines_folder / "bed", testbed_size) as testbed:
+        with Testbed(machines_folder / "bed", max(machine_counts)) as testbed:
             slow_down_logins(testbed)
             measurements: dict[int, list[LaunchMeasurement]] = {count: [] for count in machine_counts}
             for round_number in range(rounds):
@@ -262,26 +239,19 @@ def measure(machine_counts: list[int], rounds: int, with_concurrent_jobs: bool) 
                     measurements[count].append(measurement)
                     print(count, measurement, flush=True)
             yield from table(measurements)
-            if with_concurrent_jobs:
-                yield ""
-                cpu_share, memory_mb = measure_concurrent_jobs(host, testbed)
-                yield (
-                    f"{CONCURRENT_JOBS} jobs at once, of 1 to 4 machines, in steady state, all supervisors "
-                    f"together: {100 * cpu_share:.1f} % of a core (bound: 5), {memory_mb:.0f} MB."
-                )
     finally:
         host.close()
         for path in (folder, machines_folder):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def slow_down_logins(testbed: object) -> None:
+def slow_down_logins(testbed: Testbed) -> None:
     """Make a login take as long as on EC2: sshd gets the keys from a program that sleeps. Does nothing without root."""
-    authorized_keys = testbed.folder / "authorized_keys"  # type: ignore[attr-defined]
+    authorized_keys = testbed.folder / "authorized_keys"
     if os.geteuid():
         return
     moved_keys = authorized_keys.rename(authorized_keys.with_name("kept_keys"))
-    for machine in testbed.machines:  # type: ignore[attr-defined]
+    for machine in testbed.machines:
         machine.configure(SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=moved_keys))
 
 
@@ -335,10 +305,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure launches on many machines.")
     parser.add_argument("sizes", nargs="*", type=int, help="numbers of machines (default: 1 4 16 64)")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each size (default: 3)")
-    parser.add_argument("--jobs", action="store_true", help=f"also measure {CONCURRENT_JOBS} jobs at once")
     options = parser.parse_args()
     load_before = os.getloadavg()[1]
-    lines = list(measure(options.sizes or list(MACHINE_COUNTS), options.rounds, options.jobs or not options.sizes))
+    lines = list(measure(options.sizes or list(MACHINE_COUNTS), options.rounds))
     print("\n".join(lines))
     if not options.sizes:
         write_results(lines, load_before)

@@ -13,6 +13,7 @@ import argparse
 import copy
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -83,11 +84,11 @@ class CommComparison:
         net = self.nets[name]
         net.zero_grad(set_to_none=False)
         dist.barrier()
-        bytes_before = namespaces.sent()
+        bytes_before = namespaces.sent_bytes()
         start = time.perf_counter()
         torch.nn.functional.cross_entropy(net(self.images), self.labels).backward()  # type: ignore[no-untyped-call]
         dist.barrier()
-        return time.perf_counter() - start, namespaces.sent() - bytes_before
+        return time.perf_counter() - start, namespaces.sent_bytes() - bytes_before
 
     def measure(self) -> dict[str, CommMeasurement]:
         """Warm up, then measure each configuration once per round."""
@@ -105,6 +106,13 @@ class CommComparison:
             )
             for name in COMM_CONFIGS
         }
+
+
+def slow_down(holder: int) -> None:
+    """Limit the rate at which the network card of a machine sends; `holder` is the process of its namespace."""
+    limit = ["tbf", "rate", f"{LINK_MEGABITS:g}mbit", "burst", "64kb", "latency", "1s"]
+    command = ["tc", "qdisc", "add", "dev", namespaces.INTERFACE, "root", *limit]
+    subprocess.run(["nsenter", "-t", str(holder), "-n", *command], check=True)
 
 
 def cluster_shape_rows(
@@ -141,14 +149,14 @@ def table(
         f"n = {rounds}. Written by `benchmarks/training/comm.py`."
     )
     for machines, procs in cluster_shapes:
-        with namespaces.switched(machines) as machine_namespaces:
-            for namespace in machine_namespaces:
-                namespaces.slow_down(namespace, LINK_MEGABITS)
+        with namespaces.switched_machines(machines) as holders:
+            for holder in holders:
+                slow_down(holder)
 
             def compare(group: ProcessGroup) -> dict[str, CommMeasurement]:
                 return CommComparison(group, model_name, rounds).measure()
 
-            measurements_by_rank: list[Any] = namespaces.run_in(machine_namespaces, procs, compare, seconds=900)
+            measurements_by_rank: list[Any] = namespaces.run_on_machines(holders, procs, compare, seconds=900)
         yield ""
         yield from cluster_shape_rows(machines, procs, measurements_by_rank[0], parameter_count)
 
@@ -158,8 +166,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the ways to sum gradients.")
     parser.add_argument("--quick", action="store_true", help="one round with a small network; writes nothing")
     options = parser.parse_args()
-    if namespaces.missing():
-        print(namespaces.missing(), file=sys.stderr)
+    if reason := namespaces.why_unavailable():
+        print(reason, file=sys.stderr)
         return 1
     model_name, rounds = ("resnet10_tiny", 1) if options.quick else (MODEL_NAME, ROUNDS)
     lines = list(table(CLUSTER_SHAPES, model_name, rounds, os.getloadavg()[0]))

@@ -1,7 +1,7 @@
 """Measures on one GPU, in parts of about a minute, each in a process of its own with a limit of time.
 
     make gpu-bench                                                    # all parts, at most BUDGET seconds (1500)
-    .venv/bin/python benchmarks/training/gpu.py --parts eager graphs  # some parts
+    .venv/bin/python benchmarks/training/gpu.py --parts eager peer    # some parts
     .venv/bin/python benchmarks/training/gpu.py --dry-run             # try the code on a CPU, tiny; measures nothing
     .venv/bin/python benchmarks/training/gpu.py --report              # write benchmarks/RESULTS.md from the JSON lines
 
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: this torch sees no GPU; --dry-run tries the code on a CPU", file=sys.stderr)
         return 2
     names = options.parts or list(PARTS)
-    if "prepare" not in names and {"smoke", "feed", "recovery", "goodput"} & set(names):
+    if "prepare" not in names and {"feed", "recovery", "goodput"} & set(names):
         names = ["prepare", *names]
     return min(1, run_all(names, options))
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -185,18 +184,6 @@ def run_and_kill(argv: list[str], out: Path) -> float:
         return time.perf_counter() - start
 
 
-def smoke(scale: Scale, work: Work, emit: Emit) -> None:
-    """The quickstart is killed at its first checkpoint, and resumes to its end."""
-    out = work.folder / "smoke"
-    argv = trainer_command(ROOT / "recipes/quickstart.py", work.data, out, "--max-steps", "40", "--save-seconds", "0")
-    run_and_kill(argv, out)
-    output = run_to_end(argv)
-    result = json.loads((out / "result.json").read_text())
-    if result["device"] != scale.device.type or "resumed from" not in output:
-        raise RuntimeError(f"ran on {result['device']}, and {'resumed' * ('resumed from' in output) or 'began anew'}")
-    emit("quickstart, killed and resumed", f"{result['steps']} steps, {result['precision']}", {})
-
-
 def recovery(scale: Scale, work: Work, emit: Emit) -> None:
     """From the kill of a trainer to the next step of a new process, in parts."""
     out = work.folder / "recovery"
@@ -316,25 +303,6 @@ def compiled(scale: Scale, work: Work, emit: Emit) -> None:
         emit(f"{step_name(setting)}, compiled", text, {"first_s": seconds, "speed": statistics.median(speeds)})
 
 
-def graphs(scale: Scale, work: Work, emit: Emit) -> None:
-    """CUDA graphs of a bare step where launching limits the speed: by stages, and by torch.compile."""
-    setting = scale.setting(*min(scale.shapes, key=lambda shape: shape[0] * shape[1] ** 2))
-    sides: dict[str, Callable[[Any], Any] | None] = {"eager": None}
-    if scale.device.type == "cuda":
-        sides["graphs by stages"] = gpu_steps.graphed_by_stages(setting)
-        sides["reduce-overhead"] = lambda net: torch.compile(net, mode="reduce-overhead", dynamic=False)
-    for name, wrap in sides.items():
-        try:
-            step = gpu_steps.bare_step(setting, wrap=wrap)
-            speeds = gpu_steps.images_per_second({name: step}, setting, scale.timed_steps, scale.rounds)[name]
-        except Exception as error:  # the other sides are still worth having
-            emit(f"{step_name(setting)}, {name}", f"failed: {describe_error(error)}", {})
-            continue
-        launch = gpu_steps.launch_milliseconds(step, setting.device, scale.timed_steps)
-        text = f"{median_with_range(speeds)} images/s; queued in {launch:.1f} ms"
-        emit(f"{step_name(setting)}, {name}", text, {"speed": statistics.median(speeds), "launch_ms": launch})
-
-
 def warm_up(scale: Scale, work: Work, emit: Emit) -> None:
     """Seconds to warm up each shape, and the speed of a step with kernels found by search, and without."""
     setting = scale.setting(*scale.shapes[0])
@@ -419,14 +387,12 @@ class Part:
 
 PARTS = {
     "prepare": Part("Images", prepare, 120),
-    "smoke": Part("Smoke: a run, its kill, its resume", smoke, 90),
     "eager": Part("Our step and a bare step", eager, 120),
     "peer": Part("Our step and a plain loop", peer, 60),
     "warm-up": Part("Warm-up by shape", warm_up, 60),
     "hooks": Part("Hooks in a group of one", hooks, 60),
     "feed": Part("From copies to the GPU", feed, 90),
     "recovery": Part("Kill to next step", recovery, 90),
-    "graphs": Part("CUDA graphs", graphs, 90),
     "compile": Part("torch.compile", compiled, 150),
     "cifar": Part("CIFAR-10", cifar, 120),
     "goodput": Part("Goodput", goodput, 180),

@@ -144,30 +144,6 @@ def plain_loop_step(setting: Setting) -> Step:
     return step
 
 
-def graphed_by_stages(setting: Setting) -> Callable[[nn.Module], Any]:
-    """Return a function that replaces each child of a network by a CUDA graph of its own, forward and backward."""
-
-    def wrap(net: nn.Module) -> nn.Module:
-        images = torch.randn(setting.batch, 3, setting.size, setting.size, device=setting.device)
-        sample = images.to(memory_format=torch.channels_last)
-        dtype = process_group.compute_dtype(setting.device, setting.precision)
-        stages = [child for child in net.children() if any(True for _ in child.parameters())]
-        with torch.autocast(setting.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=False):
-            samples: dict[nn.Module, torch.Tensor] = {}
-            handles = [
-                stage.register_forward_pre_hook(lambda module, inputs: samples.update({module: inputs[0].detach()}))
-                for stage in stages
-            ]
-            net(sample)
-            for handle in handles:
-                handle.remove()
-            arguments = tuple((samples[stage].clone().requires_grad_(stage is not stages[0]),) for stage in stages)
-            torch.cuda.make_graphed_callables(tuple(stages), arguments)
-        return net
-
-    return wrap
-
-
 # --- timing -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
-"""Capacity reservations and capacity blocks in the simulated AWS: counts, times, launches, groups, offerings."""
+"""Launches into capacity reservations, groups of them and capacity blocks of the simulated AWS."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,56 +15,23 @@ GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
 BLOCK_MARKET = {"MarketType": "capacity-block"}
 
 
-def target(id: str) -> dict[str, Any]:
-    key = "CapacityReservationResourceGroupArn" if id.startswith("arn:") else "CapacityReservationId"
-    return {"CapacityReservationTarget": {key: id}}
-
-
 def into(id: str, block: bool = False, **changes: Any) -> dict[str, Any]:
-    """Return the arguments of a launch into a reservation."""
+    """Return the arguments of a launch into a reservation, or into those of a group."""
+    key = "CapacityReservationResourceGroupArn" if id.startswith("arn:") else "CapacityReservationId"
+    target = {"CapacityReservationTarget": {key: id}}
     market = {"InstanceMarketOptions": BLOCK_MARKET} if block else {}
     arguments = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}, **market, **changes}
-    return {"CapacityReservationSpecification": target(id), **arguments}
-
-
-def described(cloud: Cloud, id: str) -> dict[str, Any]:
-    (row,) = cloud.ec2.describe_capacity_reservations(CapacityReservationIds=[id])["CapacityReservations"]
-    return dict(row)
+    return {"CapacityReservationSpecification": target, **arguments}
 
 
 def free_count(cloud: Cloud, id: str) -> int:
-    return int(described(cloud, id)["AvailableInstanceCount"])
+    (row,) = cloud.ec2.describe_capacity_reservations(CapacityReservationIds=[id])["CapacityReservations"]
+    return int(row["AvailableInstanceCount"])
 
 
 def launch_refusal(cloud: Cloud, count: int = 1, **changes: Any) -> str:
     arguments = cloud.request(**{"MinCount": count, "MaxCount": count, **changes})
     return refused(cloud.ec2.run_instances, **arguments)[0]
-
-
-def test_reservation_is_described_with_type_zone_counts_and_times(cloud: Cloud) -> None:
-    plain = cloud.sim.reserve(TYPE, ZONE, 4)
-    block = cloud.sim.reserve(TYPE, ZONE, 2, is_block=True, start=START + HOUR, end=START + 25 * HOUR)
-    row = described(cloud, plain)
-    assert (row["InstanceType"], row["AvailabilityZone"], row["State"]) == (TYPE, ZONE, "active")
-    assert (row["TotalInstanceCount"], row["AvailableInstanceCount"]) == (4, 4)
-    assert (row["EndDateType"], row["ReservationType"], "EndDate" in row) == ("unlimited", "default", False)
-    row = described(cloud, block)
-    assert (row["State"], row["ReservationType"], row["AvailableInstanceCount"]) == ("scheduled", "capacity-block", 0)
-    assert row["EndDate"] == datetime.fromtimestamp(START + 25 * HOUR, UTC)
-    cloud.sim.advance(HOUR)
-    assert (described(cloud, block)["State"], free_count(cloud, block)) == ("active", 2)
-    cloud.sim.advance(24 * HOUR)
-    assert described(cloud, block)["State"] == "expired"
-
-
-def test_unknown_reservations_have_the_errors_of_ec2(cloud: Cloud) -> None:
-    id = cloud.sim.reserve(TYPE, ZONE, 4)
-    describe = cloud.ec2.describe_capacity_reservations
-    assert refused(describe, CapacityReservationIds=["cr-1"])[0] == "InvalidCapacityReservationId.Malformed"
-    west = cloud.client("ec2", "us-west-2")
-    code, status = refused(west.describe_capacity_reservations, CapacityReservationIds=[id])
-    assert (code, status) == ("InvalidCapacityReservationId.NotFound", 400)
-    assert west.describe_capacity_reservations()["CapacityReservations"] == []
 
 
 def test_launch_takes_from_the_reservation_and_its_end_gives_back(cloud: Cloud) -> None:
@@ -88,15 +54,16 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
     block = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, end=START + 24 * HOUR)
     later = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, start=START + HOUR, end=START + 24 * HOUR)
     grouped = cloud.sim.reserve(TYPE, ZONE, 4, placement_group="theirs")
-    combination = "InvalidParameterCombination"
-    assert launch_refusal(cloud, **into(plain, InstanceType="p4d.24xlarge")) == combination
-    assert launch_refusal(cloud, **into(plain, Placement={"AvailabilityZone": "us-east-1b"})) == combination
-    assert launch_refusal(cloud, **into(plain, block=True)) == combination
-    assert launch_refusal(cloud, **into(block)) == combination
-    assert launch_refusal(cloud, **into(plain, InstanceMarketOptions={"MarketType": "spot"})) == combination
-    assert launch_refusal(cloud, **into(grouped)) == combination
-    no_target: dict[str, Any] = {"InstanceType": TYPE, "InstanceMarketOptions": BLOCK_MARKET}
-    assert launch_refusal(cloud, **no_target) == combination
+    for arguments in (
+        into(plain, InstanceType="p4d.24xlarge"),
+        into(plain, Placement={"AvailabilityZone": "us-east-1b"}),
+        into(plain, block=True),
+        into(block),
+        into(plain, InstanceMarketOptions={"MarketType": "spot"}),
+        into(grouped),
+        {"InstanceType": TYPE, "InstanceMarketOptions": BLOCK_MARKET},  # without a target
+    ):
+        assert launch_refusal(cloud, **arguments) == "InvalidParameterCombination", arguments
     assert launch_refusal(cloud, **into(later, block=True)) == "InvalidCapacityReservationState"
     assert launch_refusal(cloud, **into("cr-0123456789abcdef0")) == "InvalidCapacityReservationId.NotFound"
     cloud.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
@@ -127,8 +94,6 @@ def test_block_costs_nothing_more_needs_no_quota_and_ends_its_machines(cloud: Cl
 def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:
     members = [cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP]) for _ in range(2)]
     other = cloud.sim.reserve("p4d.24xlarge", ZONE, 8, groups=[GROUP])
-    response = cloud.ec2.get_groups_for_capacity_reservation(CapacityReservationId=members[0])
-    assert [group["GroupArn"] for group in response["CapacityReservationGroups"]] == [GROUP]
     ids = cloud.launch(3, **into(GROUP))
     assert {cloud.instance(id)["CapacityReservationId"] for id in ids} == set(members)
     assert [free_count(cloud, id) for id in (*members, other)] == [0, 1, 8]
@@ -137,29 +102,12 @@ def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:
     assert "CapacityReservationId" not in cloud.instance(second), f"{first} took the last; the rest runs on demand"
 
 
-def test_offerings_last_whole_days_and_end_at_half_past_eleven(cloud: Cloud) -> None:
-    arguments = {"InstanceType": TYPE, "InstanceCount": 4}
-    response = cloud.ec2.describe_capacity_block_offerings(CapacityDurationHours=48, **arguments)
-    offerings = response["CapacityBlockOfferings"]
-    assert len(offerings) > 1
-    for offering in offerings:
-        assert (offering["InstanceCount"], offering["CapacityBlockDurationHours"]) == (4, 48)
-        assert (offering["EndDate"].hour, offering["EndDate"].minute) == (11, 30)
-        assert float(offering["UpfrontFee"]) > 0 and offering["CurrencyCode"] == "USD"
-    for hours in (6, 15 * 24, 183 * 24):
-        code = refused(cloud.ec2.describe_capacity_block_offerings, CapacityDurationHours=hours, **arguments)[0]
-        assert code == "InvalidParameterValue"
-    arguments["InstanceType"] = "g5.xlarge"
-    code = refused(cloud.ec2.describe_capacity_block_offerings, CapacityDurationHours=24, **arguments)[0]
-    assert code == "InvalidParameterValue", "EC2 sells no blocks of this type"
-
-
 @pytest.mark.parametrize("is_group", [False, True])
 def test_launch_into_a_reservation_needs_the_permission_for_it(cloud: Cloud, is_group: bool) -> None:
     id = cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP])
     _, subnet, security_group = cloud.network(ZONE)
-    cloud.ec2.create_tags(Resources=[subnet, security_group], Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}])
     tags = [{"Key": "imgnet:stack", "Value": "imgnet"}]
+    cloud.ec2.create_tags(Resources=[subnet, security_group], Tags=tags)
     kinds = ("instance", "volume", "network-interface")
     arguments = into(
         GROUP if is_group else id,

@@ -23,7 +23,6 @@ class ThirdPartyFile:
     repository: str
     commit: str
     path: str
-    licence: str
     sha256: str
 
     @property
@@ -44,33 +43,28 @@ FILES = {
     "multigpu_torchrun.py": ThirdPartyFile(
         *EXAMPLES,
         "distributed/ddp-tutorial-series/multigpu_torchrun.py",
-        "BSD-3-Clause",
         "6b0a1568337fe206fa74e971cfeec42317f40b82122475327d50f0a0d37e1ba7",
     ),
     "datautils.py": ThirdPartyFile(
         *EXAMPLES,
         "distributed/ddp-tutorial-series/datautils.py",
-        "BSD-3-Clause",
         "6af257501c49d1373b9b57f47e54ec9260eef7d97ad46b59cd0280cbbd6cc779",
     ),
     "main.py": ThirdPartyFile(
         *EXAMPLES,
         "imagenet/main.py",
-        "BSD-3-Clause",
         "f67ca2cd730bf91afe0504694abf07b88cbd03ac8c8a0426023620d29175c158",
     ),
     "complete_nlp_example.py": ThirdPartyFile(
         "huggingface/accelerate",
         "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
         "examples/complete_nlp_example.py",
-        "Apache-2.0",
         "5e76c87dd371004accde3b544f27ea0c55be8efd1e6ac5e904b9e063a948d1e5",
     ),
     "transformer.py": ThirdPartyFile(
         "Lightning-AI/pytorch-lightning",
         "7f0c3436cd3f6ad3753125672024fc415cbcb414",
         "examples/pytorch/basics/transformer.py",
-        "Apache-2.0",
         "417e7ceb2e0611d7656ea6ea72927c18a04dcf4fda824e3baca2645a9e464367",
     ),
 }

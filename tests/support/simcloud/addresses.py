@@ -3,8 +3,7 @@
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
-from support.simcloud import placement_groups
-from support.simcloud.cloud import AwsError, SimulatedAws
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 
 MAX_ADDRESSES = 5  # of a region
 
@@ -31,9 +30,9 @@ def release_resources(instance: Any) -> None:
 def allocate_address(self: Any) -> ActionResult:
     """Allocate one of at most MAX_ADDRESSES of a region. It costs from now on."""
     sim = SimulatedAws.current
-    if len(self.ec2_backend.addresses) >= MAX_ADDRESSES:
-        raise AwsError("AddressLimitExceeded", "The maximum number of addresses has been reached.")
-    result = placement_groups.call_moto("allocate_address", self)
+    is_full = len(self.ec2_backend.addresses) >= MAX_ADDRESSES
+    refuse_if(is_full, "AddressLimitExceeded", "The maximum number of addresses has been reached.")
+    result = moto_answer("allocate_address", self)
     address = self.ec2_backend.addresses[-1]
     address.own_ip = address.public_ip
     sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
@@ -42,18 +41,7 @@ def allocate_address(self: Any) -> ActionResult:
 
 def associate_address(self: Any) -> ActionResult:
     """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
-    from support.simcloud import instances
-
-    instance_id = self._get_param("InstanceId")
-    for instance in instances.find_instances(self, [instance_id] if instance_id else []):
-        if instance.state not in ("running", "stopped"):
-            message = f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation."
-            raise AwsError("InvalidInstanceID", message)
-        if len(instance.nics) > 1:
-            message = f"There are multiple interfaces attached to instance '{instance.id}'."
-            message += " Please specify an interface ID for the operation instead."
-            raise AwsError("InvalidInstanceID", message)
-    result = placement_groups.call_moto("associate_address", self)
+    result = moto_answer("associate_address", self)
     for address in self.ec2_backend.addresses:
         interface = address.eni
         if interface is not None and address.public_ip != interface.private_ip_address:
@@ -67,9 +55,8 @@ def disassociate_address(self: Any) -> ActionResult:
     """Disassociate an elastic address, which gets its own IP address back."""
     association_id = self._get_param("AssociationId")
     addresses = [address for address in self.ec2_backend.addresses if address.association_id == association_id]
-    if not association_id or not addresses:
-        message = f"The association ID '{association_id}' does not exist"
-        raise AwsError("InvalidAssociationID.NotFound", message)
+    message = f"The association ID '{association_id}' does not exist"
+    refuse_if(not addresses, "InvalidAssociationID.NotFound", message)
     disassociate(addresses[0])
     return EmptyResult()
 
@@ -87,9 +74,9 @@ def release_address(self: Any) -> ActionResult:
     """Release an elastic address. It is refused while the address is associated."""
     allocation_id = self._get_param("AllocationId")
     for address in self.ec2_backend.addresses:
-        if address.allocation_id == allocation_id and address.eni is not None:
-            raise AwsError("InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
-    result = placement_groups.call_moto("release_address", self)
+        is_in_use = address.allocation_id == allocation_id and address.eni is not None
+        refuse_if(is_in_use, "InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
+    result = moto_answer("release_address", self)
     SimulatedAws.current.meter.stop(allocation_id)
     return result
 

@@ -39,7 +39,6 @@ class BillingMeter:
         "io2": 0.125 / MONTH_HOURS,
         "standard": 0.05 / MONTH_HOURS,
     }
-    EFS_MIBPS_DOLLARS_PER_HOUR = 6.0 / MONTH_HOURS  # provisioned throughput
     EFS_DOLLARS_PER_GB_READ = 0.03  # elastic throughput
     EFS_DOLLARS_PER_GB_WRITTEN = 0.06
     NAT_DOLLARS_PER_GB = 0.045

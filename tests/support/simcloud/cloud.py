@@ -7,11 +7,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
 
 from moto.core.model_instances import reset_model_data
+from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ssm.models import ssm_backends
@@ -25,36 +27,54 @@ if TYPE_CHECKING:
     from support.simcloud.reservations import CapacityReservation
 
 ACCOUNT = "123456789012"
-DEFAULTS: dict[str, Any] = {
-    "visible_after": 0.0,
-    "boot_seconds": 0.0,
-    "stop_seconds": 0.0,
-    "notice_seconds": 120.0,
-    "efs_seconds": 0.0,
-    "forget_seconds": 3600.0,
-    "login": ("ubuntu", 22),
-    "image_gb": 75,
-    "policy": None,
-    "images": None,
-    "has_launch_indexes": True,
-    "needs_internet": False,
-    "internet_wait_seconds": 60.0,
-    "refuses_public_addresses": False,
-    "nat_seconds": 0.0,
-    "boot_download_bytes": 0,
-}
+moto_originals: dict[str, Any] = {}  # what `moto_patches` has replaced, by name
 
 
 class AwsError(EC2ClientError):
     """An error of EC2 by its code. The HTTP status follows from `moto_patches.HTTP_STATUS_BY_CODE`."""
 
 
-class SimulatedAws(InstanceEndings):
+def refuse_if(is_wrong: object, code: str, message: str) -> None:
+    """Raise `AwsError` if something is wrong."""
+    if is_wrong:
+        raise AwsError(code, message)
+
+
+def call_moto(name: str, *arguments: Any, **options: Any) -> Any:
+    """Call what moto had under this name."""
+    return moto_originals[name](*arguments, **options)
+
+
+def moto_answer(name: str, response: Any) -> ActionResult:
+    """Return moto's answer to a call of EC2."""
+    answer: ActionResult = call_moto(name, response)
+    return answer
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """What may be set on a cloud at any time. `reset` returns to what the constructor was given."""
+
+    visible_after: float = 0.0  # seconds until EC2 lists a new instance
+    boot_seconds: float = 0.0  # from pending to running
+    stop_seconds: float = 0.0  # from shutting-down to terminated
+    efs_seconds: float = 0.0  # to create or delete a file system or mount target
+    forget_seconds: float = 3600.0  # EC2 lists a terminated instance for this long
+    policy: Policy | None = None  # of the caller, see `permissions`; None allows every call
+    has_launch_indexes: bool = True  # False: all instances of a request have the launch index 0
+    needs_internet: bool = False  # the boot of a machine without a way to the internet fails
+    internet_wait_seconds: float = 60.0  # a booting machine waits so long for its way to the internet
+    refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
+    nat_seconds: float = 0.0  # to create or delete a NAT gateway
+    boot_download_bytes: int = 0  # that each machine fetches over the internet while it is set up
+
+
+class SimulatedAws(Settings, InstanceEndings):
     """The cloud of this process. There is one: the servers show the one that was made last.
 
-    These attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited where missing;
-    `quota_vcpu`, the vCPU by quota code, plenty where missing; `listeners`; and what DEFAULTS lists. The constructor's
-    arguments replace these defaults, to which `reset` returns.
+    Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
+    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing; `login`, the user and the ssh port, which
+    the images have as tags; and `listeners`.
 
     A listener has the methods on_running(view), on_dying(view), on_notice(view, time, action) and, where machines move
     bytes, on_transfer(view, moved).
@@ -62,26 +82,10 @@ class SimulatedAws(InstanceEndings):
 
     current: "SimulatedAws"
     lock = threading.RLock()  # one for all clouds, as moto's backends are shared by all
-    visible_after: float  # seconds until EC2 lists a new instance
-    boot_seconds: float  # from pending to running
-    stop_seconds: float  # from shutting-down to terminated
-    notice_seconds: float  # from a spot interruption notice to the end
-    efs_seconds: float  # to create or delete a file system or mount target
-    forget_seconds: float  # EC2 lists a terminated instance for this long
-    image_gb: int  # size of the images' disk
-    policy: Policy | None  # of the caller, see `permissions`; None allows every call
-    needs_internet: bool  # the boot of a machine without a way to the internet fails
-    internet_wait_seconds: float  # a booting machine waits so long for its way to the internet
-    refuses_public_addresses: bool  # EC2 gives no public address to a running instance
-    nat_seconds: float  # to create or delete a NAT gateway
-    boot_download_bytes: int  # that each machine fetches over the internet while it is set up
-    has_launch_indexes: bool  # False: all instances of a request have the launch index 0
 
-    def __init__(self, **defaults: Any) -> None:
-        unknown = set(defaults) - set(DEFAULTS)
-        if unknown:
-            raise TypeError(f"no such setting: {sorted(unknown)}")
-        self._defaults = {**DEFAULTS, **defaults}
+    def __init__(self, login: tuple[str, int] = ("ubuntu", 22), **settings: Any) -> None:
+        self._settings = Settings(**settings)
+        self._login = login
         self._delivery_lock = threading.RLock()
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self.listeners: list[Any] = []
@@ -89,8 +93,6 @@ class SimulatedAws(InstanceEndings):
         # Clouds of different processes on one computer begin at different addresses.
         self._address_numbers = itertools.count(os.getpid() % 200 * 250)
         self._live_instances: dict[str, Any] = {}
-        self._login = self._defaults["login"]
-        self._images: Collection[str] | None = None
         SimulatedAws.current = self
         from support.simcloud import moto_patches
 
@@ -109,15 +111,13 @@ class SimulatedAws(InstanceEndings):
             self._live_instances = {}
             self.clock: Callable[[], float] = time.time
             self._clock_offset = 0.0
-            self._images = self._defaults["images"]
-            for name, value in self._defaults.items():
-                if name not in ("login", "images"):
-                    setattr(self, name, value)
+            for name, value in vars(self._settings).items():
+                setattr(self, name, value)
             self.capacity: dict[tuple[str, str], int] = {}
             self.quota_vcpu: dict[str, float] = {}
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
             self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
-            self.spot_requests: dict[str, dict[str, Any]] = {}
+            self.spot_requests: dict[tuple[str, str], dict[str, Any]] = {}  # of (region, id)
             self.reservations: dict[str, CapacityReservation] = {}
             self.market = spot_market.Market()
             self.meter = BillingMeter(self.now)
@@ -226,7 +226,6 @@ class SimulatedAws(InstanceEndings):
         return InstanceView(
             id=instance.id,
             state=instance.state,
-            region=instance.region_name,
             zone=instance.placement.zone,
             type=instance.instance_type,
             market=life.market,
@@ -234,13 +233,8 @@ class SimulatedAws(InstanceEndings):
             public=instance.public_ip if instance.nics else None,
             user_data=life.user_data,
             key=life.key,
-            ami_tags=dict(tags.get(life.image, {})),
             tags=dict(tags.get(instance.id, {})),
-            launched=life.launch_time,
-            ended=life.shutdown_time,
             index=instance.ami_launch_index,
-            group=instance.placement.group_name,
-            request=life.spot_request_id,
             reason=instance.state_reason.code,
         )
 
@@ -321,28 +315,22 @@ class SimulatedAws(InstanceEndings):
 
     @property
     def login(self) -> tuple[str, int]:
-        """The user and the ssh port, which the images have as tags."""
-        return self._login[0], int(self._login[1])
+        """The user and the ssh port."""
+        return self._login
 
     @login.setter
     def login(self, value: tuple[str, int]) -> None:
         from support.simcloud import spot_market
 
-        self._login = (value[0], int(value[1]))
+        self._login = value
         with self.lock:
             for backend in list(ec2_backends[ACCOUNT].values()):
                 spot_market.tag_images(self, backend)
 
-    @property
-    def images(self) -> Collection[str] | None:
-        """The images that AWS names in public parameters, by the keys of `spot_market.IMAGES`; None: all of them."""
-        return self._images
-
-    @images.setter
-    def images(self, value: Collection[str] | None) -> None:
+    def name_images(self, images: Collection[str]) -> None:
+        """Let public parameters name only these images, by the keys of `spot_market.IMAGES`, until a reset."""
         from support.simcloud import spot_market
 
-        self._images = value
         with self.lock:
             for backend in list(ssm_backends[ACCOUNT].values()):
-                spot_market.make_parameters(self, backend)
+                spot_market.make_parameters(backend, images)

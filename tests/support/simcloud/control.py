@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from support.simcloud.cloud import DEFAULTS
+from support.simcloud.cloud import Settings
 
-SETTINGS = (*DEFAULTS, "quota_vcpu")
+SETTINGS = (*vars(Settings()), "quota_vcpu")
 
 
 def _capacity(front: Any, **places_by_pool: int | None) -> dict[str, int]:
@@ -27,7 +27,7 @@ def _set(front: Any, **settings: Any) -> dict[str, Any]:
     for name, value in settings.items():
         if name not in SETTINGS:
             raise ValueError(f"no setting {name}")
-        setattr(front.sim, name, tuple(value) if name == "login" else value)
+        setattr(front.sim, name, value)
     return {name: getattr(front.sim, name) for name in SETTINGS}
 
 
@@ -39,9 +39,9 @@ CONTROL_COMMANDS: dict[str, Callable[..., Any]] = {
     "capacity": _capacity,
     "errors": lambda front: front.sim.errors,
     "fault": lambda front, **settings: front.fault(**settings),
-    "forget_calls": lambda front: front.calls.clear(),
-    "instances": lambda front, region="us-east-1": front.sim.instances(region),
-    "interrupt": lambda front, id, notice=None: front.sim.interrupt(id, notice),
+    "forget_past": lambda front: front.forget_past(),
+    "instances": lambda front: front.sim.instances(),
+    "interrupt": lambda front, id, notice=120.0: front.sim.interrupt(id, notice),
     "kill": lambda front, id, reason="Server.InternalError": front.sim.kill(id, reason),
     "kill_caller": lambda front, at, when="before": front.kill_caller_at(at, when),
     "leaks": lambda front: front.sim.leaks(),

@@ -4,22 +4,13 @@ from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 from moto.efs.models import efs_backends
-from support.simcloud.billing import BillingMeter
-from support.simcloud.cloud import ACCOUNT, SimulatedAws
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto
 
 
 class EfsError(JsonRESTError):
     """An error of EFS that moto does not have."""
 
-    def __init__(self, code: str, message: str, status: int) -> None:
-        super().__init__(code, message)
-        self.code = status
-
-
-def _moto_method(name: str) -> Any:
-    from support.simcloud import moto_patches
-
-    return moto_patches.moto_originals[name]
+    code = 409  # the HTTP status
 
 
 def _begin_change(resource: Any, state: str) -> None:
@@ -41,9 +32,9 @@ def tick(now: float) -> None:
             if resource.life_cycle_state == "creating":
                 resource.life_cycle_state = "available"
             elif resource.life_cycle_state == "deleting" and hasattr(resource, "mount_target_id"):
-                _moto_method("delete_mount_target")(backend, resource.mount_target_id)
+                call_moto("delete_mount_target", backend, resource.mount_target_id)
             elif resource.life_cycle_state == "deleting":
-                _moto_method("delete_file_system")(backend, resource.file_system_id)
+                call_moto("delete_file_system", backend, resource.file_system_id)
 
 
 def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -52,11 +43,8 @@ def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
     for file_system in self.file_systems_by_id.values():
         if file_system.creation_token == token:
             message = f"File system '{file_system.file_system_id}' already exists with creation token '{token}'"
-            raise EfsError("FileSystemAlreadyExists", message, 409)
-    file_system = _moto_method("create_file_system")(self, *arguments, **options)
-    throughput = float(file_system.provisioned_throughput_in_mibps or 0)
-    dollars_per_hour = throughput * BillingMeter.EFS_MIBPS_DOLLARS_PER_HOUR
-    SimulatedAws.current.meter.start(file_system.file_system_id, "efs", dollars_per_hour)
+            raise EfsError("FileSystemAlreadyExists", message)
+    file_system = call_moto("create_file_system", self, *arguments, **options)
     _begin_change(file_system, "creating")
     return file_system
 
@@ -65,9 +53,8 @@ def delete_file_system(self: Any, file_system_id: str) -> None:
     """Begin to delete a file system. It is refused while there are mount targets, even ones that are being deleted."""
     file_system = self.file_systems_by_id.get(file_system_id)
     if file_system is None or file_system.number_of_mount_targets > 0:
-        _moto_method("delete_file_system")(self, file_system_id)  # raises
+        call_moto("delete_file_system", self, file_system_id)  # raises
         return
-    SimulatedAws.current.meter.stop(file_system_id)
     _begin_change(file_system, "deleting")
 
 
@@ -76,11 +63,8 @@ def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **optio
     file_system = self.file_systems_by_id.get(file_system_id)
     if file_system is not None and file_system.life_cycle_state != "available":
         message = f"Filesystem is in the state {file_system.life_cycle_state}, not available."
-        raise EfsError("IncorrectFileSystemLifeCycleState", message, 409)
-    for group_id in options.get("security_groups") or []:
-        if self.ec2_backend.get_security_group_from_id(group_id) is None:
-            raise EfsError("SecurityGroupNotFound", f"The SecurityGroup ID '{group_id}' does not exist", 400)
-    mount_target = _moto_method("create_mount_target")(self, file_system_id, *arguments, **options)
+        raise EfsError("IncorrectFileSystemLifeCycleState", message)
+    mount_target = call_moto("create_mount_target", self, file_system_id, *arguments, **options)
     interface = self.ec2_backend.enis[mount_target.network_interface_id]
     interface.description = f"EFS mount target for {file_system_id} ({mount_target.mount_target_id})"
     interface.status = "in-use"
@@ -92,7 +76,7 @@ def delete_mount_target(self: Any, mount_target_id: str) -> None:
     """Begin to delete a mount target and its network interface."""
     mount_target = self.mount_targets_by_id.get(mount_target_id)
     if mount_target is None:
-        _moto_method("delete_mount_target")(self, mount_target_id)  # raises
+        call_moto("delete_mount_target", self, mount_target_id)  # raises
     _begin_change(mount_target, "deleting")
 
 

@@ -74,6 +74,11 @@ class AwsFrontend:
             self.calls, self.faults, self.kills, self.killed = [], [], {}, []
         self.sim.reset()
 
+    def forget_past(self) -> None:
+        """Forget all calls so far, and the bill of all resources so far, which is never written."""
+        self.calls.clear()
+        self.sim.meter.lines.clear()
+
     def count(self, action: str = "") -> Any:
         """Return how often an action was called; without an argument, the counts of all actions."""
         counts = Counter(name for _, name in self.calls)

@@ -2,26 +2,22 @@
 
 import base64
 import copy
-import re
+from collections.abc import Callable
 from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.utils import passes_filter_dict
-from support.simcloud.cloud import AwsError, SimulatedAws
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 from support.simcloud.lifecycle import STATES
 
 
 def find_instances(self: Any, ids: list[str]) -> list[Any]:
     """Return the visible instances of these ids. Raises `AwsError` when one is missing."""
     sim = SimulatedAws.current
-    for id in ids:
-        if not re.fullmatch(r"i-([0-9a-f]{8}|[0-9a-f]{17})", id):
-            raise AwsError("InvalidInstanceID.Malformed", f'Invalid id: "{id}"')
     known = {instance.id: instance for instance in sim.all_instances(self.ec2_backend) if sim.is_visible(instance)}
     missing = [id for id in ids if id not in known]
-    if missing:
-        subject = f"ID '{missing[0]}' does" if len(missing) == 1 else f"IDs '{', '.join(missing)}' do"
-        raise AwsError("InvalidInstanceID.NotFound", f"The instance {subject} not exist")
+    subject = f"ID '{''.join(missing)}' does" if len(missing) == 1 else f"IDs '{', '.join(missing)}' do"
+    refuse_if(missing, "InvalidInstanceID.NotFound", f"The instance {subject} not exist")
     return [known[id] for id in dict.fromkeys(ids)]
 
 
@@ -47,22 +43,17 @@ def describe_instances(self: Any) -> ActionResult:
 
 def terminate_instances(self: Any) -> ActionResult:
     """Terminate all instances of a request, or none if one is unknown."""
-    ids = self._get_param("InstanceIds", [])
-    if not ids:
-        raise AwsError("MissingParameter", "The request must contain the parameter InstanceId")
-    instances = find_instances(self, ids)
-    return ActionResult({"TerminatingInstances": [_terminate(instance) for instance in instances]})
+    instances = find_instances(self, self._get_param("InstanceIds", []))
+    return ActionResult(
+        {"TerminatingInstances": [_end(instance, SimulatedAws.current.shut_down) for instance in instances]}
+    )
 
 
-def _terminate(instance: Any) -> dict[str, Any]:
-    old_state = instance.state
-    message = "User initiated shutdown"
-    SimulatedAws.current.shut_down(instance, "Client.UserInitiatedShutdown", message, by="User initiated")
-    return _state_change(instance, old_state)
-
-
-def _state_change(instance: Any, old_state: str) -> dict[str, Any]:
-    states = {"PreviousState": old_state, "CurrentState": instance.state}
+def _end(instance: Any, end: Callable[[Any, str, str], None]) -> dict[str, Any]:
+    """End an instance, and return how its state has changed."""
+    states = {"PreviousState": instance.state}
+    end(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
+    states["CurrentState"] = instance.state
     return {
         "InstanceId": instance.id,
         **{key: {"Code": STATES[state], "Name": state} for key, state in states.items()},
@@ -70,29 +61,17 @@ def _state_change(instance: Any, old_state: str) -> dict[str, Any]:
 
 
 def stop_instances(self: Any) -> ActionResult:
-    """Stop on-demand instances. A one-time spot instance cannot be stopped."""
+    """Stop on-demand instances."""
     instances = find_instances(self, self._get_param("InstanceIds", []))
-    for instance in instances:
-        if instance.life.market == "spot":
-            message = f"You can't stop the Spot Instance '{instance.id}':"
-            message += " it is associated with a one-time Spot request."
-            raise AwsError("UnsupportedOperation", message)
-    changes = []
-    for instance in instances:
-        old_state = instance.state
-        message = "User initiated shutdown"
-        SimulatedAws.current.stop_instance(instance, "Client.UserInitiatedShutdown", message)
-        changes.append(_state_change(instance, old_state))
-    return ActionResult({"StoppingInstances": changes})
+    return ActionResult(
+        {"StoppingInstances": [_end(instance, SimulatedAws.current.stop_instance) for instance in instances]}
+    )
 
 
 def create_tags(self: Any) -> ActionResult:
     """Create tags as moto does, but refuse those of an unknown instance."""
-    from support.simcloud import moto_patches
-
     find_instances(self, [id for id in self._get_param("Resources", []) if id.startswith("i-")])
-    result: ActionResult = moto_patches.moto_originals["create_tags"](self)
-    return result
+    return moto_answer("create_tags", self)
 
 
 def get_console_output(self: Any) -> ActionResult:

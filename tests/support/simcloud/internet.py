@@ -4,8 +4,9 @@ from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
-from support.simcloud import placement_groups
-from support.simcloud.cloud import AwsError, SimulatedAws
+from moto.ec2.models import ec2_backends
+from support.simcloud import addresses, placement_groups
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, moto_answer, refuse_if
 
 ANY_IPV4 = "0.0.0.0/0"
 
@@ -34,17 +35,17 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
     wants_address = self._get_param("AssociatePublicIpAddress")
     if wants_address is None:
-        return placement_groups.call_moto("modify_network_interface_attribute", self)
+        return moto_answer("modify_network_interface_attribute", self)
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-    if sim.refuses_public_addresses:
-        message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
-        raise AwsError("UnsupportedOperation", message)
+    message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
+    refuse_if(sim.refuses_public_addresses, "UnsupportedOperation", message)
     instance = interface.instance
-    if instance is None or instance.state not in ("pending", "running"):
-        raise AwsError("IncorrectState", f"Network interface '{interface.id}' is not attached to a running instance.")
-    if (interface.network_card_index, interface.device_index) != (0, 0):
-        raise AwsError("InvalidParameterValue", "Only the primary network interface can have a public address.")
+    is_live = instance is not None and instance.state in ("pending", "running")
+    refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
+    is_primary = (interface.network_card_index, interface.device_index) == (0, 0)
+    message = "Only the primary network interface can have a public address."
+    refuse_if(not is_primary, "InvalidParameterValue", message)
     if str(wants_address).lower() == "true" and not interface.public_ip:
         interface.public_ip = interface.private_ip_address
         sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
@@ -61,7 +62,7 @@ def create_nat_gateway(self: Any) -> ActionResult:
     for gateway in self.ec2_backend.nat_gateways.values():
         if token and gateway.token == token:
             return ActionResult({"NatGateway": gateway})
-    result = placement_groups.call_moto("create_nat_gateway", self)
+    result = moto_answer("create_nat_gateway", self)
     gateway = list(self.ec2_backend.nat_gateways.values())[-1]
     gateway.token = token
     gateway.state = "pending"
@@ -75,8 +76,8 @@ def delete_nat_gateway(self: Any) -> ActionResult:
     sim = SimulatedAws.current
     id = self._get_param("NatGatewayId")
     gateway = self.ec2_backend.nat_gateways.get(id)
-    if gateway is None or gateway.state == "deleted":
-        raise AwsError("NatGatewayNotFound", f"The Nat Gateway {id} was not found")
+    is_known = gateway is not None and gateway.state != "deleted"
+    refuse_if(not is_known, "NatGatewayNotFound", f"The Nat Gateway {id} was not found")
     if gateway.state != "deleting":
         gateway.state = "deleting"
         gateway.change_time = sim.now()
@@ -86,25 +87,15 @@ def delete_nat_gateway(self: Any) -> ActionResult:
 
 def describe_nat_gateways(self: Any) -> ActionResult:
     """Describe NAT gateways by state and tags. moto ignores tags."""
+    backend = self.ec2_backend
     filters = self._filters_from_querystring()
-    tag_filters = {name.removeprefix("tag:"): values for name, values in filters.items() if name.startswith("tag:")}
-    states = filters.get("state")
-    matches = []
-    for gateway in self.ec2_backend.nat_gateways.values():
-        tags = self.ec2_backend.tags.get(gateway.id, {})
-        if all(tags.get(key) in values for key, values in tag_filters.items()) and (
-            not states or gateway.state in states
-        ):
-            matches.append(gateway)
-    return ActionResult({"NatGateways": matches})
+    gateways = backend.nat_gateways.values()
+    found = [one for one in gateways if placement_groups.matches(backend, one.id, {"state": one.state}, filters)]
+    return ActionResult({"NatGateways": found})
 
 
 def tick(sim: SimulatedAws, now: float) -> None:
     """Finish creations and deletions of NAT gateways."""
-    from moto.ec2.models import ec2_backends
-    from support.simcloud import addresses
-    from support.simcloud.cloud import ACCOUNT
-
     for backend in list(ec2_backends[ACCOUNT].values()):
         gateways: list[Any] = [*backend.nat_gateways.values()]  # with attributes of ours
         for gateway in gateways:

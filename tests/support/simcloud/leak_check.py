@@ -16,7 +16,7 @@ def _ec2_row(kind: str, backend: Any, id: Any, **columns: Any) -> ResourceRow:
 
 
 def billable(sim: SimulatedAws) -> list[ResourceRow]:
-    """Return live instances, volumes, elastic addresses, NAT gateways, and file systems with paid throughput."""
+    """Return live instances, volumes, elastic addresses, and NAT gateways."""
     rows = []
     for backend in ec2_backends[ACCOUNT].values():
         live_instances = [instance for instance in sim.all_instances(backend) if instance.state != "terminated"]
@@ -28,10 +28,6 @@ def billable(sim: SimulatedAws) -> list[ResourceRow]:
             for gateway in backend.nat_gateways.values()
             if gateway.state != "deleted"
         ]
-    for region, efs_backend in efs_backends[ACCOUNT].items():
-        for file_system in efs_backend.file_systems_by_id.values():
-            if file_system.provisioned_throughput_in_mibps:
-                rows.append({"kind": "throughput", "id": file_system.file_system_id, "region": region, "tags": {}})
     return rows
 
 

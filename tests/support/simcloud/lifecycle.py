@@ -12,11 +12,10 @@ BILLED_STATES = ("pending", "running")
 
 @dataclass(frozen=True)
 class InstanceView:
-    """An instance as it looks from outside at one moment. Times are seconds since 1970."""
+    """An instance as it looks from outside at one moment."""
 
     id: str
     state: str
-    region: str
     zone: str
     type: str
     market: str
@@ -24,13 +23,8 @@ class InstanceView:
     public: str | None  # address
     user_data: str
     key: str  # public half of the key pair
-    ami_tags: dict[str, str]
     tags: dict[str, str]
-    launched: float
-    ended: float | None
     index: int  # in its RunInstances request
-    group: str  # placement group
-    request: str | None  # spot request
     reason: str
 
 
@@ -42,7 +36,6 @@ class InstanceLife:
     market: str
     key: str
     user_data: str
-    image: str
     address: str
     spot_request_id: str | None = None
     reservation_id: str | None = None  # the capacity reservation in which the instance runs
@@ -55,9 +48,7 @@ class InstanceLife:
 class InstanceEndings:
     """The ways in which instances end. A part of `support.simcloud.cloud.SimulatedAws`: it uses its lock and events."""
 
-    def shut_down(
-        self: Any, instance: Any, code: str, message: str, loses_capacity: bool = False, by: str = "Service initiated"
-    ) -> None:
+    def shut_down(self: Any, instance: Any, code: str, message: str, loses_capacity: bool = False) -> None:
         """Begin the end of an instance, unless it has begun. From here on it costs nothing.
 
         `loses_capacity` says that the instance's place does not become free.
@@ -69,12 +60,15 @@ class InstanceEndings:
         instance.life.shutdown_time = self.now()
         instance.state_reason = StateReason(f"{code}: {message}", code)
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S GMT", time.gmtime(self.now()))
-        instance._reason = f"{by} ({timestamp})" if by else ""  # EC2 does not say when a machine ended itself
+        initiators = {"Client.UserInitiatedShutdown": "User", "Client.InstanceInitiatedShutdown": ""}
+        initiator = initiators.get(code, "Service")
+        # EC2 does not say when a machine ended itself.
+        instance._reason = f"{initiator} initiated ({timestamp})" if initiator else ""
         self._end_billing(instance)
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
-        self.market.close_request(self, instance, loses_capacity)
+        self.market.close_request(self, instance)
         self._add_event("on_dying", self.view(instance))
 
     def _end_billing(self: Any, instance: Any) -> None:
@@ -93,7 +87,7 @@ class InstanceEndings:
     def _set_state(self: Any, instance: Any, name: str) -> None:
         instance._state = InstanceState(name, STATES[name])
 
-    def interrupt(self: Any, id: str, notice: float | None = None) -> None:
+    def interrupt(self: Any, id: str, notice: float = 120.0) -> None:
         """Interrupt a spot instance: its notice comes now, its end `notice` seconds later.
 
         Raises `ValueError` for an instance that is not a live spot instance.
@@ -102,9 +96,7 @@ class InstanceEndings:
             instance = self.find(id)
             if instance.life.market != "spot" or instance.state not in BILLED_STATES:
                 raise ValueError(f"{id} is not a living spot instance")
-            seconds = self.notice_seconds if notice is None else notice
-            instance.life.interruption_time = self.now() + seconds
-            self.market.mark_request(self, instance)
+            instance.life.interruption_time = self.now() + notice
             self._add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
         self.tick()
         self.deliver_events()
@@ -121,7 +113,7 @@ class InstanceEndings:
             instance = self.find(id)
             code = "Client.InstanceInitiatedShutdown"
             if instance.instance_initiated_shutdown_behavior == "terminate" or instance.life.market == "spot":
-                self.shut_down(instance, code, "Instance initiated shutdown", by="")
+                self.shut_down(instance, code, "Instance initiated shutdown")
             else:
                 self.stop_instance(instance, code, "Instance initiated shutdown")
         self.tick()

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from support.ssh_machines import command_line
 
 from train.tools.process import free_port
 
+SETTINGS = {"ssh_delay_seconds", "failing_machines", "gpus", "has_instance_connect"}
 POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
 INTERNET_POLL_SECONDS = 0.1
@@ -89,7 +90,7 @@ class SimulatedMachines:
 
     def _restore_defaults(self) -> None:
         self.ssh_delay_seconds = 0.0
-        self.failing_machines: set[Any] = set()
+        self.failing_machines: Collection[Any] = ()
         self.gpus = 0
         self.has_instance_connect = True
         self.count = 0
@@ -118,24 +119,11 @@ class SimulatedMachines:
             shutil.rmtree(self.folder / "efs", ignore_errors=True)
             self._restore_defaults()
 
-    def configure(self, **settings: Any) -> dict[str, Any]:
-        """Change settings by name, and return all settings. Raises `ValueError` for an unknown name."""
-        converters: dict[str, Callable[[Any], Any]] = {
-            "ssh_delay_seconds": float,
-            "failing_machines": set,
-            "gpus": int,
-            "has_instance_connect": bool,
-        }
-        if unknown := settings.keys() - converters.keys():
+    def configure(self, **settings: Any) -> None:
+        """Change settings by name. Raises `ValueError` for an unknown name."""
+        if unknown := settings.keys() - SETTINGS:
             raise ValueError(f"no such setting of machines: {sorted(unknown)}")
-        for name, value in settings.items():
-            setattr(self, name, converters[name](value))
-        return {
-            "gpus": self.gpus,
-            "ssh_delay_seconds": self.ssh_delay_seconds,
-            "failing_machines": sorted(self.failing_machines, key=str),
-            "has_instance_connect": self.has_instance_connect,
-        }
+        vars(self).update(settings)
 
     # --- events of the cloud, in any thread --------------------------------------------------------------------------
 
@@ -302,7 +290,7 @@ class SimulatedMachines:
             return
         if self.sim.boot_download_bytes:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
-        fails = self.failing_machines & {id, machine.address, machine.number}
+        fails = not {id, machine.address, machine.number}.isdisjoint(self.failing_machines)
         machine.finish_setup(self.folder / "efs", self.python, SETUP_FAILURE if fails else "")
 
     def _end(self, id: str) -> None:

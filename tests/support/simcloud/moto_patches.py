@@ -36,7 +36,7 @@ from support.simcloud import (
     spot_market,
 )
 from support.simcloud.aws_protocol import error_response
-from support.simcloud.cloud import SimulatedAws
+from support.simcloud.cloud import SimulatedAws, call_moto, moto_originals
 
 HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400 to these too
     "AuthFailure": 401,
@@ -52,7 +52,6 @@ HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400
     "ServiceUnavailable": 503,
     "Unavailable": 503,
 }
-moto_originals: dict[str, Any] = {}
 
 
 def replace_attribute(owner: Any, name: str, replacement: Any, key: str = "") -> None:
@@ -144,7 +143,7 @@ def call_action(self: Any) -> Any:
             response = _error_response(self, DryRunClientError())
         else:
             try:
-                response = moto_originals[type(self).__name__](self)
+                response = call_moto(type(self).__name__, self)
             except NotImplementedError as error:
                 response = _error_response(self, ServiceException("NotImplemented", str(error)))
             except Exception as error:  # a bug of moto or of this package, which must not look like an error of EC2
@@ -163,7 +162,7 @@ def _error_response(self: Any, error: ServiceException) -> Any:
 
 def serialized(self: Any, result: ActionResult) -> Any:
     """Return moto's answer with the HTTP status that EC2 gives to the error."""
-    status, headers, body = moto_originals["serialized"](self, result)
+    status, headers, body = call_moto("serialized", self, result)
     if isinstance(result.result, ServiceException):
         status = HTTP_STATUS_BY_CODE.get(result.result.code, status)
     return status, headers, body
@@ -171,7 +170,7 @@ def serialized(self: Any, result: ActionResult) -> Any:
 
 def attachment_init(self: Any, eni: Any) -> None:
     """Initialize the attachment of an interface, with its network card."""
-    moto_originals["attachment init"](self, eni)
+    call_moto("attachment init", self, eni)
     self.network_card_index = eni.network_card_index
 
 
@@ -180,20 +179,20 @@ def attachment_init(self: Any, eni: Any) -> None:
 
 def ec2_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with our images."""
-    moto_originals["ec2 init"](self, region_name, account_id)
+    call_moto("ec2 init", self, region_name, account_id)
     spot_market.make_images(SimulatedAws.current, self)
     self.is_metered = True
 
 
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with the public parameters that name our images."""
-    moto_originals["ssm init"](self, region_name, account_id)
-    spot_market.make_parameters(SimulatedAws.current, self)
+    call_moto("ssm init", self, region_name, account_id)
+    spot_market.make_parameters(self)
 
 
 def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
     """Create a disk and begin to bill it."""
-    volume = moto_originals["create_volume"](self, *arguments, **options)
+    volume = call_moto("create_volume", self, *arguments, **options)
     if getattr(self, "is_metered", False):
         SimulatedAws.current.meter.start_volume(volume)
     return volume
@@ -201,7 +200,7 @@ def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
 
 def delete_volume(self: Any, volume_id: str) -> Any:
     """Delete a disk and end its bill."""
-    volume = moto_originals["delete_volume"](self, volume_id)
+    volume = call_moto("delete_volume", self, volume_id)
     SimulatedAws.current.meter.stop(volume_id)
     return volume
 

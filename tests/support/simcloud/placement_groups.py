@@ -7,156 +7,116 @@ from typing import Any
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
-from support.simcloud.cloud import AwsError, SimulatedAws
+from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
 
 # --- placement groups ------------------------------------------------------------------------------------------------
 
 
 class TaggedResource:
-    """A resource without a class in moto, by its id. moto keeps its tags."""
+    """A resource without a class in moto, by its id. moto keeps its tags, and its filters read them by `get_tags`."""
 
     def __init__(self, backend: Any, id: str) -> None:
-        self.backend = backend
-        self.id = id
+        self.own_tags = backend.tags.get(id, {})
 
     def get_tags(self) -> list[dict[str, str]]:
         """Return the tags as moto's filters read them."""
-        return [{"key": key, "value": value} for key, value in self.backend.tags.get(self.id, {}).items()]
+        return [{"key": key, "value": value} for key, value in self.own_tags.items()]
 
     def tags(self) -> list[dict[str, str]]:
         """Return the tags as a response shows them."""
-        return [{"Key": tag["key"], "Value": tag["value"]} for tag in self.get_tags()]
+        return [{"Key": key, "Value": value} for key, value in self.own_tags.items()]
 
 
 def matches(backend: Any, id: str, attributes: dict[str, Any], filters: dict[str, list[str]]) -> bool:
-    """Return whether a resource with these attributes passes the filters. Raises `AwsError` for an unknown filter."""
-    for name, values in filters.items():
-        if name.startswith("tag:") or name == "tag-key":
-            if not tag_filter_matches(TaggedResource(backend, id), name, values):
-                return False
-        elif name not in attributes:
-            raise AwsError("InvalidParameterValue", f"The filter '{name}' is invalid")
-        elif attributes[name] not in values:
-            return False
-    return True
+    """Return whether a resource with these attributes passes the filters. Raises `KeyError` for an unknown filter."""
+    resource = TaggedResource(backend, id)
+    return all(
+        tag_filter_matches(resource, name, values) if name.startswith("tag") else attributes[name] in values
+        for name, values in filters.items()
+    )
 
 
 def create_placement_group(self: Any) -> ActionResult:
     """Create a placement group with tags."""
     sim = SimulatedAws.current
     name = self._get_param("GroupName")
-    if (self.region, name) in sim.groups:
-        raise AwsError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    tags = self._parse_tag_specification("placement-group").get("placement-group", {})
-    suffix = hashlib.sha256(f"{self.region}{name}{sim.now()}".encode()).hexdigest()[:17]
-    group = {
-        "GroupName": name,
-        "State": "available",
-        "Strategy": self._get_param("Strategy"),
-        "GroupId": f"pg-{suffix}",
-    }
-    group["GroupArn"] = f"arn:aws:ec2:{self.region}:{self.current_account}:placement-group/{name}"
-    sim.groups[self.region, name] = group
-    self.ec2_backend.create_tags([group["GroupId"]], tags)
-    return ActionResult(
-        {"PlacementGroup": {**group, "Tags": TaggedResource(self.ec2_backend, group["GroupId"]).tags()}}
+    refuse_if(
+        (self.region, name) in sim.groups, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists."
     )
+    id = "pg-" + hashlib.sha256(f"{self.region}{name}{sim.now()}".encode()).hexdigest()[:17]
+    arn = f"arn:aws:ec2:{self.region}:{self.current_account}:placement-group/{name}"
+    group = {"GroupName": name, "GroupId": id, "GroupArn": arn, "State": "available"}
+    group["Strategy"] = self._get_param("Strategy")
+    sim.groups[self.region, name] = group
+    tags = self._parse_tag_specification("placement-group").get("placement-group", {})
+    self.ec2_backend.create_tags([id], tags)
+    return ActionResult({"PlacementGroup": {**group, "Tags": TaggedResource(self.ec2_backend, id).tags()}})
 
 
-def _unknown_group(name: str) -> AwsError:
-    return AwsError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+def find_group(region: str, name: str) -> dict[str, Any]:
+    """Return a placement group. Raises `AwsError` for an unknown one."""
+    groups = SimulatedAws.current.groups
+    refuse_if((region, name) not in groups, "InvalidPlacementGroup.Unknown", f"The group '{name}' is unknown.")
+    return groups[region, name]
+
+
+def instances_in(region: str, name: str) -> list[Any]:
+    """Return the instances of a placement group that are not terminated."""
+    live_instances = SimulatedAws.current.live_instances()
+    return [one for one in live_instances if (one.region_name, one.placement.group_name) == (region, name)]
 
 
 def describe_placement_groups(self: Any) -> ActionResult:
     """Describe placement groups by names or filters."""
-    sim = SimulatedAws.current
     backend = self.ec2_backend
+    all_names = [name for region, name in SimulatedAws.current.groups if region == self.region]
+    groups = [find_group(self.region, name) for name in self._get_param("GroupNames", []) or all_names]
     filters = self._filters_from_querystring()
-    groups = {name: group for (region, name), group in sim.groups.items() if region == self.region}
-    names = self._get_param("GroupNames", [])
-    for missing in [name for name in names if name not in groups]:
-        raise _unknown_group(missing)
-    rows = []
-    for name, group in groups.items():
-        attributes = {"group-name": name, "state": group["State"], "strategy": group["Strategy"]}
-        if (not names or name in names) and matches(backend, group["GroupId"], attributes, filters):
-            rows.append({**group, "Tags": TaggedResource(backend, group["GroupId"]).tags()})
+    rows = [
+        {**group, "Tags": TaggedResource(backend, group["GroupId"]).tags()}
+        for group in groups
+        if matches(backend, group["GroupId"], {"group-name": group["GroupName"]}, filters)
+    ]
     return ActionResult({"PlacementGroups": rows})
 
 
 def delete_placement_group(self: Any) -> ActionResult:
     """Delete a placement group. It is refused until all its instances are terminated."""
-    sim = SimulatedAws.current
     name = self._get_param("GroupName")
-    if (self.region, name) not in sim.groups:
-        raise _unknown_group(name)
-    if any(
-        instance.placement.group_name == name and instance.region_name == self.region
-        for instance in sim.live_instances()
-    ):
-        message = f"The placement group '{name}' is in use and may not be deleted."
-        raise AwsError("InvalidPlacementGroup.InUse", message)
-    self.ec2_backend.tags.pop(sim.groups.pop((self.region, name))["GroupId"], None)
+    group = find_group(self.region, name)
+    refuse_if(instances_in(self.region, name), "InvalidPlacementGroup.InUse", f"The group '{name}' is in use.")
+    self.ec2_backend.tags.pop(group["GroupId"], None)
+    del SimulatedAws.current.groups[self.region, name]
     return EmptyResult()
 
 
-def check_placement(sim: SimulatedAws, request: Any) -> None:
+def check_placement(request: Any) -> None:
     """Raise `AwsError` unless the placement group of a launch exists; a cluster group stays in one zone."""
-    if not request.group:
+    if not request.group or find_group(request.region, request.group)["Strategy"] != "cluster":
         return
-    if (request.region, request.group) not in sim.groups:
-        raise _unknown_group(request.group)
-    if sim.groups[request.region, request.group]["Strategy"] != "cluster":
-        return
-    if "cluster" not in INSTANCE_TYPES[request.type].get("PlacementGroupInfo", {}).get("SupportedStrategies", []):
-        message = f"Cluster placement groups are not supported by the '{request.type}' instance type."
-        raise AwsError("InvalidParameterCombination", message)
-    zones = {
-        instance.placement.zone
-        for instance in sim.live_instances()
-        if instance.region_name == request.region and instance.placement.group_name == request.group
-    }
-    if zones - {request.zone}:
-        message = (
-            f"Placement group '{request.group}' is in {zones.pop()}: its instances must be in one Availability Zone."
-        )
-        raise AwsError("InvalidParameterCombination", message)
+    strategies = INSTANCE_TYPES[request.type].get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
+    message = f"Cluster placement groups are not supported by the '{request.type}' instance type."
+    refuse_if("cluster" not in strategies, "InvalidParameterCombination", message)
+    zones = {instance.placement.zone for instance in instances_in(request.region, request.group)}
+    message = f"Placement group '{request.group}' is in {zones}: its instances must be in one Availability Zone."
+    refuse_if(zones - {request.zone}, "InvalidParameterCombination", message)
 
 
 # --- deletion -------------------------------------------------------------------------------------------------------
 
 
-def _dependency_violation(message: str) -> AwsError:
-    return AwsError("DependencyViolation", message)
-
-
-def call_moto(name: str, self: Any) -> ActionResult:
-    """Let moto do a call."""
-    from support.simcloud import moto_patches
-
-    result: ActionResult = moto_patches.moto_originals[name](self)
-    return result
+def _refuse_in_use(is_in_use: object, resource: str) -> None:
+    refuse_if(is_in_use, "DependencyViolation", f"{resource} has dependencies and cannot be deleted.")
 
 
 def delete_security_group(self: Any) -> ActionResult:
     """Delete a security group. It is refused while an interface has it, or another group's rules name it."""
     backend = self.ec2_backend
     id = self._get_param("GroupId")
-    name = self._get_param("GroupName")
-    group = backend.get_security_group_from_id(id) if id else backend.get_security_group_from_name(name)
-    if group is not None:
-        if group.is_default:
-            message = f'the specified group: "{group.id}" name: "default" cannot be deleted by a user'
-            raise AwsError("CannotDelete", message)
-        has_interface = any(
-            group.id in [own_group.id for own_group in interface._group_set] for interface in backend.enis.values()
-        )
-        is_named = any(
-            group.id in _groups_in_rules(other) for other in security_groups(backend) if other.id != group.id
-        )
-        if has_interface or is_named:
-            raise _dependency_violation(f"resource {group.id} has a dependent object")
-    return call_moto("delete_security_group", self)
+    interface_groups = [group.id for interface in backend.enis.values() for group in interface._group_set]
+    is_named = any(id in _groups_in_rules(other) for other in security_groups(backend) if other.id != id)
+    _refuse_in_use(id in interface_groups or is_named, id)
+    return moto_answer("delete_security_group", self)
 
 
 def security_groups(backend: Any) -> Iterator[Any]:
@@ -175,11 +135,10 @@ def _groups_in_rules(group: Any) -> set[str]:
 def delete_subnet(self: Any) -> ActionResult:
     """Delete a subnet. It is refused while an interface is in it."""
     id = self._get_param("SubnetId")
-    if any(interface.subnet.id == id for interface in self.ec2_backend.enis.values()):
-        raise _dependency_violation(f"The subnet '{id}' has dependencies and cannot be deleted.")
+    _refuse_in_use(id in [interface.subnet.id for interface in self.ec2_backend.enis.values()], id)
     for table in self.ec2_backend.route_tables.values():  # EC2 ends the association, moto keeps it
         table._associations = {key: target for key, target in table._associations.items() if target != id}
-    return call_moto("delete_subnet", self)
+    return moto_answer("delete_subnet", self)
 
 
 def delete_vpc(self: Any) -> ActionResult:
@@ -189,31 +148,25 @@ def delete_vpc(self: Any) -> ActionResult:
     """
     backend = self.ec2_backend
     id = self._get_param("VpcId")
-    has_gateway = any(
-        gateway.vpc is not None and gateway.vpc.id == id for gateway in backend.internet_gateways.values()
-    )
-    has_endpoint = any(
-        endpoint.vpc_id == id and endpoint.state != "deleted" for endpoint in backend.vpc_end_points.values()
-    )
-    has_group = any(not group.is_default for group in backend.groups.get(id, {}).values())
-    if has_gateway or has_endpoint or has_group:
-        raise _dependency_violation(f"The vpc '{id}' has dependencies and cannot be deleted.")
-    return call_moto("delete_vpc", self)
+    gateways = [gateway for gateway in backend.internet_gateways.values() if gateway.vpc and gateway.vpc.id == id]
+    endpoints = [one for one in backend.vpc_end_points.values() if one.vpc_id == id and one.state != "deleted"]
+    groups = [group for group in backend.groups.get(id, {}).values() if not group.is_default]
+    _refuse_in_use(gateways or endpoints or groups, id)
+    return moto_answer("delete_vpc", self)
 
 
 def create_vpc_endpoint(self: Any) -> ActionResult:
     """Create a gateway endpoint where the request names no type: moto cannot delete an endpoint without a type."""
     self.params["VpcEndpointType"] = self._get_param("VpcEndpointType") or "Gateway"
-    return call_moto("create_vpc_endpoint", self)
+    return moto_answer("create_vpc_endpoint", self)
 
 
 def detach_internet_gateway(self: Any) -> ActionResult:
     """Detach an internet gateway. It is refused while an instance of the network has a public address."""
     id = self._get_param("VpcId")
-    if any(interface.subnet.vpc_id == id and interface.public_ip for interface in self.ec2_backend.enis.values()):
-        message = f"Network {id} has some mapped public address(es). Please unmap those public address(es) first."
-        raise _dependency_violation(message)
-    return call_moto("detach_internet_gateway", self)
+    interfaces = [interface for interface in self.ec2_backend.enis.values() if interface.subnet.vpc_id == id]
+    _refuse_in_use([interface for interface in interfaces if interface.public_ip], id)
+    return moto_answer("detach_internet_gateway", self)
 
 
 ACTIONS = {

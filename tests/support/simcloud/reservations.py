@@ -6,20 +6,21 @@ documents them; the others are marked.
 """
 
 import hashlib
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
+from support.simcloud.prices import on_demand
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
 END_REASON = "Server.CapacityBlockExpired"  # ours: AWS documents none
 NOT_ACTIVE = "InvalidCapacityReservationState"  # ours: AWS documents none
+COMBINATION = "InvalidParameterCombination"
 HOLDING_STATES = (*BILLED_STATES, "shutting-down", "stopping")  # EC2 cleans a machine up before its place is free
 BLOCK_PRICE_FACTOR = 0.6  # of the on-demand price: ours
 
@@ -91,24 +92,18 @@ def tick(sim: SimulatedAws) -> None:
 def check_reservation(sim: SimulatedAws, request: Any) -> None:
     """Choose the reservations of a launch: `request.reservations`, one for each machine. Raises `AwsError`."""
     is_targeted = bool(request.reservation or request.reservation_group)
-    if request.market == CAPACITY_BLOCK and not is_targeted:
-        message = "A launch with the market type capacity-block must target a Capacity Block."
-        raise AwsError("InvalidParameterCombination", message)
-    if not is_targeted:
+    if not is_targeted and request.market != CAPACITY_BLOCK:
         return
-    if request.market == "spot":
-        raise AwsError("InvalidParameterCombination", "Spot Instances cannot target a Capacity Reservation.")
-    if request.reservation and request.reservation_group:
-        message = "Specify a Capacity Reservation or a resource group, not both."
-        raise AwsError("InvalidParameterCombination", message)
+    refuse_if(not is_targeted, COMBINATION, "The market type capacity-block must target a Capacity Block.")
+    refuse_if(request.market == "spot", COMBINATION, "Spot Instances cannot target a Capacity Reservation.")
     members = _target_reservations(sim, request)
     matching = [member for member in members if _mismatch(sim, member, request) is None]
-    if request.reservation and not matching:
-        raise _mismatch(sim, members[0], request) or AwsError("InternalError", "unreachable")
+    if request.reservation and (mismatch := _mismatch(sim, members[0], request)):
+        raise mismatch
     places = [member.id for member in matching for _ in range(member.free_count(sim))]
-    if len(places) < request.min_count and (request.reservation or request.market == CAPACITY_BLOCK):
-        message = f"The targeted Capacity Reservation has {len(places)} instances available."
-        raise AwsError("ReservationCapacityExceeded", message)
+    is_too_small = len(places) < request.min_count and (request.reservation or request.market == CAPACITY_BLOCK)
+    message = f"The targeted Capacity Reservation has {len(places)} instances available."
+    refuse_if(is_too_small, "ReservationCapacityExceeded", message)
     request.reservations = places[: request.max_count]
 
 
@@ -123,10 +118,9 @@ def _target_reservations(sim: SimulatedAws, request: Any) -> list[CapacityReserv
 
 
 def _find(sim: SimulatedAws, region: str, id: str) -> CapacityReservation:
-    if not re.fullmatch(r"cr-([0-9a-f]{8}|[0-9a-f]{17})", id):
-        raise AwsError("InvalidCapacityReservationId.Malformed", f'Invalid id: "{id}"')
-    if id not in sim.reservations or sim.reservations[id].region != region:
-        raise AwsError("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{id}' does not exist")
+    is_known = id in sim.reservations and sim.reservations[id].region == region
+    message = f"The capacity reservation '{id}' does not exist"
+    refuse_if(not is_known, "InvalidCapacityReservationId.NotFound", message)
     return sim.reservations[id]
 
 
@@ -135,15 +129,11 @@ def _mismatch(sim: SimulatedAws, reservation: CapacityReservation, request: Any)
     state = reservation.state_at(sim.now())
     if state != "active":
         return AwsError(NOT_ACTIVE, f"The capacity reservation '{reservation.id}' is {state}.")
-    if reservation.is_block != (request.market == CAPACITY_BLOCK):
-        message = f"The market type of the request does not match the capacity reservation '{reservation.id}'."
-        return AwsError("InvalidParameterCombination", message)
-    if (reservation.type, reservation.zone) != (request.type, request.zone):
-        message = f"'{reservation.id}' has {reservation.type} in {reservation.zone}."
-        return AwsError("InvalidParameterCombination", message)
-    if reservation.placement_group and reservation.placement_group != request.group:
-        message = f"'{reservation.id}' is in the placement group {reservation.placement_group}."
-        return AwsError("InvalidParameterCombination", message)
+    is_block = request.market == CAPACITY_BLOCK
+    group = request.group if reservation.placement_group else ""
+    reserved = (reservation.is_block, reservation.type, reservation.zone, reservation.placement_group)
+    if reserved != (is_block, request.type, request.zone, group):
+        return AwsError(COMBINATION, f"The request does not match the capacity reservation '{reservation.id}'.")
     return None
 
 
@@ -207,16 +197,15 @@ def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
 
 def describe_capacity_block_offerings(self: Any) -> ActionResult:
     """List blocks that can be bought: one for each zone, from 11:30 UTC of one of the next days."""
-    from support.simcloud.prices import on_demand
     from support.simcloud.spot_market import offered, vcpus
 
     type = self._get_param("InstanceType")
     count, hours = int(self._get_param("InstanceCount")), int(self._get_param("CapacityDurationHours"))
-    if CAPACITY_BLOCK not in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", []):
-        raise AwsError("InvalidParameterValue", f"Capacity Blocks are not supported for the instance type '{type}'.")
-    if hours % 24 or not 24 <= hours <= 182 * 24 or (hours > 14 * 24 and hours % (7 * 24)):
-        message = "The duration must be in 1-day increments up to 14 days, and in 7-day increments up to 182 days."
-        raise AwsError("InvalidParameterValue", message)
+    has_blocks = CAPACITY_BLOCK in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", [])
+    refuse_if(not has_blocks, "InvalidParameterValue", f"Capacity Blocks are not supported for '{type}'.")
+    is_wrong = hours % 24 or not 24 <= hours <= 182 * 24 or (hours > 14 * 24 and hours % (7 * 24))
+    message = "The duration must be in 1-day increments up to 14 days, and in 7-day increments up to 182 days."
+    refuse_if(is_wrong, "InvalidParameterValue", message)
     today = _to_date(SimulatedAws.current.now()).replace(hour=11, minute=30, second=0, microsecond=0)
     offerings = []
     for day, zone in enumerate(offered(self.region, type), 1):

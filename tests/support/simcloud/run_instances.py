@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +10,12 @@ from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 from moto.ec2.exceptions import DryRunClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from moto.ec2.utils import filter_iam_instance_profiles, random_eni_attach_id
-from support.simcloud.cloud import AwsError, SimulatedAws
+from moto.ec2.utils import random_eni_attach_id
+from moto.iam.models import iam_backends
+from support.simcloud import placement_groups, reservations
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, call_moto, refuse_if
 from support.simcloud.lifecycle import InstanceLife
+from support.simcloud.prices import ON_DEMAND
 
 TAGGABLE = ("instance", "volume", "network-interface", "spot-instances-request")
 USER_DATA_BYTES = 16384
@@ -65,25 +67,20 @@ def run_instances(self: Any) -> ActionResult:
 
     The same client token gives the same instances.
     """
-    from support.simcloud import moto_patches
-
     sim = SimulatedAws.current
     request = LaunchRequest(self)
     is_dry_run = self._get_param("DryRun", False)
     if request.token and not is_dry_run and (request.region, request.token) in sim.launches_by_token:
         digest, reservation = sim.launches_by_token[request.region, request.token]
-        if digest != request.digest:
-            raise AwsError(
-                "IdempotentParameterMismatch",
-                "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).",
-            )
+        message = "Arguments on this idempotent request are inconsistent with those of an earlier request."
+        refuse_if(digest != request.digest, "IdempotentParameterMismatch", message)
         return ActionResult(reservation)
     check(sim, request)
     if is_dry_run:
         raise DryRunClientError()
     count = sim.market.allocate(sim, request)
     _prepare_for_moto(self.params, request, count)
-    reservation = moto_patches.moto_originals["run_instances"](self).result
+    reservation = call_moto("run_instances", self).result
     for instance in reservation.instances:
         _complete_instance(sim, request, reservation, instance)
     if request.token:
@@ -112,13 +109,11 @@ def _disk(request: LaunchRequest, root: str, mapping: dict[str, Any]) -> dict[st
 
 def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: Any, instance: Any) -> None:
     """Add what moto leaves out of a new instance."""
-    from support.simcloud import reservations
-
     now = sim.now()
     backend = request.backend
     key = backend.key_pairs[request.key].public_key if request.key else ""
     user_data = base64.b64decode(request.user_data or "").decode(errors="replace")
-    instance.life = InstanceLife(now, request.market, key, user_data, request.image, instance.private_ip)
+    instance.life = InstanceLife(now, request.market, key, user_data, instance.private_ip)
     instance.launch_time = datetime.fromtimestamp(now, UTC).replace(tzinfo=None, microsecond=0)
     instance.client_token = request.token
     if not sim.has_launch_indexes:
@@ -191,10 +186,7 @@ def _interface_slot(spec: dict[str, Any]) -> tuple[int, int]:
 
 
 def _default_subnet(instance: Any) -> str:
-    subnet = instance.ec2_backend.get_default_subnets().get(instance.placement.zone)
-    if subnet is None:
-        raise AwsError("MissingInput", "No default subnet for this zone. Please specify a subnet.")
-    return str(subnet.id)
+    return str(instance.ec2_backend.get_default_subnets()[instance.placement.zone].id)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -202,142 +194,97 @@ def _default_subnet(instance: Any) -> str:
 
 def check(sim: SimulatedAws, request: LaunchRequest) -> None:
     """Raise the error of EC2 for a launch that it refuses."""
-    from support.simcloud import placement_groups, reservations
-
-    for check_part in (
-        _check_counts,
-        _check_image,
-        _check_networks,
-        _check_interfaces,
-        _check_profile_and_user_data,
-        _check_market,
-    ):
-        check_part(sim, request)
-    placement_groups.check_placement(sim, request)
+    _check_token_and_tags(request)
+    _check_image(request)
+    _check_networks(request)
+    _check_interfaces(request)
+    _check_profile_and_user_data(request)
+    placement_groups.check_placement(request)
     reservations.check_reservation(sim, request)
 
 
-def _check_counts(sim: SimulatedAws, request: LaunchRequest) -> None:
-    if request.min_count < 1 or request.max_count < 1:
-        raise AwsError("InvalidParameterValue", "Invalid value for MinCount or MaxCount: it must be greater than 0.")
-    if request.min_count > request.max_count:
-        raise AwsError("InvalidParameterCombination", "MinCount must not be greater than MaxCount.")
-    if len(request.token) > 64 or not request.token.isascii():
-        raise AwsError("InvalidParameterValue", "Client token must be at most 64 ASCII characters.")
-    for kind in request.tags:
-        if kind not in TAGGABLE:
-            message = f"'{kind}' is not a valid taggable resource type for this operation."
-            raise AwsError("InvalidParameterValue", message)
+def _check_token_and_tags(request: LaunchRequest) -> None:
+    message = "Client token must be at most 64 ASCII characters."
+    refuse_if(len(request.token) > 64 or not request.token.isascii(), "InvalidParameterValue", message)
+    message = f"One of {list(request.tags)} is not a valid taggable resource type for this operation."
+    refuse_if(request.tags.keys() - TAGGABLE, "InvalidParameterValue", message)
+    has_idle_tags = request.market != "spot" and "spot-instances-request" in request.tags
+    message = "You cannot specify tags for Spot instances requests if the request creates none."
+    refuse_if(has_idle_tags, "InvalidParameterCombination", message)
 
 
-def _check_image(sim: SimulatedAws, request: LaunchRequest) -> None:
-    if not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", request.image or ""):
-        raise AwsError("InvalidAMIID.Malformed", f'Invalid id: "{request.image}"')
-    if request.image not in request.backend.amis:
-        raise AwsError("InvalidAMIID.NotFound", f"The image id '[{request.image}]' does not exist")
-    if request.type not in INSTANCE_TYPES:
-        sim.market.raise_unknown_type(request.type)
-    if request.key and request.key not in request.backend.key_pairs:
-        raise AwsError("InvalidKeyPair.NotFound", f"The key pair '{request.key}' does not exist")
-    image_disk = request.backend.amis[request.image].block_device_mappings[0]
+def _check_image(request: LaunchRequest) -> None:
+    image = request.backend.amis.get(request.image)
+    refuse_if(image is None, "InvalidAMIID.NotFound", f"The image id '[{request.image}]' does not exist")
+    if request.type not in INSTANCE_TYPES:  # a retired type, or one that never was
+        code = "Unsupported" if request.type in ON_DEMAND else "InvalidParameterValue"
+        raise AwsError(code, f"Invalid value '{request.type}' for InstanceType.")
+    has_key = not request.key or request.key in request.backend.key_pairs
+    refuse_if(not has_key, "InvalidKeyPair.NotFound", f"The key pair '{request.key}' does not exist")
+    image_disk = image.block_device_mappings[0]
     min_size = image_disk["Ebs"]["VolumeSize"]
     for disk in request.disks:
-        size = (disk.get("Ebs") or {}).get("VolumeSize")
-        if disk.get("DeviceName") == image_disk["DeviceName"] and size and int(size) < min_size:
-            message = f"Volume of size {size}GB is smaller than snapshot 'snap', expect size>= {min_size}GB"
-            raise AwsError("InvalidBlockDeviceMapping", message)
+        size = int((disk.get("Ebs") or {}).get("VolumeSize") or min_size)
+        is_too_small = disk.get("DeviceName") == image_disk["DeviceName"] and size < min_size
+        message = f"Volume of size {size}GB is smaller than the snapshot of the image, expect size >= {min_size}GB"
+        refuse_if(is_too_small, "InvalidBlockDeviceMapping", message)
 
 
-def _check_networks(sim: SimulatedAws, request: LaunchRequest) -> None:
-    if request.interfaces and (request.subnet_id or request.security_groups):
-        parameter = "subnet ID" if request.subnet_id else "security groups"
-        message = f"Network interfaces and an instance-level {parameter} may not be specified on the same request"
-        raise AwsError("InvalidParameterCombination", message)
+def _check_networks(request: LaunchRequest) -> None:
+    is_named_twice = request.interfaces and (request.subnet_id or request.security_groups)
+    message = "Network interfaces and an instance-level subnet or security groups may not be specified together"
+    refuse_if(is_named_twice, "InvalidParameterCombination", message)
     subnets = [request.backend.get_subnet(id) for id in request.subnet_ids()]  # raises InvalidSubnetID.NotFound
-    if len({subnet.availability_zone for subnet in subnets}) > 1:
-        raise AwsError("InvalidParameterCombination", "All network interfaces must be in the same Availability Zone")
+    has_many_zones = len({subnet.availability_zone for subnet in subnets}) > 1
+    message = "All network interfaces must be in the same Availability Zone"
+    refuse_if(has_many_zones, "InvalidParameterCombination", message)
     for group_id in request.security_group_ids():
-        if not re.fullmatch(r"sg-([0-9a-f]{8}|[0-9a-f]{17})", group_id):
-            raise AwsError("InvalidGroupId.Malformed", f"Invalid id: '{group_id}' (expecting 'sg-...')")
         group = request.backend.get_security_group_from_id(group_id)
-        if group is None:
-            raise AwsError("InvalidGroup.NotFound", f"The security group '{group_id}' does not exist")
-        if subnets and group.vpc_id != subnets[0].vpc_id:
-            message = f"Security group {group_id} and subnet {subnets[0].id} belong to different networks."
-            raise AwsError("InvalidParameter", message)
+        refuse_if(group is None, "InvalidGroup.NotFound", f"The security group '{group_id}' does not exist")
+        is_elsewhere = subnets and group.vpc_id != subnets[0].vpc_id
+        message = f"Security group {group_id} and the subnet belong to different networks."
+        refuse_if(is_elsewhere, "InvalidParameter", message)
     request.zone = subnets[0].availability_zone if subnets else request.zone or f"{request.region}a"
     addressed_count = sum(interface.get("InterfaceType") != "efa-only" for interface in request.interfaces)
-    if subnets and subnets[0].available_ip_address_count < request.min_count * max(1, addressed_count):
-        message = f"There are not enough free addresses in subnet '{subnets[0].id}' to satisfy the requested number."
-        raise AwsError("InsufficientFreeAddressesInSubnet", message)
+    is_full = subnets and subnets[0].available_ip_address_count < request.min_count * max(1, addressed_count)
+    message = "There are not enough free addresses in the subnet to satisfy the requested number of instances."
+    refuse_if(is_full, "InsufficientFreeAddressesInSubnet", message)
 
 
-def _check_interfaces(sim: SimulatedAws, request: LaunchRequest) -> None:
+def _check_interfaces(request: LaunchRequest) -> None:
     network_info = INSTANCE_TYPES[request.type].get("NetworkInfo", {})
     slots = [_interface_slot(interface) for interface in request.interfaces]
-    if len(set(slots)) < len(slots) or (slots and (0, 0) not in slots):
-        message = "Each network interface needs its own network card and device index, and one must be 0 and 0."
-        raise AwsError("InvalidParameterValue", message)
-    if len(slots) > 1 and any(interface.get("AssociatePublicIpAddress") for interface in request.interfaces):
-        message = "The associatePublicIPAddress parameter cannot be specified when launching with multiple network"
-        message += " interfaces."
-        raise AwsError("InvalidParameterCombination", message)
-    efa_interfaces = [
-        interface for interface in request.interfaces if str(interface.get("InterfaceType", "")).startswith("efa")
-    ]
-    if efa_interfaces and not network_info.get("EfaSupported"):
-        message = f"EFA interfaces are not supported on the instance type {request.type}."
-        raise AwsError("InvalidParameterCombination", message)
-    for interface in request.interfaces:
-        _check_card(request.type, network_info, interface)
-    max_efa = network_info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
-    cards = network_info.get("MaximumNetworkCards", 1)
-    if len(efa_interfaces) > max_efa or any(card >= cards for card, _ in slots):
-        message = f"{request.type} has {cards} network cards and takes {max_efa} EFA interfaces."
-        raise AwsError("AttachmentLimitExceeded", message)
-
-
-def _check_card(type: str, network_info: dict[str, Any], interface: dict[str, Any]) -> None:
-    """Check that a network card takes an interface of this type, where EC2 describes the cards of the type."""
-    index, device = _interface_slot(interface)
-    kind = interface.get("InterfaceType") or "interface"
+    has_wrong_slots = len(set(slots)) < len(slots) or (slots and (0, 0) not in slots)
+    message = "Each network interface needs its own network card and device index, and one must be 0 and 0."
+    refuse_if(has_wrong_slots, "InvalidParameterValue", message)
+    is_public = any(interface.get("AssociatePublicIpAddress") for interface in request.interfaces)
+    message = "The associatePublicIPAddress parameter cannot be specified with multiple network interfaces."
+    refuse_if(is_public and len(slots) > 1, "InvalidParameterCombination", message)
+    kinds = [str(interface.get("InterfaceType") or "interface") for interface in request.interfaces]
+    efa_count = sum(kind.startswith("efa") for kind in kinds)
+    message = f"EFA interfaces are not supported on the instance type {request.type}."
+    refuse_if(efa_count and not network_info.get("EfaSupported"), "InvalidParameterCombination", message)
     cards = {card["NetworkCardIndex"]: card for card in network_info.get("NetworkCards", [])}
-    if index in cards and kind not in cards[index].get("InterfaceTypes", [kind]):
-        message = f"Network card {index} of {type} does not support interfaces of type {kind}."
-        raise AwsError("InvalidParameterCombination", message)
-    if kind == "efa-only" and (index, device) == (0, 0):
-        raise AwsError("InvalidParameterCombination", "The primary network interface cannot be EFA-only.")
+    for kind, (card, device) in zip(kinds, slots, strict=True):
+        is_unfit = kind not in cards.get(card, {}).get("InterfaceTypes", [kind])
+        message = f"Network card {card} of {request.type} does not support interfaces of type {kind}."
+        refuse_if(is_unfit, "InvalidParameterCombination", message)
+        message = "The primary network interface cannot be EFA-only."
+        refuse_if(kind == "efa-only" and (card, device) == (0, 0), "InvalidParameterCombination", message)
+    max_efa = network_info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    card_count = network_info.get("MaximumNetworkCards", 1)
+    has_too_many = efa_count > max_efa or any(card >= card_count for card, _ in slots)
+    message = f"{request.type} has {card_count} network cards and takes {max_efa} EFA interfaces."
+    refuse_if(has_too_many, "AttachmentLimitExceeded", message)
 
 
-def _check_profile_and_user_data(sim: SimulatedAws, request: LaunchRequest) -> None:
-    for name, value in request.profile.items():
-        if value:
-            _check_profile(request, name, value)
-    try:
-        size = len(base64.b64decode(request.user_data or "", validate=True))
-    except ValueError as error:
-        raise AwsError("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.") from error
-    if size > USER_DATA_BYTES:
-        raise AwsError("InvalidParameterValue", "User data is limited to 16384 bytes")
-
-
-def _check_profile(request: LaunchRequest, name: str, value: str) -> None:
-    arguments: dict[str, Any] = {"iam_instance_profile_name": None, "iam_instance_profile_arn": None}
-    try:
-        arguments[f"iam_instance_profile_{name.lower()}"] = value
-        profile = filter_iam_instance_profiles(request.backend.account_id, request.backend.partition, **arguments)
-    except Exception:  # IAM's own error, which EC2 does not pass on
-        profile = None
-    if profile is None:
-        message = f"Value ({value}) for parameter iamInstanceProfile.{name.lower()} is invalid."
-        raise AwsError("InvalidParameterValue", f"{message} Invalid IAM Instance Profile {name.lower()}")
-
-
-def _check_market(sim: SimulatedAws, request: LaunchRequest) -> None:
-    if request.market != "spot" and "spot-instances-request" in request.tags:
-        message = "You cannot specify tags for Spot instances requests if there are no Spot instances requests being"
-        message += " created by the request."
-        raise AwsError("InvalidParameterCombination", message)
+def _check_profile_and_user_data(request: LaunchRequest) -> None:
+    profiles = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
+    known_names = [*(profile.name for profile in profiles), *(profile.arn for profile in profiles), None]
+    is_known = all(value in known_names for value in request.profile.values())
+    refuse_if(not is_known, "InvalidParameterValue", f"Invalid IAM Instance Profile {request.profile}")
+    size = len(base64.b64decode(request.user_data or ""))
+    refuse_if(size > USER_DATA_BYTES, "InvalidParameterValue", "User data is limited to 16384 bytes")
 
 
 ACTIONS = {"run_instances": run_instances}

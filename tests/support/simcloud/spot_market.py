@@ -1,6 +1,7 @@
 """The market of instances: types by zone, capacity, quotas, spot requests, prices, and the images."""
 
 import hashlib
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,11 +10,13 @@ from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
-from support.simcloud.cloud import AwsError, SimulatedAws
+from support.simcloud import placement_groups
+from support.simcloud.cloud import SimulatedAws, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
-from support.simcloud.prices import ON_DEMAND, on_demand, spot_factor
+from support.simcloud.prices import on_demand, spot_factor
 
 PLENTY_VCPU = 100_000.0
+UBUNTU_BY_TORCH = {"2.9": "24.04", "2.10": "24.04", "2.11": "24.04", "2.12": "24.04", "2.13": "26.04", "2.14": "26.04"}
 IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids of the images are ours)
     "base-oss-nvidia-driver-gpu-ubuntu-22.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20261113",
     "base-oss-nvidia-driver-gpu-ubuntu-24.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113",
@@ -21,16 +24,10 @@ IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids
         f"oss-nvidia-driver-gpu-pytorch-{torch}-ubuntu-{ubuntu}": (
             f"Deep Learning OSS Nvidia Driver AMI GPU PyTorch {torch} (Ubuntu {ubuntu}) 20261113"
         )
-        for torch, ubuntu in (
-            ("2.9", "24.04"),
-            ("2.10", "24.04"),
-            ("2.11", "24.04"),
-            ("2.12", "24.04"),
-            ("2.13", "26.04"),
-            ("2.14", "26.04"),
-        )
+        for torch, ubuntu in UBUNTU_BY_TORCH.items()
     },
 }
+IMAGE_GB = 75
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
 QUOTAS = {  # by quota code: (market, prefixes of the types' names)
@@ -86,65 +83,41 @@ class Market:
             return 0.0
         return on_demand(type, vcpus(type))
 
-    def raise_unknown_type(self, type: str) -> None:
-        """Raise the error of EC2 for a type that it does not describe: a retired one, or one that never was."""
-        if type in ON_DEMAND:
-            message = "The requested configuration is currently not supported. Please check the documentation."
-            raise AwsError("Unsupported", message)
-        raise AwsError("InvalidParameterValue", f"Invalid value '{type}' for InstanceType.")
-
     def allocate(self, sim: SimulatedAws, request: Any) -> int:
         """Return how many instances are launched now, and take them from the capacity.
 
-        Raises the error of EC2 when these are fewer than MinCount.
+        Raises `AwsError` when these are fewer than MinCount.
         """
         zones = offered(request.region, request.type)
-        if request.zone not in zones:
-            message = (
-                f"Your requested instance type ({request.type}) is not supported in your requested Availability Zone"
-            )
-            message += (
-                f" ({request.zone}). Please retry your request by not specifying an Availability Zone or choosing"
-            )
-            raise AwsError("Unsupported", f"{message} {', '.join(zones)}.")
+        message = f"{request.type} is not supported in {request.zone}. Please choose {', '.join(zones)}."
+        refuse_if(request.zone not in zones, "Unsupported", message)
         quota_count = self._quota_count(sim, request)
         is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
         free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
         count = min(int(request.max_count), int(quota_count), free)
-        if quota_count < request.min_count:
-            self._raise_over_quota(sim, request)
-        if count < request.min_count:
-            message = (
-                f"We currently do not have sufficient {request.type} capacity in the Availability Zone you requested"
-            )
-            message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
-            raise AwsError("InsufficientInstanceCapacity", message)
+        is_spot = request.market == "spot"
+        code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
+        refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
+        message = f"We currently do not have sufficient {request.type} capacity in the Availability Zone you requested"
+        message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
+        refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
         if is_limited:
             sim.capacity[request.zone, request.type] -= count
         return count
 
     def _quota_count(self, sim: SimulatedAws, request: Any) -> float:
+        """Return how many instances of a request its quota allows."""
         code = quota_code(request.type, request.market)
         if code is None:
             return float(request.max_count)
         used = sum(
             vcpus(instance.instance_type)
             for instance in sim.live_instances()
-            if self._counts_in_quota(instance, request, code)
+            if instance.region_name == request.region
+            and instance.state in BILLED_STATES
+            and quota_code(instance.instance_type, instance.life.market) == code
         )
         return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
-
-    def _counts_in_quota(self, instance: Any, request: Any, code: str) -> bool:
-        is_in_region = instance.region_name == request.region and instance.state in BILLED_STATES
-        return is_in_region and quota_code(instance.instance_type, instance.life.market) == code
-
-    def _raise_over_quota(self, sim: SimulatedAws, request: Any) -> None:
-        if request.market == "spot":
-            raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
-        limit = sim.quota_vcpu.get(quota_code(request.type, request.market) or "", PLENTY_VCPU)
-        message = f"You have requested more vCPU capacity than your current vCPU limit of {limit:g} allows for the"
-        message += " instance bucket that the specified instance type belongs to."
-        raise AwsError("VcpuLimitExceeded", message)
 
     # --- spot requests ---------------------------------------------------------------------------------------------
 
@@ -155,108 +128,51 @@ class Market:
         id = "sir-" + hashlib.sha256(instance.id.encode()).hexdigest()[:8]
         instance.spot_instance_request_id = instance.life.spot_request_id = id
         instance.ec2_backend.create_tags([id], request.tags.get("spot-instances-request", {}))
-        sim.spot_requests[id] = {
-            "SpotInstanceRequestId": id,
-            "InstanceId": instance.id,
-            "State": "active",
-            "Status": {"Code": "fulfilled", "Message": "Your spot request is fulfilled."},
-            "region": request.region,
-        }
+        request_row = {"SpotInstanceRequestId": id, "InstanceId": instance.id, "State": "active"}
+        sim.spot_requests[request.region, id] = request_row
 
-    def mark_request(self, sim: SimulatedAws, instance: Any) -> None:
-        """Note in a request that its instance has received an interruption notice."""
-        status = {"Code": "marked-for-termination", "Message": "Interruption."}
-        sim.spot_requests[instance.life.spot_request_id]["Status"] = status
-
-    def close_request(self, sim: SimulatedAws, instance: Any, lost_capacity: bool) -> None:
-        """Close the request of an instance that has ended."""
-        request = sim.spot_requests.get(instance.life.spot_request_id or "")
-        if request is not None:
-            request["State"] = "closed" if request["State"] == "active" else request["State"]
-            code = "instance-terminated-no-capacity" if lost_capacity else "instance-terminated-by-user"
-            request["Status"] = {"Code": code, "Message": code.replace("-", " ")}
+    def close_request(self, sim: SimulatedAws, instance: Any) -> None:
+        """Close the request of an instance that has ended, if it has one."""
+        key = (instance.region_name, instance.life.spot_request_id)
+        if key in sim.spot_requests:
+            sim.spot_requests[key]["State"] = "closed"
 
 
 def describe_spot_instance_requests(self: Any) -> ActionResult:
-    """Describe spot requests by ids or filters, with tags. A request is visible when its instance is."""
-    from support.simcloud import placement_groups
-
+    """Describe spot requests by filters, with tags. A request is visible when its instance is."""
     sim = SimulatedAws.current
     backend = self.ec2_backend
     filters = self._filters_from_querystring()
-    ids = self._get_param("SpotInstanceRequestIds", [])
-    spot_requests = {
-        id: spot_request
-        for id, spot_request in sim.spot_requests.items()
-        if spot_request["region"] == self.region and sim.is_visible(sim.find(spot_request["InstanceId"]))
-    }
-    for missing in [id for id in ids if id not in spot_requests]:
-        message = f"The spot instance request ID '{missing}' does not exist"
-        raise AwsError("InvalidSpotInstanceRequestID.NotFound", message)
-    rows = []
-    for id, spot_request in spot_requests.items():
-        if (not ids or id in ids) and placement_groups.matches(backend, id, {"state": spot_request["State"]}, filters):
-            row = {name: value for name, value in spot_request.items() if name != "region"}
-            rows.append({**row, "Tags": placement_groups.TaggedResource(backend, id).tags()})
+    rows = [
+        {**request, "Tags": placement_groups.TaggedResource(backend, id).tags()}
+        for (region, id), request in sim.spot_requests.items()
+        if region == self.region
+        and sim.is_visible(sim.find(request["InstanceId"]))
+        and placement_groups.matches(backend, id, {"state": request["State"]}, filters)
+    ]
     return ActionResult({"SpotInstanceRequests": rows})
 
 
-def cancel_spot_instance_requests(self: Any) -> ActionResult:
-    """Cancel spot requests. Their instances keep running."""
-    sim = SimulatedAws.current
-    changes = []
-    for id in self._get_param("SpotInstanceRequestIds", []):
-        if id not in sim.spot_requests:
-            message = f"The spot instance request ID '{id}' does not exist"
-            raise AwsError("InvalidSpotInstanceRequestID.NotFound", message)
-        if sim.spot_requests[id]["State"] == "active":
-            sim.spot_requests[id]["State"] = "cancelled"
-            code = "request-canceled-and-instance-running"
-            sim.spot_requests[id]["Status"] = {"Code": code, "Message": code.replace("-", " ")}
-        changes.append({"SpotInstanceRequestId": id, "State": sim.spot_requests[id]["State"]})
-    return ActionResult({"CancelledSpotInstanceRequests": changes})
-
-
 def describe_spot_price_history(self: Any) -> ActionResult:
-    """List the prices of types in the zones that offer them: of 10 minutes ago, and back to StartTime."""
+    """List the prices of types in the zones that offer them: of each the one in force at StartTime. None changes."""
     sim = SimulatedAws.current
-    filters = self._filters_from_querystring()
-    rows = []
-    types = self._get_param("InstanceTypes", []) or filters.get("instance-type", [])
+    start = self._get_param("StartTime")
+    types = self._get_param("InstanceTypes", [])
     zone = self._get_param("AvailabilityZone")
-    zones = [zone] if zone else filters.get("availability-zone", [])
-    products = self._get_param("ProductDescriptions", []) or filters.get("product-description", ["Linux/UNIX"])
-    start_time = self._get_param("StartTime")
-    begin = sim.now() - 86400
-    if start_time is not None:
-        begin = min(sim.now(), start_time.replace(tzinfo=UTC).timestamp())
-    if not types:
-        raise AwsError("NotImplemented", "the simulated price history wants instance types")
-    if not {"Linux/UNIX", "Linux/UNIX (Amazon VPC)"} & set(products):
-        return ActionResult({"SpotPriceHistory": []})
-    for type in types:
-        for offered_zone in offered(self.region, type):
-            if not zones or offered_zone in zones:
-                rows += _price_history(sim, type, offered_zone, begin)
-    return ActionResult({"SpotPriceHistory": sorted(rows, key=lambda row: row["Timestamp"], reverse=True)})
-
-
-def _price_history(sim: SimulatedAws, type: str, zone: str, begin: float) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    price = sim.market.spot_price(zone, type)
-    moment = sim.now() - 600
-    while True:  # the last row is the price that was in force at the beginning
-        row = {
+    refuse_if(not types, "NotImplemented", "the simulated price history wants instance types")
+    rows = [
+        {
             "InstanceType": type,
             "ProductDescription": "Linux/UNIX",
-            "SpotPrice": f"{price:.6f}",
-            "AvailabilityZone": zone,
-            "Timestamp": datetime.fromtimestamp(moment, UTC).replace(microsecond=0),
+            "SpotPrice": f"{sim.market.spot_price(offered_zone, type):.6f}",
+            "AvailabilityZone": offered_zone,
+            "Timestamp": (start or datetime.fromtimestamp(sim.now() - 600, UTC)).replace(microsecond=0, tzinfo=UTC),
         }
-        rows.append(row)
-        if moment <= begin:
-            return rows
-        moment -= 6 * 3600  # the bill has one price for a machine's whole life, so the price never changes
+        for type in types
+        for offered_zone in offered(self.region, type)
+        if zone in (None, offered_zone)
+    ]
+    return ActionResult({"SpotPriceHistory": rows})
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -298,26 +214,24 @@ def tag_images(sim: SimulatedAws, backend: Any) -> None:
 
 
 def image_disks(image: Any) -> list[dict[str, Any]]:
-    """Return the disk of an image, which has `image_gb` of the cloud."""
-    disk = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": SimulatedAws.current.image_gb}
+    """Return the disk of an image."""
+    disk = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": IMAGE_GB}
     disk |= {"DeleteOnTermination": True, "VolumeType": "gp3", "Encrypted": False}
     return [{"DeviceName": image.root_device_name, "Ebs": disk}]
 
 
-def make_parameters(sim: SimulatedAws, backend: Any) -> None:
-    """Create the public parameters of a region: those of the cloud's `images`, all others are removed."""
+def make_parameters(backend: Any, images: Collection[str] = tuple(IMAGES)) -> None:
+    """Create the public parameters of a region that name images, and remove those of all other images."""
     for short, name in IMAGES.items():
         parameter = PARAMETER.format(short)
         backend._parameters.pop(parameter, None)
-        if sim.images is not None and short not in sim.images:
-            continue
-        value = image_id(backend.region_name, name)
-        arguments = (backend.account_id, parameter, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
-        backend._parameters[parameter].append(Parameter(*arguments))  # type: ignore[abstract]
+        if short in images:
+            value = image_id(backend.region_name, name)
+            arguments = (backend.account_id, parameter, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
+            backend._parameters[parameter].append(Parameter(*arguments))  # type: ignore[abstract]
 
 
 ACTIONS = {
-    "cancel_spot_instance_requests": cancel_spot_instance_requests,
     "describe_spot_instance_requests": describe_spot_instance_requests,
     "describe_spot_price_history": describe_spot_price_history,
 }

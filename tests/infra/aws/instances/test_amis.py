@@ -55,10 +55,10 @@ def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsF
 
 
 def test_resolve_image_without_pytorch_uses_the_base_image_or_asks_for_ami(front: AwsFrontend) -> None:
-    front.sim.images = ["base-oss-nvidia-driver-gpu-ubuntu-24.04"]
+    front.sim.name_images(["base-oss-nvidia-driver-gpu-ubuntu-24.04"])
     image = amis.resolve_image(shared_account(), "sm_89")
     assert (image.name, image.python) == (PLAIN, "")
-    front.sim.images = []
+    front.sim.name_images([])
     assert refusal(shared_account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
@@ -90,7 +90,7 @@ def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
     assert {*amis.AMI_PARAMETERS} <= {PARAMETER.format(name) for name in IMAGES}
     for number, parameter in enumerate(amis.AMI_PARAMETERS):
         left = [name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]]
-        front.sim.images = left
+        front.sim.name_images(left)
         image = amis.resolve_image(shared_account(), "sm_80")
         assert (
             bool(image.python) is bool(amis.read_torch_version(parameter))
