@@ -222,8 +222,8 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
             click.echo(f"misplaced: {path}: {reason}", err=True)
         for path, reason in untrained:
             click.echo(f"missing: {path}: {reason}", err=True)
-        for path in archives(folder):
-            click.echo(f"warning: {path}: an archive beside the class folders; unpack or remove it", err=True)
+        for archive in archives(folder):
+            click.echo(f"warning: {archive}: an archive beside the class folders; unpack or remove it", err=True)
         for path, reason in broken:
             click.echo(f"broken: {path}: {reason}", err=True)
         if broken:

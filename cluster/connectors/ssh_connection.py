@@ -11,9 +11,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ClusterError
 
@@ -304,7 +304,7 @@ def _read_public_key(path: Path) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _agent_keys(route: Route) -> "Iterator[list[paramiko.PKey]]":
+def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
     """Yield the keys of ssh-agent to offer, as OpenSSH chooses them; none where the agent cannot be reached.
 
     paramiko knows only the agent of SSH_AUTH_SOCK.
@@ -312,13 +312,13 @@ def _agent_keys(route: Route) -> "Iterator[list[paramiko.PKey]]":
     import paramiko
     from paramiko.agent import AgentSSH
 
-    agent = AgentSSH()
+    agent: Any = AgentSSH()  # Any: what paramiko's own Agent calls is not in its types
     with contextlib.ExitStack() as stack:
         if route.agent_socket:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
             with contextlib.suppress(OSError, paramiko.SSHException):
                 connection.connect(route.agent_socket)
-                agent._connect(connection)  # paramiko's own Agent does the same with SSH_AUTH_SOCK
+                agent._connect(connection)
         named = [
             _read_public_key(path) or _read_public_key(path.with_name(f"{path.name}.pub")) for path in route.key_files
         ]

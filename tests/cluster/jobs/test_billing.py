@@ -61,7 +61,7 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
     assert report.per_epoch == pytest.approx((900.0 + 500.0) / 3)  # no machine was billed between the launches
     assert [machine.type for machine in report.cost.machines] == ["p5.48xlarge"] * 2 and report.cost.unknown == []
     write_journal(run, ("i-1", 0.0, 1000.0), price=None)
-    assert billing.job_cost(run.job).unknown == ["i-1"]
+    assert run.job.backend.job_cost().unknown == ["i-1"]
 
 
 def test_cost_command_of_a_local_job_says_that_nothing_is_rented(hand_made: Fixture, sandbox: Any) -> None:

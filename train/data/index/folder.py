@@ -207,8 +207,8 @@ def _locked_cache(root: Path, split: str) -> Iterator[Path | None]:
 
 def _probe_files(root: Path, split: str, signature: str, paths: list[str], progress: Progress) -> ProbedFiles:
     """Decode the files of a split, but those whose outcome is cached."""
-    for cache in _cache_paths(root, split):
-        if (cached := _read_cache(cache, signature)) and not cached.unread:
+    for path in _cache_paths(root, split):
+        if (cached := _read_cache(path, signature)) and not cached.unread:
             return cached
     with _locked_cache(root, split) as cache:
         cached = _read_cache(cache, signature) if cache else None
