@@ -78,8 +78,8 @@ def server_class() -> type["Server"]:
     from libtmux.common import tmux_cmd
 
     class QuietCommand(tmux_cmd):
-        def __init__(self, *arguments: str) -> None:
-            self.cmd = ["tmux", "-u", *arguments]
+        def __init__(self, *words: str) -> None:
+            self.cmd = ["tmux", f"-L{SOCKET_NAME}", "-u", *words]
             completed = subprocess.run(
                 self.cmd,
                 stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ def server_class() -> type["Server"]:
             """Run a tmux command. Raises `ClusterError` when the server does not answer."""
             targets = [] if target is None else ["-t", str(target)]
             try:
-                return QuietCommand(f"-L{self.socket_name}", cmd, *targets, *args)
+                return QuietCommand(cmd, *targets, *args)
             except subprocess.TimeoutExpired:
                 raise ClusterError(
                     f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it (jobs continue): "

@@ -227,8 +227,11 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
 ) -> None:
     sandbox = elastic_job.sandbox
     assert elastic_job.newest_attempt().machine_names[0] == "0", "the machine of rank 0 is one of the two"
+    (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
+    os.kill(supervisor_pid, signal.SIGKILL)  # it would start new agents, perhaps before the loss is noticed
     elastic_job.kill_agents("0", "1")
     elastic_job.wait_for_steps(1, "2", after_attempt=1)
+    assert sandbox.cli("ls").code == 0  # starts another supervisor, which starts the agents
     reasons = {attempt.reason for attempt in elastic_job.attempts()[1:]}  # two when a busy computer sees one loss first
     assert reasons in ({"machines 0, 1 lost"}, {"machine 0 lost", "machine 1 lost"}), elastic_job.describe()
     elastic_job.wait_for_steps(3, "0", "1", "2", after_attempt=2)

@@ -163,6 +163,7 @@ def test_all_processes_take_the_state_of_the_one_that_stands_furthest(
     assert run_ranks(len(POSITIONS), work) == [3.0] * 4
 
 
+@pytest.mark.process  # once in about 60 runs, a process did not answer within 100 seconds: see docs/known-problems.md
 def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others keep what they had, and go on with the step of the one that stands furthest among them."""
     monkeypatch.setattr(handover, "PIECE_BYTES", 100)
