@@ -18,7 +18,7 @@ from . import supervisor_records, timeline
 from .attempts import Attempt
 from .heartbeats import MachineStatus, find_slowest_rank, read_status
 from .job_result import JobResult
-from .run_folder import Run, RunFolder, install_log_path, stop_reason
+from .run_folder import AGENT_OUTPUT, Run, RunFolder, install_log_path, stop_reason
 from .states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep, WorkKind
 from .supervisor_records import MachineSetup, SetupRecord
 
@@ -407,8 +407,7 @@ def _explain_missing_agent(run_folder: RunFolder, has_status: bool) -> str:
     if shutil.disk_usage(run_folder.path).free < FULL_DISK_BYTES:
         return f"no space left on the disk of {run_folder.path}; free some, then type {resume_command}"
     if not has_status:
-        return (
-            "the agent ended before it wrote its first status: it was killed, or its Python does not work; "
-            f"try again: {resume_command}"
-        )
+        outputs = sorted(run_folder.work_folder().parent.glob(f"*/{AGENT_OUTPUT}"))
+        said = next((line for line in map(last_line, outputs) if line), "it was killed, or its Python does not work")
+        return f"the agent ended before it wrote its first status: {said}; try again: {resume_command}"
     return f"the agent was killed or the machine went down; try again: {resume_command}"

@@ -70,9 +70,17 @@ def test_agent_without_status_fails_the_job_after_its_time_to_start(hand_made: F
     resumed.job.refresh()
     assert not resumed.job.has_ended, "its agent may still start"
     os.utime(resumed.run_folder.launch_path, (time.time() - 600,) * 2)
-    for run in (old, resumed):
+    output = old.run_folder.work_folder() / "agent.out"
+    output.parent.mkdir(parents=True)
+    output.write_text(
+        "Traceback (most recent call last):\n  ...\nOSError: [Errno 30] Read-only file system: '/tmp/x'\n"
+    )
+    for run, reason in (
+        (old, "OSError: [Errno 30] Read-only file system: '/tmp/x'; try"),
+        (resumed, "it was killed, or"),
+    ):
         run.job.refresh()
-        assert run.job.state == "failed" and "before it wrote its first status" in run.job.result.reason
+        assert run.job.state == "failed" and f"before it wrote its first status: {reason}" in run.job.result.reason
 
 
 def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
