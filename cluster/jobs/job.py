@@ -76,7 +76,8 @@ class Job:
     def _damage(self, error: DamagedRecord) -> DamagedJob:
         """Return the error about a damaged file of the run folder. It names the file and says what to do."""
         return DamagedJob(
-            f"{self.path}: a file in it is damaged ({error}); restore the file; when none of its processes runs, you may delete the folder to forget the job"
+            f"{self.path}: a file in it is damaged ({error}); restore the file; when none of its processes runs, you may "
+            "delete the folder to forget the job"
         )
 
     @property
@@ -176,8 +177,8 @@ class Job:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
             raise DamagedJob(
-                f"{self.path}: cannot be shown ({type(error).__name__}: {error}): a file in it is damaged, or this is an "
-                "error of imgnet-cluster; leave the folder as it is, and report it"
+                f"{self.path}: cannot be shown ({type(error).__name__}: {error}): a file in it is damaged, or this is "
+                "an error of imgnet-cluster; leave the folder as it is, and report it"
             ) from error
 
     @property
