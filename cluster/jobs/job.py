@@ -76,8 +76,8 @@ class Job:
     def _damage(self, error: DamagedRecord) -> DamagedJob:
         """Return the error about a damaged file of the run folder. It names the file and says what to do."""
         return DamagedJob(
-            f"{self.path}: a file in it is damaged ({error}); restore the file; when none of its processes runs, you may "
-            "delete the folder to forget the job"
+            f"{self.path}: a file in it is damaged ({error}); restore the file; when none of its processes runs, you "
+            "may delete the folder to forget the job"
         )
 
     @property

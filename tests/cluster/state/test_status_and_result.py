@@ -70,15 +70,11 @@ def test_agent_without_status_fails_the_job_after_its_time_to_start(hand_made: F
     resumed.job.refresh()
     assert not resumed.job.has_ended, "its agent may still start"
     os.utime(resumed.run_folder.launch_path, (time.time() - 600,) * 2)
+    error = "OSError: [Errno 30] Read-only file system: '/tmp/x'"
     output = old.run_folder.work_folder() / "agent.out"
-    output.parent.mkdir(parents=True)
-    output.write_text(
-        "Traceback (most recent call last):\n  ...\nOSError: [Errno 30] Read-only file system: '/tmp/x'\n"
-    )
-    for run, reason in (
-        (old, "OSError: [Errno 30] Read-only file system: '/tmp/x'; try"),
-        (resumed, "it was killed, or"),
-    ):
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(f"Traceback (most recent call last):\n  ...\n{error}\n")
+    for run, reason in ((old, f"{error}; try"), (resumed, "it was killed, or")):
         run.job.refresh()
         assert run.job.state == "failed" and f"before it wrote its first status: {reason}" in run.job.result.reason
 
