@@ -94,6 +94,6 @@ def create_run_folder(reserved_names: set[str], wanted_name: str = "") -> Path:
         path = runs_folder() / name
         with contextlib.suppress(FileExistsError):
             if name not in reserved_names:
-                path.mkdir()
+                path.mkdir(mode=0o700)  # other users could hold its locks, and read the secret of an attempt
                 return path
     raise AssertionError("there are infinitely many names")

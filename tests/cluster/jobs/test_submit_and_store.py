@@ -30,6 +30,7 @@ def test_create_job_concurrent_calls_get_distinct_numbers(
     assert [job.name for job in store.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
     for job in store.all_jobs():
         assert job.spec.name == job.name and job.spec.recipe == spec.recipe
+        assert job.path.stat().st_mode & 0o777 == 0o700, "other users hold no lock in it and read no secret"
         assert json.loads(job.run_folder.recipe_path.read_text())["name"] == "tiny"
 
 
