@@ -2,16 +2,21 @@
 
 paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463). So every wait here is
 short, and after it the connection is checked.
+
+A login shell may print what it likes before the script runs: greetings of ~/.bashrc, banners of a module system. So the
+first line of an answer is a mark that only this question has, and everything before it is dropped.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator
 from typing import Self
+from uuid import uuid4
 
 from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
 from .untrusted import BadAnswer
 
+MAX_GREETING_BYTES = 1 << 22  # of what a login shell prints before the script runs
 MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kept
 SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to work
 
@@ -41,7 +46,8 @@ class AnswerTimeLimit:
 class SSHChannel:
     """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends.
 
-    A script that prints more than `limit_bytes` raises `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
+    What the login shell prints before the script runs is dropped. A script that prints more than `limit_bytes` raises
+    `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class SSHChannel:
         self.limit_bytes = limit_bytes
         self.received_bytes = 0
         self.script = script
+        self.mark = uuid4().hex
         self.exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -63,7 +70,9 @@ class SSHChannel:
             self.paramiko_channel.settimeout(0.5)
             try:
                 # The script is sent on stdin, so that neither its length nor the kind of login shell matters.
-                self.paramiko_channel.exec_command(f"exec sh -c 'eval \"$(head -c {len(self.script)})\"'")
+                self.paramiko_channel.exec_command(
+                    f"exec sh -c 'echo;echo {self.mark};eval \"$(head -c {len(self.script)})\"'"
+                )
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise EOFError(str(error)) from None
             self.stderr = bytearray()
@@ -91,11 +100,13 @@ class SSHChannel:
                     self._note_moved(sent_bytes)
 
     def receive(self, silence_timeout: float | None) -> Iterator[bytes]:
-        """Yield what the script prints until it closes its stdout.
+        """Yield what the script prints, from the mark on, until it closes its stdout.
 
         Raises `TimeoutError` after `silence_timeout` seconds without output (None: never).
         """
         deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
+        mark = f"\n{self.mark}\n".encode()
+        greeting, greeting_bytes, has_mark = b"", 0, b""  # the end of what came before the mark, and how much that was
         while True:
             try:
                 data = self.paramiko_channel.recv(1 << 20)
@@ -108,8 +119,16 @@ class SSHChannel:
             if not data:
                 return
             deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
-            self._count(data)
-            yield data
+            if not has_mark:
+                greeting_bytes += len(data)
+                greeting, has_mark, data = (greeting[-len(mark) :] + data).partition(mark)
+                if not has_mark:
+                    self._note_moved(len(greeting))
+                    if greeting_bytes > MAX_GREETING_BYTES:
+                        raise BadAnswer(f"begins with more than {MAX_GREETING_BYTES / 1e6:.1f} MB of its login shell")
+            if data:
+                self._count(data)
+                yield data
 
     def wait_for_exit(self) -> tuple[int, bytes]:
         """Return the script's exit code and its stderr. Raises `EOFError` if the connection was lost before them."""

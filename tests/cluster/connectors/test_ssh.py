@@ -169,11 +169,19 @@ def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> Non
     (folder / "new").rmdir()
 
 
-def test_run_ignores_login_shell_output(own: tuple[Any, SSHConnector]) -> None:
+@pytest.mark.parametrize("greeting", ["echo welcome to the machine", "printf 'no end of line'", "seq 50000"])
+def test_answers_begin_after_what_the_login_shell_prints(greeting: str, own: tuple[Any, SSHConnector]) -> None:
     server, connector = own
-    (server.home / ".bashrc").write_text("echo welcome to the machine; echo oh dear >&2\n")
+    (server.home / ".bashrc").write_text(f"{greeting}; echo oh dear >&2\n")
     result = connector.run(["sh", "-c", "echo said"])
     assert (result.out, result.err) == (b"said\n", b"")
+    content = bytes(range(256)) * 3000
+    connector.write("~/folder/file", content)
+    assert connector.read_from("~/folder/file", 0) == content and connector.read_from("~/folder/none", 0) == b""
+    assert connector.list_files("~/folder") == {"file": len(content)}
+    assert connector.run_repeatable("echo repeated") == b"repeated\n"
+    connector.write("~/job/logs/a.log", b"line\n")
+    assert connector.read_new_bytes("~/job", ["0"], {}).contents == {"logs/a.log": b"line\n"}
 
 
 def test_run_waits_for_a_free_sshd_session(own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor) -> None:
