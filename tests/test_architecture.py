@@ -242,6 +242,18 @@ def test_module_outside_the_trainer_needs_no_torch() -> None:
     assert_none({name: imports(name) & need_torch for name in [*modules_in("cluster"), *modules_in("recipes")]})
 
 
+def test_pure_modules_need_only_the_standard_library() -> None:
+    pure = [*modules_in("train.recipe"), *(f"train.tools.{name}" for name in ("filesystem", "process", "errors"))]
+    pure += ["train.data.order.usage_log", "train.distributed.network"]
+    known = {*sys.stdlib_module_names, "train"}
+    assert_none({name: {module.split(".")[0] for module in loaded_with(name)} - known for name in pure})
+
+
+def test_backend_loads_without_large_packages() -> None:
+    backends = ("cluster.backends.local", "cluster.backends.ssh", "cluster.backends.slurm.backend")
+    assert_none({name: loaded_with(name) & SLOW_TO_IMPORT for name in backends})
+
+
 def test_folder_with_modules_is_a_package() -> None:
     """setuptools finds packages by their __init__.py; a folder without one would be missing from the wheel."""
     assert_none({name: path for name, path in MODULES.items() if not (path.parent / "__init__.py").exists()})
@@ -330,3 +342,8 @@ def test_completion_imports_no_large_package() -> None:
         modules, output = imported(COMMAND, **variables, _IMGNET_CLUSTER_COMPLETE="bash_complete")
         found[word] = modules & SLOW_TO_IMPORT if expected_output in output else f"printed {output}"
     assert_none(found)
+
+
+def test_plan_imports_no_torch() -> None:
+    modules, _ = imported(COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py"))
+    assert_none({"plan": modules & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}})

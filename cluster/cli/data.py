@@ -189,7 +189,6 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     from train.data.index.open import (
         archives,
         check_layout,
-        empty_classes,
         images_by_class,
         layout_problems,
         load_index,
@@ -211,7 +210,8 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     unvalidated = [name for name, count in counts_by_split["val"].items() if not count]
     untrained = [
         (str(train.folder / name), "a class without training images; add some, or remove it")
-        for name in empty_classes(train)
+        for name, count in counts_by_split["train"].items()
+        if not count
     ]
     if output == "json":
         bad = dict(misplaced + untrained + broken)

@@ -137,13 +137,16 @@ def window_names(name: str) -> list[str]:
 
 def session_owners() -> list[str]:
     """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [session_owner(name) or "" for name in sorted(session_names())]
+    return [_owner(name) for name in sorted(session_names())]
 
 
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None if there is no such session."""
-    if name not in session_names():
-        return None
+    return _owner(name) if name in session_names() else None
+
+
+def _owner(name: str) -> str:
+    """Return the run folder of a living session, "" for a session without one."""
     lines = _ask("show-environment", "-t", f"={name}", OWNER_VARIABLE)
     return lines[0].partition("=")[2] if lines else ""
 

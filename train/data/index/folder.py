@@ -5,14 +5,15 @@ file is named before the training and not in the middle of it. The cache holds n
 rebuilt when a file's name, size or modification time differs. A file that could not be read (its mode, a fault of a
 disk or of a server) is tried again each time. Names that begin with a dot are ignored.
 
-The cache is a help and no need: where it cannot be written or locked beside the folder, it lies in the user's cache
-folder, and where that fails too, every process decodes the images for itself.
+The cache is optional: where it cannot be written or locked beside the folder, it lies in the user's cache folder, and
+where that fails too, every process decodes the images for itself.
 """
 
+import copy
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -41,11 +42,11 @@ ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z",
 class Texts:
     """Texts in one block of bytes: numpy's own arrays of text give each the width of the longest."""
 
-    def __init__(self, block: NDArray[np.uint8], ids: ImageIds | None = None) -> None:
-        """Take a block in which each text ends with a zero byte; `ids` are those to show, None for all."""
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        """Take a block in which each text ends with a zero byte."""
         self.block = block
         self._ends = np.flatnonzero(block == 0)
-        self._ids = ids
+        self._ids: ImageIds | None = None  # the texts to show, None for all
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
@@ -67,12 +68,14 @@ class Texts:
 
     def take(self, ids: ImageIds) -> "Texts":
         """Return only these texts, in this order."""
-        return Texts(self.block, ids if self._ids is None else self._ids[ids])
+        taken = copy.copy(self)  # shares the block and where its texts end
+        taken._ids = ids if self._ids is None else self._ids[ids]
+        return taken
 
 
 @dataclass
 class ProbedFiles:
-    """What decoding the files of a split told, by their position in the scan.
+    """The outcome of decoding the files of a split, by their position in the scan.
 
     `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
     are those that could not be read, and those that were not tried yet. `digests` are (stems_digest, names_checksum)
@@ -129,28 +132,27 @@ class FolderIndex(Index):
 
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the class folders, sorted."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return _names(folder, lambda entry: entry.is_dir() and not entry.name.startswith("."))
 
 
 def loose_images(folder: Path) -> list[str]:
     """Return the names of images that lie beside the class folders, where no index would find them."""
-    with os.scandir(folder) as entries:
-        return sorted(
-            entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file()
-        )
+    return _names(folder, lambda entry: entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file())
 
 
 def broken_links(folder: Path) -> list[str]:
     """Return the names of symbolic links beside the class folders that lead nowhere: each may be a class."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_symlink() and not Path(entry).exists())
+    return _names(folder, lambda entry: entry.is_symlink() and not Path(entry).exists())
 
 
 def archives(folder: Path) -> list[str]:
     """Return the names of archives beside the class folders: each may be a class that was not unpacked."""
+    return _names(folder, lambda entry: entry.name.lower().endswith(ARCHIVE_SUFFIXES))
+
+
+def _names(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.name.lower().endswith(ARCHIVE_SUFFIXES))
+        return sorted(entry.name for entry in entries if is_wanted(entry))
 
 
 def load_folder_index(
@@ -206,7 +208,7 @@ def _locked_cache(root: Path, split: str) -> Iterator[Path | None]:
 
 
 def _probe_files(root: Path, split: str, signature: str, paths: list[str], progress: Progress) -> ProbedFiles:
-    """Decode the files of a split, but those whose outcome is cached."""
+    """Decode the files of a split, except those whose outcome is cached."""
     for path in _cache_paths(root, split):
         if (cached := _read_cache(path, signature)) and not cached.unread:
             return cached
@@ -272,7 +274,7 @@ def read_image_file(path: Path) -> bytes:
 
 
 def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
-    """Return an image's (width, height), or what is wrong with it, and whether it could not even be read."""
+    """Return an image's (width, height), or what is wrong with it, and whether reading it failed."""
     try:
         height, width, _ = decode_image(read_image_file(path)).shape
     except BadImage as error:
