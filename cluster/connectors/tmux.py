@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
 SERVER_ENDED = "server exited unexpectedly"  # printed by tmux when the server ends before it answers
-# How tmux says that there is no server, session or variable.
+# How tmux says that there is no server, or no session of a name.
 NOTHING_THERE = re.compile(
     r"no server running|error connecting to .*\((No such file or directory|Connection refused)\)|can't find"
-    rf"|unknown variable|lost server|{SERVER_ENDED}"
+    rf"|no such session|lost server|{SERVER_ENDED}"
 )
+NO_VARIABLE = "unknown variable"  # printed by tmux for a session that lacks it
 DETACH_KEYS = "Ctrl-b d"
 NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
 # These override the user's configuration: a session lives while nobody is attached, and ends with its commands. The
@@ -113,41 +114,40 @@ def _server() -> "Server":
     return server_class()(socket_name=SOCKET_NAME)
 
 
-def _ask(*words: str) -> list[str]:
-    """Return the lines that a tmux command prints, [] where there is no server or nothing of that name.
+def _ask(*words: str) -> list[str] | None:
+    """Return the lines that a tmux command prints, None where there is no server or no session of that name.
 
     Raises `ClusterError` for every other failure, which must not be taken for the answer that there is nothing.
     """
     completed = _server().cmd(*words)
     error = " ".join(completed.stderr)
-    if error and not NOTHING_THERE.match(error):
+    if NOTHING_THERE.match(error):
+        return None
+    if error and not error.startswith(NO_VARIABLE):
         raise ClusterError(f"tmux -L {SOCKET_NAME}: {error}")
-    return [] if error else completed.stdout
+    return completed.stdout
 
 
 def session_names() -> set[str]:
     """Return the names of all living sessions, also those of other run folders."""
-    return set(_ask("list-sessions", "-F", "#{session_name}"))
+    return set(_ask("list-sessions", "-F", "#{session_name}") or ())
 
 
 def window_names(name: str) -> list[str]:
     """Return the names of a session's windows, [] if there is no such session."""
-    return _ask("list-windows", "-t", f"={name}", "-F", "#{window_name}")
+    return _ask("list-windows", "-t", f"={name}", "-F", "#{window_name}") or []
 
 
 def session_owners() -> list[str]:
     """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [_owner(name) for name in sorted(session_names())]
+    return [owner for name in sorted(session_names()) if (owner := session_owner(name)) is not None]
 
 
 def session_owner(name: str) -> str | None:
-    """Return the run folder that a session belongs to, None if there is no such session."""
-    return _owner(name) if name in session_names() else None
-
-
-def _owner(name: str) -> str:
-    """Return the run folder of a living session, "" for a session without one."""
+    """Return the run folder that a session belongs to, "" if it has none, None if there is no such session."""
     lines = _ask("show-environment", "-t", f"={name}", OWNER_VARIABLE)
+    if lines is None:
+        return None
     return lines[0].partition("=")[2] if lines else ""
 
 
