@@ -1,4 +1,5 @@
 # On a fresh machine with Python and make:
+#   make help           this list
 #   make demo           train on a built-in data set; a few minutes on two cores
 #   make test           the tests that run in one process; three minutes
 #   make check          ruff and mypy
@@ -23,7 +24,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # Tests start hundreds of interpreters; they compile our modules once, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test smoke flaky process rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
+.PHONY: help demo test smoke flaky process rehearse gpu-test gpu-bench boot-test release-check check format bench benchmarks peers experiments simcloud clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local recipes/quickstart.py

@@ -57,6 +57,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             log.write(report.longreprtext + "\n")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why tests were run again: the log of a fresh clone is lost with it."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"run again: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+
+
 def pytest_runtest_setup() -> None:
     """Begin each test with one thread of PyTorch: its tensors are small, and other processes need the cores."""
     if torch := sys.modules.get("torch"):
