@@ -7,7 +7,6 @@ from support.simcloud.in_process import Cloud, cloud, refused, served
 from support.simcloud.spot_market import offered
 
 __all__ = ["cloud", "served"]
-SPOT = {"MarketType": "spot"}
 
 
 def error_code(cloud: Cloud, **changes: Any) -> str:
@@ -88,64 +87,3 @@ def test_run_instances_rejects_impossible_interfaces(cloud: Cloud) -> None:
     plain, efa_only = cloud.instance(id)["NetworkInterfaces"]
     assert plain["PrivateIpAddress"] and not efa_only.get("PrivateIpAddress")
     assert "PublicIpAddress" not in cloud.instance(id), "EC2 gives none to an instance with several interfaces"
-
-
-def test_quotas_count_vcpu_by_market_and_family(cloud: Cloud) -> None:
-    cloud.sim.quota_vcpu = {"L-DB2E81BA": 8, "L-3819A6DF": 4, "L-C4BD4855": 0, "L-7212CCBC": 96, "L-417A185B": 0}
-    assert refused(cloud.launch, 3) == ("VcpuLimitExceeded", 400)
-    first, _ = cloud.launch(2)
-    assert refused(cloud.launch)[0] == "VcpuLimitExceeded"
-    cloud.launch(InstanceMarketOptions=SPOT)
-    assert refused(cloud.launch, InstanceMarketOptions=SPOT) == ("MaxSpotInstanceCountExceeded", 400)
-    large: dict[str, Any] = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
-    assert refused(cloud.launch, InstanceType="p5.48xlarge", **large)[0] == "MaxSpotInstanceCountExceeded"
-    assert cloud.launch(InstanceType="p4d.24xlarge", **large)
-    assert refused(cloud.launch, InstanceType="p4d.24xlarge")[0] == "VcpuLimitExceeded"
-    cloud.ec2.terminate_instances(InstanceIds=[first])
-    assert cloud.launch()
-
-
-def test_capacity_is_taken_whole_or_not_at_all_and_returns_after_terminate_only(cloud: Cloud) -> None:
-    pool = ("us-east-1a", "g5.xlarge")
-    cloud.sim.capacity = {pool: 3}
-    assert refused(cloud.launch, 4) == ("InsufficientInstanceCapacity", 500)
-    assert cloud.find_ids() == [] and cloud.sim.capacity[pool] == 3
-    first, second, _ = cloud.launch(MinCount=1, MaxCount=5, InstanceMarketOptions=SPOT)
-    cloud.ec2.terminate_instances(InstanceIds=[first])
-    cloud.sim.interrupt(second, 0)
-    assert cloud.sim.capacity[pool] == 1
-
-
-def test_client_token_gives_the_same_instances_in_their_present_state(cloud: Cloud) -> None:
-    ids = cloud.launch(2, ClientToken="t")
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    again = cloud.ec2.run_instances(**cloud.request(MinCount=2, MaxCount=2, ClientToken="t"))["Instances"]
-    assert [(row["InstanceId"], row["State"]["Name"]) for row in again] == [(id, "terminated") for id in ids]
-    assert refused(cloud.launch, 3, ClientToken="t")[0] == "IdempotentParameterMismatch"
-    west = cloud.client("ec2", "us-west-2")
-    request = cloud.request(ClientToken="t", ImageId=cloud.image("us-west-2"))
-    assert west.run_instances(**request)["Instances"][0]["InstanceId"] not in ids
-
-
-def test_addresses_are_unique_loopback_addresses_also_after_a_reset(cloud: Cloud) -> None:
-    _, subnet, _ = cloud.network(public=True)
-    _, private_subnet, _ = cloud.network()
-    cloud.launch(3, SubnetId=subnet)
-    cloud.launch(SubnetId=private_subnet)
-    views = cloud.sim.instances()
-    assert [view.public for view in views] == [*(view.private for view in views[:3]), None]
-    cloud.sim.reset()
-    assert cloud.find_ids() == []
-    cloud.launch(2)
-    addresses = {view.private for view in [*views, *cloud.sim.instances()]}
-    assert len(addresses) == 6 and all(address.startswith("127.1.") for address in addresses)
-
-
-def test_disk_that_is_kept_outlives_its_instance(cloud: Cloud) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "Iops": 6000, "Throughput": 500}}
-    kept_disk = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 10, "DeleteOnTermination": False}}
-    (id,) = cloud.launch(BlockDeviceMappings=[disk, kept_disk])
-    large, kept = cloud.ec2.describe_volumes()["Volumes"]
-    assert (large["Size"], large["Iops"], large["Throughput"]) == (200, 6000, 500)
-    cloud.ec2.terminate_instances(InstanceIds=[id])
-    assert [row["VolumeId"] for row in cloud.ec2.describe_volumes()["Volumes"]] == [kept["VolumeId"]]

@@ -67,21 +67,6 @@ def test_machine_has_the_host_key_of_its_user_data_and_admits_the_key_pair_only(
     assert "Permission denied" in bed.ssh(machine, "true").stderr
 
 
-def test_key_of_instance_connect_logs_in_where_the_image_has_it(bed: MachineTestbed) -> None:
-    (machine,) = bed.boot_machines()
-    generate_key(bed.folder / "other")
-    for suffix in ("", ".pub"):
-        (bed.folder / f"other{suffix}").replace(bed.folder / f"user{suffix}")
-    key = (bed.folder / "user.pub").read_text().strip()
-    user, (view,) = bed.cloud.sim.login[0], bed.cloud.sim.instances()
-    for has_it, name, code in ((False, user, 255), (True, f"not-{user}", 255), (True, user, 0)):
-        bed.machines.configure(has_instance_connect=has_it)
-        bed.machines.on_login_key(view, name, key)
-        assert bed.ssh(machine, "true").returncode == code
-    bed.cloud.sim.advance(60)
-    wait_for(lambda: "Permission denied" in bed.ssh(machine, "true").stderr)
-
-
 def test_imgnet_hostkey_replaces_the_key_and_keeps_connections(bed: MachineTestbed) -> None:
     (machine,) = bed.boot_machines()
     result = bed.ssh(machine, "sudo -n imgnet-hostkey && echo still here")
@@ -93,7 +78,7 @@ def test_imgnet_hostkey_replaces_the_key_and_keeps_connections(bed: MachineTestb
 
 
 def test_limit_of_the_user_data_powers_off_unless_imgnet_limit_replaces_it(bed: MachineTestbed) -> None:
-    first, second = bed.boot_machines(2, UserData=bed.keys.user_data(limit=600))
+    first, second = bed.boot_machines(2, UserData=bed.keys.user_data(600))
     assert bed.ssh(second, "sudo -n imgnet-limit 1000").returncode == 0
     bed.cloud.sim.advance(590)
     assert bed.ssh(first, "true").returncode == 0 and bed.cloud.state(first.id) == "running"

@@ -34,21 +34,6 @@ def launch_refusal(cloud: Cloud, count: int = 1, **changes: Any) -> str:
     return refused(cloud.ec2.run_instances, **arguments)[0]
 
 
-def test_launch_takes_from_the_reservation_and_its_end_gives_back(cloud: Cloud) -> None:
-    cloud.sim.stop_seconds = 100
-    cloud.sim.capacity[ZONE, TYPE] = 0  # whatever else the zone has
-    id = cloud.sim.reserve(TYPE, ZONE, 2)
-    ids = cloud.launch(2, **into(id))
-    assert free_count(cloud, id) == 0 and cloud.instance(ids[0])["CapacityReservationId"] == id
-    assert launch_refusal(cloud, **into(id)) == "ReservationCapacityExceeded"
-    cloud.ec2.terminate_instances(InstanceIds=ids[:1])
-    assert free_count(cloud, id) == 0, "EC2 still cleans it up"
-    cloud.sim.advance(100)
-    assert free_count(cloud, id) == 1 and cloud.sim.capacity[ZONE, TYPE] == 0
-    assert launch_refusal(cloud, 2, **into(id)) == "ReservationCapacityExceeded"
-    cloud.launch(1, **into(id))
-
-
 def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
     plain = cloud.sim.reserve(TYPE, ZONE, 4)
     block = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, end=START + 24 * HOUR)
@@ -68,27 +53,6 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
     assert launch_refusal(cloud, **into("cr-0123456789abcdef0")) == "InvalidCapacityReservationId.NotFound"
     cloud.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
     cloud.launch(2, **into(grouped, Placement={"AvailabilityZone": ZONE, "GroupName": "theirs"}))
-
-
-def test_block_costs_nothing_more_needs_no_quota_and_ends_its_machines(cloud: Cloud) -> None:
-    cloud.sim.quota_vcpu["L-417A185B"] = 0
-    block = cloud.sim.reserve(TYPE, ZONE, 2, is_block=True, end=START + 24 * HOUR)
-    plain = cloud.sim.reserve(TYPE, ZONE, 2, end=START + 24 * HOUR)
-    assert launch_refusal(cloud, **into(plain)) == "VcpuLimitExceeded", "a reservation counts like other machines"
-    cloud.sim.quota_vcpu.clear()
-    (in_block,) = cloud.launch(1, **into(block, block=True))
-    (on_demand,) = cloud.launch(1, **into(plain))
-    assert cloud.instance(in_block)["InstanceLifecycle"] == "capacity-block"
-    assert "InstanceLifecycle" not in cloud.instance(on_demand)
-    cloud.sim.advance(23.4 * HOUR)
-    assert cloud.state(in_block) == "running"
-    cloud.sim.advance(0.1 * HOUR)
-    assert cloud.state(in_block) != "running" and cloud.state(on_demand) == "running"
-    assert free_count(cloud, block) == 2, "the block itself lasts 30 minutes longer"
-    cloud.sim.advance(HOUR)
-    assert cloud.state(on_demand) == "running", "machines on demand outlive their reservation"
-    dollars = cloud.sim.bill()["instances"]
-    assert dollars[in_block] == 0 and dollars[on_demand] > 24 * 50
 
 
 def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:

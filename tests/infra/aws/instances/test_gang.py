@@ -96,14 +96,6 @@ def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> 
     assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.placement_group_names() == [f"imgnet-{bed.uid}-8"]
 
 
-def test_acquire_skips_a_place_during_its_cooldown(bed: GangTestbed) -> None:
-    bed.sim.capacity[A, "g5.xlarge"] = 0
-    refusal(bed, bed.place(A, "spot"), bed.place(A, "on-demand"), seconds=100)
-    assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == [15, 30]
-    assert "a moment ago" in refusal(bed, bed.place(A, "spot"), seconds=0)
-    assert bed.front.count("RunInstances") == 2
-
-
 def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
     message = refusal(bed, seconds=0)
@@ -190,13 +182,6 @@ def test_list_instances_terminates_machines_that_appear_late(bed: GangTestbed, m
     machines = bed.acquire()
     assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 6
     assert ids(live_instances(bed.gang())) == ids(machines) == ids(bed.live_instances())
-
-
-def test_f9_acquire_waits_for_invisible_machines(bed: GangTestbed) -> None:
-    bed.sim.visible_after = 30.0
-    machines = bed.acquire()
-    assert len(machines) == 3 == len(bed.sim.instances()) and sum(bed.clock.pauses) >= 30
-    assert bed.journal_kinds() == ["request", "granted"]
 
 
 def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
@@ -343,19 +328,6 @@ def test_finish_open_requests_after_a_crash_finds_machines_by_tag(bed: GangTestb
     acquire_and_crash(bed)
     bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=99)
     assert ids(bed.gang().finish_open_requests()) == ids(bed.live_instances()) and len(bed.sim.instances()) == 3
-
-
-def test_interrupted_acquire_is_cleaned_up_by_terminate_job(bed: GangTestbed) -> None:
-    bed.sim.boot_seconds = 50.0
-
-    def stop() -> None:
-        raise Interrupted("stopped by the user")
-
-    bed.clock.meanwhile.append(stop)
-    with pytest.raises(Interrupted):
-        bed.acquire()
-    assert len(bed.live_instances()) == 3
-    assert bed.gang().terminate_job() == [] and bed.live_instances() == [] and bed.gang().open_requests() == []
 
 
 def test_stop_before_a_request_leaves_no_open_request_to_wait_for(
@@ -585,10 +557,3 @@ def test_replacement_waits_until_ec2_has_cleaned_up_the_lost_machine(bed: GangTe
     assert len(second_machines) == 3 and not set(ids(first_machines)) & set(ids(second_machines))
     assert sum(bed.clock.pauses) >= 300 and "ReservationCapacityExceeded" in " ".join(bed.log_lines)
     bed.sim.stop_seconds = 0
-
-
-def test_acquire_ends_at_once_when_the_block_has_ended(bed: GangTestbed) -> None:
-    place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 3600)
-    bed.sim.advance(3600)
-    text = refusal(bed, place, error=NoMachines, use_placement_group=False)
-    assert "is expired" in text and bed.clock.pauses == [] and bed.front.count("RunInstances") == 1

@@ -161,27 +161,6 @@ def test_run_preflight_suggests_the_closest_region_name(front: AwsFrontend, tool
     assert len(findings) == 4 and not front.calls
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_run_preflight_tells_a_disabled_region_from_bad_credentials(
-    front: AwsFrontend, tools: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account, home_account = Account("af-south-1"), Account("us-east-1")
-    response = {"Regions": [{"RegionName": "af-south-1", "OptInStatus": "not-opted-in"}]}
-    home_account.__dict__["ec2"] = type("Client", (), {"describe_regions": lambda self, **_: response})()
-    monkeypatch.setattr(account, "in_region", lambda region: home_account)
-    if refused:  # as AWS does: a disabled region refuses all credentials
-        front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
-    findings = check(account)
-    problems = [finding for finding in findings if finding.level == ERROR]
-    assert problems == [
-        Finding(
-            ERROR,
-            "region af-south-1 is not enabled for this account (enabling takes minutes)",
-            "aws account enable-region --region-name af-south-1",
-        )
-    ]
-
-
 def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
     account = Account()
     subnet(account, bits=28)

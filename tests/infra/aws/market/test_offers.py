@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
-from support.simcloud.volta import P3_TYPES, list_p3
 
 from infra.aws.client import Account
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
-    HISTORIC_TYPES,
     ON_DEMAND_PRICES,
 )
 from infra.errors import CloudError
@@ -254,19 +252,6 @@ def test_choose_types_with_nothing_offered_says_what_to_type(
     front: AwsFrontend, region: str, preferred: tuple[str, ...], requested: tuple[str, ...], message: str
 ) -> None:
     assert refusal(shared_account(region), preferred, requested) == message
-
-
-def test_choose_types_takes_p3_where_a_region_still_lists_it(
-    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    list_p3(monkeypatch)
-    names = tuple(P3_TYPES)
-    assert offers.choose_types(shared_account(), names) == (list(names), [])
-    small, middle, large = offers.list_instance_types(shared_account(), names).values()
-    assert (small.gpus, small.vcpus, small.network_gbps) == (1, 8, 2.5) and (middle.gpus, middle.vcpus) == (4, 32)
-    assert large == HISTORIC_TYPES["p3.16xlarge"], "8 V100 of 16 GB, 25 Gbit/s, no EFA"
-    message = refusal(shared_account("eu-west-1"), names)
-    assert message.count("AWS stopped listing") == 3
 
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
