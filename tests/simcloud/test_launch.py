@@ -1,9 +1,9 @@
-"""RunInstances of the simulated EC2: the launches that it refuses, client tokens, and the properties of instances."""
+"""RunInstances of the simulated EC2: the launches that it refuses, also into reserved capacity."""
 
 from typing import Any
 
 import pytest
-from support.simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
 from support.simcloud.spot_market import offered
 
 __all__ = ["cloud", "served"]
@@ -48,16 +48,6 @@ def test_run_instances_rejects_unknown_or_unfit_parameters(
     )
 
 
-def test_run_instances_rejects_groups_of_another_network_and_full_subnets(cloud: Cloud) -> None:
-    _, subnet, group = cloud.network()
-    groups = cloud.ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["default"]}])
-    other_groups = [row["GroupId"] for row in groups["SecurityGroups"] if row["GroupId"] != group]
-    assert error_code(cloud, SubnetId=subnet, SecurityGroupIds=other_groups) == "InvalidParameter"
-    small = cloud.subnet(cloud.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"], "us-east-1a", "10.9.0.0/28")
-    assert refused(cloud.launch, 12, SubnetId=small)[0] == "InsufficientFreeAddressesInSubnet"
-    assert len(cloud.launch(11, SubnetId=small)) == 11
-
-
 def efa_interfaces(subnet: str, group: str, count: int) -> list[dict[str, Any]]:
     common = {"SubnetId": subnet, "Groups": [group], "InterfaceType": "efa", "DeleteOnTermination": True}
     return [{"NetworkCardIndex": card, "DeviceIndex": min(card, 1), **common} for card in range(count)]
@@ -87,3 +77,52 @@ def test_run_instances_rejects_impossible_interfaces(cloud: Cloud) -> None:
     plain, efa_only = cloud.instance(id)["NetworkInterfaces"]
     assert plain["PrivateIpAddress"] and not efa_only.get("PrivateIpAddress")
     assert "PublicIpAddress" not in cloud.instance(id), "EC2 gives none to an instance with several interfaces"
+
+
+# --- reserved capacity ------------------------------------------------------------------------------------------------
+
+ZONE, TYPE = "us-east-1a", "p5.48xlarge"
+HOUR = 3600.0
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+BLOCK_MARKET = {"MarketType": "capacity-block"}
+
+
+def into(id: str, block: bool = False, **changes: Any) -> dict[str, Any]:
+    """Return the arguments of a launch into a reservation, or into those of a group."""
+    key = "CapacityReservationResourceGroupArn" if id.startswith("arn:") else "CapacityReservationId"
+    target = {"CapacityReservationTarget": {key: id}}
+    market = {"InstanceMarketOptions": BLOCK_MARKET} if block else {}
+    arguments = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}, **market, **changes}
+    return {"CapacityReservationSpecification": target, **arguments}
+
+
+def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
+    plain = cloud.sim.reserve(TYPE, ZONE, 4)
+    block = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, end=START + 24 * HOUR)
+    later = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, start=START + HOUR, end=START + 24 * HOUR)
+    grouped = cloud.sim.reserve(TYPE, ZONE, 4, placement_group="theirs")
+    for arguments in (
+        into(plain, InstanceType="p4d.24xlarge"),
+        into(plain, Placement={"AvailabilityZone": "us-east-1b"}),
+        into(plain, block=True),
+        into(block),
+        into(plain, InstanceMarketOptions={"MarketType": "spot"}),
+        into(grouped),
+        {"InstanceType": TYPE, "InstanceMarketOptions": BLOCK_MARKET},  # without a target
+    ):
+        assert error_code(cloud, **arguments) == "InvalidParameterCombination", arguments
+    assert error_code(cloud, **into(later, block=True)) == "InvalidCapacityReservationState"
+    assert error_code(cloud, **into("cr-0123456789abcdef0")) == "InvalidCapacityReservationId.NotFound"
+    cloud.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
+    cloud.launch(2, **into(grouped, Placement={"AvailabilityZone": ZONE, "GroupName": "theirs"}))
+
+
+def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:
+    members = [cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP]) for _ in range(2)]
+    other = cloud.sim.reserve("p4d.24xlarge", ZONE, 8, groups=[GROUP])
+    ids = cloud.launch(3, **into(GROUP))
+    assert {cloud.instance(id)["CapacityReservationId"] for id in ids} == set(members)
+    rows = cloud.ec2.describe_capacity_reservations(CapacityReservationIds=[*members, other])["CapacityReservations"]
+    assert [row["AvailableInstanceCount"] for row in rows] == [0, 1, 8]
+    (first, second) = cloud.launch(2, **into(GROUP))
+    assert "CapacityReservationId" not in cloud.instance(second), f"{first} took the last; the rest runs on demand"

@@ -13,13 +13,13 @@ from functools import partial
 
 from infra.aws import tags
 from infra.aws.client import Account, call, list_tagged
-from infra.aws.errors import DENIED_CODES, get_error_code
+from infra.aws.errors import DENIED_CODES
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError
 
 from . import amis
 from .request import InstanceRequest, build_launch_request
@@ -28,7 +28,6 @@ OK = "ok"
 WARNING = "warning"
 ERROR = "error"
 TOOL_PACKAGES = {"tmux": "tmux", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # Ubuntu package by program
-ALWAYS_ENABLED_REGION = "us-east-1"  # every account has it, whatever other regions it has enabled
 POLICY_COMMAND = "imgnet-cluster check --iam"
 DRY_RUN_GROUP_NAME = "imgnet-dry-run"
 
@@ -67,7 +66,7 @@ def run_preflight(
     `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack.
     """
     findings = _check_identity(account)
-    if all(finding.level == OK for finding in findings):
+    if findings[0].level == OK:
         instance_types, type_findings = _check_types(account, types)
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
@@ -101,7 +100,7 @@ def check_region(name: str) -> None:
     """Raise `CloudError` when boto3 knows no region of this name. Makes no AWS call."""
     known_regions = _list_known_regions()
     if known_regions and name not in known_regions:
-        closest_region = next(iter(get_close_matches(name, known_regions, 1)), ALWAYS_ENABLED_REGION)
+        closest_region = next(iter(get_close_matches(name, known_regions, 1)), "us-east-1")
         raise CloudError(
             f"boto3 knows no region {name}; pass --region {closest_region}, or update boto3: pip install -U boto3"
         )
@@ -111,25 +110,13 @@ def check_region(name: str) -> None:
 
 
 def _check_identity(account: Account) -> list[Finding]:
-    """Check that the region exists and is enabled, and that AWS accepts the credentials."""
+    """Check that the region exists, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
-    except CloudError as error:
-        return [_finding_from_error(error)]
-    try:
         number, arn = account.identity
-    except NoCredentials as error:
-        # A disabled region refuses all credentials.
-        if account.region != ALWAYS_ENABLED_REGION and _is_region_disabled(account):
-            return [_disabled_region_finding(account.region)]
-        return [_finding_from_error(error)]
     except CloudError as error:
         return [_finding_from_error(error)]
-    is_disabled = _is_region_disabled(account)
-    return [
-        Finding(OK, f"credentials: {arn} in account {number}"),
-        _disabled_region_finding(account.region) if is_disabled else Finding(OK, f"region {account.region}"),
-    ]
+    return [Finding(OK, f"credentials: {arn} in account {number}"), Finding(OK, f"region {account.region}")]
 
 
 def _list_known_regions() -> list[str]:
@@ -141,23 +128,6 @@ def _list_known_regions() -> list[str]:
         for partition in session.get_available_partitions()
         for region in session.get_available_regions("ec2", partition)
     ]
-
-
-def _is_region_disabled(account: Account) -> bool:
-    """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
-    if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
-        return False
-    try:
-        ec2 = account.in_region(ALWAYS_ENABLED_REGION).ec2
-        response = call("look up regions", ec2.describe_regions, RegionNames=[account.region], AllRegions=True)
-    except CloudError:
-        return False
-    return any(region.get("OptInStatus") == "not-opted-in" for region in response["Regions"])
-
-
-def _disabled_region_finding(region: str) -> Finding:
-    command = f"aws account enable-region --region-name {region}"
-    return Finding(ERROR, f"region {region} is not enabled for this account (enabling takes minutes)", command)
 
 
 # --- types, image, quotas, addresses ------------------------------------------------------------------------------
@@ -347,10 +317,9 @@ def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:
-        code = get_error_code(error)
-        if code == "DryRunOperation":
+        if error.code == "DryRunOperation":
             return Finding(OK, f"ec2:{action} is permitted")
-        if code in DENIED_CODES:
+        if error.code in DENIED_CODES:
             return Finding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
         return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
     return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

@@ -17,6 +17,7 @@ from infra.aws import tags
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.role import ROLE_NAME
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 
@@ -64,7 +65,7 @@ def build_launch_request(
         "MinCount": len(names),
         "MaxCount": len(names),
         "KeyName": stack.key_name,
-        "IamInstanceProfile": {"Name": stack.instance_profile},
+        "IamInstanceProfile": {"Name": ROLE_NAME},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "NetworkInterfaces": _network_interfaces(

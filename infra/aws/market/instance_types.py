@@ -51,14 +51,7 @@ GPU_ARCHITECTURES = {
 
 # Types that EC2 also sells in capacity blocks.
 _CAPACITY_BLOCK_TYPES = (
-    "p4d.24xlarge",
-    "p4de.24xlarge",
-    "p5.4xlarge",
-    "p5.48xlarge",
-    "p5e.48xlarge",
-    "p5en.48xlarge",
-    "p6-b200.48xlarge",
-    "p6-b300.48xlarge",
+    "p4d.24xlarge p4de.24xlarge p5.4xlarge p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge p6-b300.48xlarge"
 )
 
 _TableRow = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
@@ -147,6 +140,7 @@ def get_quota_family(name: str) -> str:
 
 def _make_instance_type(row: _TableRow) -> InstanceType:
     name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, nvme_gb, memory_gb, _ = row
+    block_market = ("capacity-block",) if name in _CAPACITY_BLOCK_TYPES.split() else ()
     return InstanceType(
         name=name,
         vcpus=vcpus,
@@ -159,7 +153,7 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
         nvme_gb=nvme_gb,
         memory_gb=memory_gb,
         quota_family=get_quota_family(name),
-        markets=("capacity-block", "on-demand", "spot") if name in _CAPACITY_BLOCK_TYPES else ("on-demand", "spot"),
+        markets=(*block_market, "on-demand", "spot"),
     )
 
 

@@ -6,7 +6,6 @@ import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from infra.aws import errors
 from infra.aws.errors import ErrorKind, classify_error, explain_error
 from infra.errors import CloudError, NoAnswer, NoCredentials
 
@@ -19,30 +18,17 @@ def client_error(code: str, status: int = 400, message: str = "Said so.") -> bot
 @pytest.mark.parametrize(
     ("kind", "codes"),
     [
-        (
-            ErrorKind.NO_CAPACITY,
-            "InsufficientInstanceCapacity UnfulfillableCapacity InsufficientHostCapacity ReservationCapacityExceeded",
-        ),
+        (ErrorKind.NO_CAPACITY, "InsufficientInstanceCapacity ReservationCapacityExceeded"),
         (ErrorKind.PRICE_TOO_LOW, "SpotMaxPriceTooLow"),
-        (
-            ErrorKind.QUOTA_EXCEEDED,
-            "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxFleetCountExceeded",
-        ),
-        (
-            ErrorKind.THROTTLED,
-            "RequestLimitExceeded EC2ThrottledException ThrottlingException TooManyRequestsException",
-        ),
+        (ErrorKind.QUOTA_EXCEEDED, "MaxSpotInstanceCountExceeded VcpuLimitExceeded"),
+        (ErrorKind.THROTTLED, "RequestLimitExceeded"),
         (ErrorKind.OUTCOME_UNKNOWN, "InternalError Unavailable"),
         (ErrorKind.NOT_VISIBLE_YET, "InvalidInstanceID.NotFound InvalidPlacementGroup.Unknown"),
         (ErrorKind.IN_USE, "InvalidPlacementGroup.InUse DependencyViolation"),
         (ErrorKind.ALREADY_EXISTS, "InvalidPlacementGroup.Duplicate"),
         (ErrorKind.NOT_FOUND, "InvalidVolume.NotFound"),
         (ErrorKind.NO_FREE_ADDRESSES, "InsufficientFreeAddressesInSubnet"),
-        (
-            ErrorKind.PERMANENT,
-            "UnauthorizedOperation ExpiredToken InvalidAMIID.NotFound AddressLimitExceeded VolumeLimitExceeded "
-            "OperationNotPermitted IdempotentParameterMismatch SomethingNew",
-        ),
+        (ErrorKind.PERMANENT, "UnauthorizedOperation ExpiredToken IdempotentParameterMismatch SomethingNew"),
     ],
 )
 def test_classify_error_goes_by_the_code_alone(kind: ErrorKind, codes: str) -> None:
@@ -55,16 +41,10 @@ def test_classify_error_goes_by_the_code_alone(kind: ErrorKind, codes: str) -> N
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (boto.ConnectionClosedError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ConnectTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.EndpointConnectionError(endpoint_url="u", error="e"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.SSLError(endpoint_url="u", error="e"), ErrorKind.OUTCOME_UNKNOWN),
         (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.NoCredentialsError(), ErrorKind.PERMANENT),
-        (boto.ParamValidationError(report="r"), ErrorKind.PERMANENT),
-        (ValueError("x"), ErrorKind.PERMANENT),
     ],
 )
 def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> None:
@@ -124,9 +104,3 @@ def test_explain_error_is_one_line_with_the_next_command(
     assert type(explained) is kind and "\n" not in str(explained) and len(str(explained)) < 500
     for part in parts:
         assert part in str(explained)
-
-
-def test_explain_error_keeps_a_cloud_error() -> None:
-    error = CloudError("message", "Code")
-    assert explain_error(error, "again") is error and errors.get_error_code(error) == "Code"
-    assert errors.get_error_code(client_error("Odd", 400, "y" * 999)) == "Odd"

@@ -38,12 +38,10 @@ class Keys:
             python="",
         )
 
-    def ssh(
-        self, address: str, user: str, port: int, *words: str, host_key: str = ""
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run a command on a machine. Only one host key is trusted: `host_key`, or that of the boot."""
+    def ssh(self, address: str, user: str, port: int, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command on a machine. Only the host key of the boot is trusted."""
         known_hosts = self.folder / f"known-{time.monotonic_ns()}"
-        trusted_key = host_key or " ".join((self.folder / "host.pub").read_text().split()[:2])
+        trusted_key = " ".join((self.folder / "host.pub").read_text().split()[:2])
         known_hosts.write_text(f"imgnet {trusted_key}\n")
         argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), "-p", str(port)]
         argv += [f"-o{option}" for option in (*SSH_OPTIONS, f"UserKnownHostsFile={known_hosts}")]

@@ -22,9 +22,6 @@ STACK = Stack(
     security_group="sg-0c3",
     file_system="fs-0d4",
     key_name="imgnet-0123456789ab",
-    key_file="/home/ann/key",
-    instance_profile="imgnet-machine",
-    bucket=None,
     access_point="fsap-0e5",
 )
 IMAGE = Image("ami-0f6", "ubuntu", 22, 75, "/dev/sda1", "Deep Learning", "/opt/pytorch/bin/python")

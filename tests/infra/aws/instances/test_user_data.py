@@ -304,6 +304,10 @@ def test_setup_script_without_internet_fails_within_a_minute_and_changes_nothing
     assert f"imgnet: boot failed: {reason}" in completed.stdout, "the console shows it too"
     seconds = float((machine.path / "proc/uptime").read_text().split()[0]) - 100
     assert 45 <= seconds <= 65
+    chowns = [call for call in machine.calls if call.startswith("chown")]
+    home = machine.path / "home/me"
+    # A command of the user runs in the folder and reads the reason, which a folder of root would forbid.
+    assert chowns == [f"chown me {home} {folder}", f"chown me {folder} {folder}/failed"]
     assert {call.split()[0] for call in machine.calls} == {"getent", "chown", "curl", "sleep"}
 
 

@@ -45,7 +45,6 @@ def test_ensure_is_complete_and_idempotent(account: RecordingAccount, aws: Path)
         own_stack = stack.ensure(account, OWN_CIDR)
     assert count_resources(account) == COMPLETE_STACK and len(lines) > 5
     assert (list(own_stack.subnets), own_stack.region) == (["us-west-1a", "us-west-1b"], REGION)
-    assert own_stack.key_file == str(aws / ".imgnet/aws/id_ed25519") and own_stack.instance_profile == "imgnet-machine"
     assert own_stack.access_point.startswith("fsap-") and own_stack.file_system.startswith("fs-")
     assert stack.exists(account) and stack.missing_parts(account) == [] and stack.find(account) == own_stack
     account.calls.clear()
@@ -91,7 +90,7 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     network = {"DeviceIndex": 0, "SubnetId": own_stack.subnets["us-west-1a"], "Groups": [own_stack.security_group]}
     params = {
         "InstanceType": "m5.large",
-        "IamInstanceProfile": {"Name": own_stack.instance_profile},
+        "IamInstanceProfile": {"Name": role.ROLE_NAME},
         "NetworkInterfaces": [network],
     }
     (machine,) = account.ec2.run_instances(
