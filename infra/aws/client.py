@@ -131,7 +131,6 @@ def call_with_retry(
     *,
     retry_on: tuple[ErrorKind, ...] = (ErrorKind.NOT_VISIBLE_YET,),
     timeout_seconds: float = CONSISTENCY_TIMEOUT_SECONDS,
-    pause: Callable[[float], None] = time.sleep,
     **params: object,
 ) -> Response:
     """Call a boto3 function, and repeat the call every 2 s while its error is one of `retry_on`.
@@ -145,7 +144,7 @@ def call_with_retry(
         except Exception as error:
             if classify_error(error) not in retry_on or time.monotonic() > deadline:
                 raise explain_error(error, action) from error
-            pause(CONSISTENCY_POLL_SECONDS)
+            time.sleep(CONSISTENCY_POLL_SECONDS)
 
 
 def paginate(action: str, client: Client, operation: str, result_key: str, **params: object) -> list[Resource]:

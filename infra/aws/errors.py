@@ -138,8 +138,6 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
-    if isinstance(error, boto.NoRegionError):
-        return NoCredentials("AWS: no region is set; pass --region us-east-1, or set AWS_REGION")
     if isinstance(error, boto.ClientError):
         message = " ".join(str(error.response["Error"].get("Message", "")).split())
     if MISSING_SPOT_ROLE_CODE in code:

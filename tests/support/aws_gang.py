@@ -159,9 +159,9 @@ class GangTestbed:
         """Return the names of all placement groups."""
         return sorted(name for _, name in self.sim.groups)
 
-    def journal_kinds(self) -> list[str]:
+    def journal_kinds(self) -> list[type[JournalEvent]]:
         """Return the kinds of the journal's events, in order."""
-        return [event.KIND for event in self.journal.events(JournalEvent)]
+        return [type(event) for event in self.journal.events(JournalEvent)]
 
     def record_client_tokens(self) -> list[str]:
         """Return a list to which each RunInstances call from now on adds its client token."""
@@ -198,6 +198,39 @@ class GangTestbed:
             client.meta.events.unregister(event, function)
         self.hooks = []
         self.front.faults = []
+
+    def count_steps(self, act: Callable[[], Any], at: int | None) -> int:
+        """Run `act`, killed at step `at`, and return the number of steps that it made.
+
+        Steps are requests and responses of EC2, and the moments before and after an event is written to the journal.
+        """
+        count = 0
+        write = self.journal.write
+
+        def step(**_: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Crash
+
+        def counted_write(event: JournalEvent) -> None:
+            step()
+            write(event)
+            step()
+
+        for client in (self.account.ec2, self.account.ec2_no_retry):
+            for name in ("before-send.ec2", "response-received.ec2"):
+                self.hook(client, name, step)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.journal, "write", counted_write)
+            try:
+                act()
+                assert at is None, f"there is no step {at}"
+            except Crash:
+                pass
+            finally:
+                self.remove_faults()
+        return count
 
     def end_job(self) -> None:
         """End the job. Raises `AssertionError` when something of it remains."""

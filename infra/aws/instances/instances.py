@@ -62,7 +62,6 @@ class Instance(RentedMachine):
     end_reason: str
     launch_token: str
     placement_group: str
-    spot_request_id: str
     instance_profile: str
     primary_interface_id: str
     tags: dict[str, str] = field(default_factory=dict)
@@ -100,7 +99,6 @@ def parse_instance(description: Resource, region: str) -> Instance:
         end_reason=reason if has_ended else "",
         launch_token=own_tags.get(aws_tags.LAUNCH, ""),
         placement_group=placement.get("GroupName", ""),
-        spot_request_id=description.get("SpotInstanceRequestId", ""),
         instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""),
         primary_interface_id=next((nic.get("NetworkInterfaceId", "") for nic in interfaces if _is_primary(nic)), ""),
         expires=own_tags.get(aws_tags.EXPIRES, ""),
@@ -123,7 +121,7 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
 
 
 def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return the machines that have these tags and those with these IDs, including machines that ended recently.
+    """Return the machines of the stack that have these tags and those with these IDs, also some that have ended.
 
     IDs that EC2 does not show yet are left out. Raises `CloudError`.
     """
@@ -408,8 +406,3 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
         NetworkInterfaceId=instance.primary_interface_id,
         AllowReassociation=True,
     )
-
-
-def describe_region(account: Account) -> list[Instance]:
-    """Return all machines of a region that have the stack tag, of all jobs. Raises `CloudError`."""
-    return describe(account, {})

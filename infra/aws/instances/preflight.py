@@ -41,15 +41,6 @@ class Finding:
     next_command: str = ""  # what to type next, "" for nothing
 
 
-@dataclass(frozen=True)
-class _QuotaRequirement:
-    """The vCPUs that a launch needs of one quota. `code` is "" when the quota is unknown."""
-
-    code: str
-    market: str
-    vcpus: int
-
-
 def run_preflight(
     account: Account,
     *,
@@ -177,57 +168,35 @@ def _check_quotas(
 
     A quota that is too small is an error only when no other type or market has enough.
     """
-    type_names_by_requirement: dict[_QuotaRequirement, list[str]] = {}
+    names_by_need: dict[tuple[str, str, int], list[str]] = {}  # the need is a quota code, a market, and vCPUs
     for single_market in market.split("-then-"):
         for instance_type in instance_types:
             code = quotas.get_quota_code(instance_type.quota_family, single_market)
-            requirement = _QuotaRequirement(code, single_market, machines * instance_type.vcpus)
-            type_names_by_requirement.setdefault(requirement, []).append(instance_type.name)
-    codes = {requirement.code for requirement in type_names_by_requirement}
-    allowed_vcpus = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
-    too_small = [
-        requirement
-        for requirement in type_names_by_requirement
-        if (allowed := allowed_vcpus[requirement.code]) is not None and allowed < requirement.vcpus
-    ]
-    level = WARNING if len(too_small) < len(type_names_by_requirement) else ERROR
+            need = (code, single_market, machines * instance_type.vcpus)
+            names_by_need.setdefault(need, []).append(instance_type.name)
+    codes = {code for code, _, _ in names_by_need}
+    limits = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
+    short_codes = [code for code, _, vcpus in names_by_need if (limit := limits[code]) is not None and limit < vcpus]
+    level = WARNING if len(short_codes) < len(names_by_need) else ERROR
     findings = []
-    for requirement, names in type_names_by_requirement.items():
-        allowed = allowed_vcpus[requirement.code]
-        default = None
-        if requirement in too_small:
-            default = quotas.look_up_quota(account, requirement.code, of_new_account=True)
-        findings.append(_quota_finding(account.region, requirement, names, allowed, default, level))
-    if too_small:
-        next_command = quotas.quota_requests_command(account.region, too_small[0].code)
+    for (code, single_market, vcpus), names in names_by_need.items():
+        label = f"{', '.join(names)}, {single_market}: {vcpus} vCPU"
+        limit = limits[code]
+        if limit is None:
+            command = f"aws service-quotas get-service-quota --region {account.region} --service-code ec2 --quota-code"
+            message = f"{label}, but quota {code or '(unknown)'} cannot be looked up"
+            findings.append(Finding(WARNING, message, f"{command} {code}" if code else ""))
+        elif limit >= vcpus:
+            findings.append(Finding(OK, f"{label} of {limit:g} that quota {code} allows"))
+        else:
+            default = quotas.look_up_quota(account, code, of_new_account=True)
+            new_account = "" if default is None else f"; a new account has {default:g}"
+            command = quotas.quota_increase_command(account.region, code, vcpus)
+            findings.append(Finding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
+    if short_codes:
+        next_command = quotas.quota_requests_command(account.region, short_codes[0])
         findings.append(Finding(WARNING, quotas.INCREASE_REPORTS, next_command))
     return findings
-
-
-def _quota_finding(
-    region: str,
-    requirement: _QuotaRequirement,
-    names: Sequence[str],
-    allowed_vcpus: float | None,
-    default_vcpus: float | None,
-    level: str,
-) -> Finding:
-    """Return the finding on one quota. `level` is used when the quota is too small.
-
-    `default_vcpus` is what AWS gives a new account, None when unknown.
-    """
-    code = requirement.code
-    label = f"{', '.join(names)}, {requirement.market}: {requirement.vcpus} vCPU"
-    if allowed_vcpus is None:
-        command = f"aws service-quotas get-service-quota --region {region} --service-code ec2 --quota-code {code}"
-        return Finding(
-            WARNING, f"{label}, but quota {code or '(unknown)'} cannot be looked up", command if code else ""
-        )
-    if allowed_vcpus >= requirement.vcpus:
-        return Finding(OK, f"{label} of {allowed_vcpus:g} that quota {code} allows")
-    command = quotas.quota_increase_command(region, code, requirement.vcpus)
-    new_account = "" if default_vcpus is None else f"; a new account has {default_vcpus:g}"
-    return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}{new_account}", command)
 
 
 def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:

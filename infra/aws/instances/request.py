@@ -39,7 +39,6 @@ class InstanceRequest:
     user_data: str
     host_key: str  # public half of the boot host key in the user data
     terms: str = ""  # what the job may rent and spend, as a tag
-    disk_gb: int = DISK_GB
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
@@ -78,7 +77,7 @@ def build_launch_request(
             {
                 "DeviceName": image.root_device,
                 "Ebs": {
-                    "VolumeSize": max(instance_request.disk_gb, image.snapshot_gb),
+                    "VolumeSize": max(DISK_GB, image.snapshot_gb),
                     "VolumeType": "gp3",
                     "Encrypted": True,
                     "DeleteOnTermination": True,

@@ -247,7 +247,6 @@ def _parse_instance_type(description: Resource) -> InstanceType:
         efa_cards=_efa_cards(network),
         network_gbps=_sustained_gbps(network),
         gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
-        nvme_gb=description.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         memory_gb=round(description["MemoryInfo"]["SizeInMiB"] / 1024),
         quota_family=get_quota_family(name),
         markets=tuple(sorted(description.get("SupportedUsageClasses", ("on-demand", "spot")))),

@@ -71,7 +71,6 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
         (client_error("Odd", 400, "two\nlines  here"), CloudError, ["rent (ec2:RunInstances): Odd: two lines here"]),
         (boto.NoCredentialsError(), NoCredentials, ["aws configure"]),
         (boto.ProfileNotFound(profile="p"), NoCredentials, ["aws configure list", "p"]),
-        (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
         (boto.EndpointConnectionError(endpoint_url="u", error="e"), NoAnswer, ["cannot be reached"]),
         (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
         (boto.UnauthorizedSSOTokenError(), NoCredentials, ["the login has ended", "aws sso login --profile 'my corp'"]),

@@ -128,7 +128,7 @@ class SimulatedMachine(TestMachine):
 
     # --- the results of its user data --------------------------------------------------------------------------------
 
-    def finish_setup(self, shared: Path, python: str, failure: str = "") -> None:
+    def finish_setup(self, shared: Path, failure: str = "") -> None:
         """Make the results of runcmd: shared folder, Python and marker file, or the line of a failure."""
         if self.user_data.file_system is None:
             return
@@ -142,7 +142,7 @@ class SimulatedMachine(TestMachine):
         file_system.mkdir(parents=True, exist_ok=True)
         (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _write_script(folder / "python", _exec_script(python))
+        _write_script(folder / "python", _exec_script(sys.executable))
         write_atomic(folder / "ready", b"ready\n", durable=False)
 
     def write_counters(self, shared: Path, moved: Moved) -> None:

@@ -11,6 +11,7 @@ from support.aws_gang import START, ZONES, GangTestbed, bed
 from infra.aws import tags
 from infra.aws.instances import instances
 from infra.aws.instances.instances import Instance
+from infra.aws.journal_events import TerminationFinished
 from infra.errors import CloudError
 
 __all__ = ["bed"]
@@ -79,7 +80,7 @@ def test_f44_terminate_job_reports_machines_that_stay(bed: GangTestbed) -> None:
     lines = bed.gang().terminate_job(timeout_seconds=20)
     assert sorted(lines[:3]) == sorted(f"machine {machine.id} in us-east-1: running" for machine in machines)
     assert lines[3:] == [f"placement group {machines[0].placement_group}: still in use"]
-    assert "ended" not in bed.journal_kinds() and bed.sim.now() <= START + 30
+    assert TerminationFinished not in bed.journal_kinds() and bed.sim.now() <= START + 30
 
 
 def test_f44_terminate_job_repeats_a_request_without_effect(bed: GangTestbed) -> None:
@@ -111,7 +112,7 @@ def test_f46_terminate_job_waits_for_a_group_in_use_and_reports_one_that_stays(
     bed.front.fault(action="DeletePlacementGroup", code=code, times=times)
     lines = bed.gang().terminate_job()
     assert len(lines) == (line is not None) and all(text.startswith(str(line)) for text in lines)
-    assert ("ended" in bed.journal_kinds()) is (line is None) and len(bed.clock.pauses) == pauses
+    assert (TerminationFinished in bed.journal_kinds()) is (line is None) and len(bed.clock.pauses) == pauses
 
 
 def test_f49_terminate_job_finds_machines_without_a_journal(bed: GangTestbed) -> None:

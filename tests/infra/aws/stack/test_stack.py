@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from support.aws_stack import (
     home,
 )
 from support.log_lines import log_lines
-from support.simcloud.cloud import SimulatedAws
-from support.simcloud.http_server import AwsFrontend, serve
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws.journal_events import StackChange
 from infra.aws.stack import policies, resources, role, stack
@@ -67,22 +66,12 @@ def test_remove_keeps_data_without_delete_data(account: RecordingAccount) -> Non
     assert count_resources(account) == COMPLETE_STACK
 
 
-@pytest.fixture
-def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedAws]:
-    """The simulated cloud, in which resources take time to appear and to end."""
-    sim = SimulatedAws(boot_seconds=0, stop_seconds=1000, efs_seconds=0.2, login=("me", 22))
-    sim.reset()
-    server, url = serve(port=0, sim=sim)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    yield sim
-    server.shutdown()
-    sim.reset()
-
-
 def test_remove_refuses_while_machines_run_and_waits_for_ending(
-    cloud: SimulatedAws, monkeypatch: pytest.MonkeyPatch
+    home: Path, front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "RESOURCE_IN_USE_SECONDS", 30.0)
+    cloud = front.sim
+    cloud.stop_seconds, cloud.efs_seconds = 1000.0, 0.2
     account = RecordingAccount()
     own_stack = stack.ensure(account, OWN_CIDR)
     image = account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
