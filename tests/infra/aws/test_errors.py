@@ -62,7 +62,7 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
             ["rent (ec2:RunInstances): not permitted (You may not.)", "imgnet-cluster check --iam"],
         ),
         (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
-        (client_error("AuthFailure", 401), NoCredentials, ["does not accept the credentials"]),
+        (client_error("AuthFailure", 401), NoCredentials, ["accept the credentials, or the region is not enabled"]),
         (
             client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403),
             CloudError,

@@ -62,6 +62,12 @@ def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
     assert running.end_time is None and running.is_billed and running.end_reason == "" and running.name == "6"
 
 
+def test_live_by_name_takes_the_later_of_two() -> None:
+    late = parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC))
+    over = parse(InstanceId="i-3", State={"Name": "terminated"})
+    assert instances.live_by_name([parse(), late, over]) == {"6": late} and instances.live_by_name([over]) == {}
+
+
 def test_describe_finds_an_untagged_machine_by_id(bed: GangTestbed) -> None:
     (machine,) = bed.acquire(n=1)
     bed.account.ec2.delete_tags(Resources=[machine.id], Tags=[{"Key": tags.JOB}])
