@@ -160,4 +160,4 @@ def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.Monke
     )
     assert SECRET.encode() not in archive and not any(b".aws/credentials" in path for path in archive.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls
-    assert not instances.describe_region(cloud[1])  # planning rents nothing
+    assert not instances.describe(cloud[1], {})  # planning rents nothing
