@@ -18,7 +18,7 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import instances
 from infra.aws.instances.user_data import HOST_KEY_SCRIPT, SETUP_SCRIPT
-from infra.aws.stack import key_pairs, policies, stack
+from infra.aws.stack import key_pairs, policies, role, stack
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = "203.0.113.7/32"
@@ -106,13 +106,13 @@ def test_all_traffic_between_the_machines_is_open(cloud: Any) -> None:
 def test_boot_host_key_is_pinned_and_then_replaced() -> None:
     data = json.loads(run_instances_request("resnet50_18min.py")["UserData"].partition("\n")[2])
     assert set(data["ssh_keys"]) == {"ed25519_private", "ed25519_public"} and data["ssh_deletekeys"]
-    # tests/simcloud/test_machines.py runs the script.
+    # tests/infra/aws/instances/test_user_data.py runs the script.
     assert "rm -f ssh_host_*" in HOST_KEY_SCRIPT and "user-data" in HOST_KEY_SCRIPT
 
 
 def test_machine_role_may_mount_one_file_system_and_no_ec2(cloud: Any) -> None:
     _, account, own_stack = cloud
-    profile = account.iam.get_instance_profile(InstanceProfileName=own_stack.instance_profile)["InstanceProfile"]
+    profile = account.iam.get_instance_profile(InstanceProfileName=role.ROLE_NAME)["InstanceProfile"]
     name = profile["Roles"][0]["RoleName"]
     assert not account.iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
     documents = [
@@ -160,4 +160,4 @@ def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.Monke
     )
     assert SECRET.encode() not in archive and not any(b".aws/credentials" in path for path in archive.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls
-    assert not instances.describe_region(cloud[1])  # planning rents nothing
+    assert not instances.describe(cloud[1], {})  # planning rents nothing

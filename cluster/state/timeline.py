@@ -107,7 +107,7 @@ def describe_members(names: Sequence[str]) -> str:
 def moved_launch_ids(run_folder: RunFolder) -> list[str]:
     """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
     rows = read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id")
-    return [str(row["launch_id"]) for row in rows if row["what"] == "move"]
+    return [str(row["launch_id"]) for row in rows if row["what"] == "LaunchMoved"]
 
 
 def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:

@@ -38,6 +38,11 @@ Client = Any  # boto3 makes the methods of its clients at run time and ships no 
 _client_lock = threading.Lock()  # a boto3 session must not create clients in several threads at once
 
 
+def _client_property(service: str, config: Config = RETRY_CONFIG) -> "cached_property[Client]":
+    """Return a property with the boto3 client of a service, which is created on first use."""
+    return cached_property(lambda account: account.client(service, config))
+
+
 class Account:
     """An AWS account in one region. Raises `NoCredentials` when no region is set."""
 
@@ -73,45 +78,14 @@ class Account:
         with _explain_errors("AWS"), _client_lock:
             return self._session.client(service, region_name=region or self.region, config=config)
 
-    @cached_property
-    def ec2(self) -> Client:
-        """EC2 client with retries: describes and terminates."""
-        return self.client("ec2")
-
-    @cached_property
-    def ec2_no_retry(self) -> Client:
-        """EC2 client that sends each call once: rents machines."""
-        return self.client("ec2", NO_RETRY_CONFIG)
-
-    @cached_property
-    def instance_connect(self) -> Client:
-        """EC2 Instance Connect client: lets this computer log in to a machine that does not know its key."""
-        return self.client("ec2-instance-connect")
-
-    @cached_property
-    def efs(self) -> Client:
-        """EFS client (file systems)."""
-        return self.client("efs")
-
-    @cached_property
-    def iam(self) -> Client:
-        """IAM client (roles and policies); the same in all regions."""
-        return self.client("iam")
-
-    @cached_property
-    def ssm(self) -> Client:
-        """Systems Manager client; its public parameters name the newest machine images."""
-        return self.client("ssm")
-
-    @cached_property
-    def s3(self) -> Client:
-        """S3 client (buckets)."""
-        return self.client("s3")
-
-    @cached_property
-    def quotas(self) -> Client:
-        """Service Quotas client."""
-        return self.client("service-quotas")
+    ec2 = _client_property("ec2")  # with retries: describes and terminates
+    ec2_no_retry = _client_property("ec2", NO_RETRY_CONFIG)  # sends each call once: rents machines
+    instance_connect = _client_property("ec2-instance-connect")  # lets a key log in to a machine that does not know it
+    efs = _client_property("efs")
+    iam = _client_property("iam")  # the same in all regions
+    ssm = _client_property("ssm")  # its public parameters name the newest machine images
+    s3 = _client_property("s3")
+    quotas = _client_property("service-quotas")
 
     @cached_property
     def identity(self) -> tuple[str, str]:
@@ -157,7 +131,6 @@ def call_with_retry(
     *,
     retry_on: tuple[ErrorKind, ...] = (ErrorKind.NOT_VISIBLE_YET,),
     timeout_seconds: float = CONSISTENCY_TIMEOUT_SECONDS,
-    pause: Callable[[float], None] = time.sleep,
     **params: object,
 ) -> Response:
     """Call a boto3 function, and repeat the call every 2 s while its error is one of `retry_on`.
@@ -171,7 +144,7 @@ def call_with_retry(
         except Exception as error:
             if classify_error(error) not in retry_on or time.monotonic() > deadline:
                 raise explain_error(error, action) from error
-            pause(CONSISTENCY_POLL_SECONDS)
+            time.sleep(CONSISTENCY_POLL_SECONDS)
 
 
 def paginate(action: str, client: Client, operation: str, result_key: str, **params: object) -> list[Resource]:

@@ -76,21 +76,13 @@ _CODES_BY_KIND = {
     ErrorKind.NO_FREE_ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
 }
 KIND_BY_CODE = {code: kind for kind, codes in _CODES_BY_KIND.items() for code in codes.split()}
-AUTHENTICATION_CODES = (
-    "AuthFailure",
-    "InvalidClientTokenId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "RequestExpired",
-    "ExpiredTokenException",
-    "UnrecognizedClientException",
-    "InvalidAccessKeyId",
-    "OptInRequired",
-    "InvalidToken",
-    "TokenRefreshRequired",
-    "Blocked",
-    "PendingVerification",
+_AUTHENTICATION = (
+    "AuthFailure InvalidClientTokenId SignatureDoesNotMatch ExpiredToken RequestExpired ExpiredTokenException "
+    "UnrecognizedClientException InvalidAccessKeyId OptInRequired InvalidToken TokenRefreshRequired Blocked "
+    "PendingVerification"
 )
+AUTHENTICATION_CODES = _AUTHENTICATION.split()
+DISABLED_REGION_CODES = ("AuthFailure", "InvalidClientTokenId")  # a region that is not enabled refuses all credentials
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
 # Errors of botocore without a code of AWS: a login in a browser that has ended, and keys that cannot be had otherwise.
 LOGIN_ERRORS = (boto.SSOError, boto.TokenRetrievalError, boto.LoginError, boto.NoAuthTokenError)
@@ -146,8 +138,6 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
-    if isinstance(error, boto.NoRegionError):
-        return NoCredentials("AWS: no region is set; pass --region us-east-1, or set AWS_REGION")
     if isinstance(error, boto.ClientError):
         message = " ".join(str(error.response["Error"].get("Message", "")).split())
     if MISSING_SPOT_ROLE_CODE in code:
@@ -157,8 +147,9 @@ def explain_error(error: Exception, action: str) -> CloudError:
             code,
         )
     if code in AUTHENTICATION_CODES:
+        other_cause = ", or the region is not enabled for the account" if code in DISABLED_REGION_CODES else ""
         return NoCredentials(
-            f"AWS does not accept the credentials ({code}: {message}); see: aws sts get-caller-identity"
+            f"AWS does not accept the credentials{other_cause} ({code}: {message}); see: aws sts get-caller-identity"
         )
     if code == "RequestTimeTooSkewed":
         return NoCredentials(

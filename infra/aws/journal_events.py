@@ -1,8 +1,7 @@
-"""The kinds of events in a journal: a dataclass for each. `KIND` is what the file calls it."""
+"""The events in a journal: a dataclass for each kind. The file calls an event by the name of its class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from train.tools.records import DamagedRecord, decode, encode
 
@@ -14,7 +13,6 @@ from .tags import BOOT_KEY, Resource, read_tags
 class JournalEvent:
     """One line of a journal."""
 
-    KIND: ClassVar[str]
     time: float = 0.0  # seconds since 1970; 0 until the event is written
 
 
@@ -34,7 +32,6 @@ class LaunchedMachine:
 class LaunchRequest(JournalEvent):
     """A request for machines is about to be sent. It is complete, so that it can be sent again unchanged."""
 
-    KIND: ClassVar[str] = "request"
     number: int
     place: Place
     names: tuple[str, ...]
@@ -69,7 +66,6 @@ class LaunchRequest(JournalEvent):
 class RequestGranted(JournalEvent):
     """All machines of a request are running."""
 
-    KIND: ClassVar[str] = "granted"
     number: int
     machines: tuple[LaunchedMachine, ...]
 
@@ -78,7 +74,6 @@ class RequestGranted(JournalEvent):
 class RequestRefused(JournalEvent):
     """A request has no machines. Those that EC2 launched all the same were terminated, and are billed."""
 
-    KIND: ClassVar[str] = "refused"
     number: int
     code: str
     message: str
@@ -93,7 +88,6 @@ class RequestRefused(JournalEvent):
 class InstanceEnded(JournalEvent):
     """EC2 says that an instance has ended, or no longer shows it."""
 
-    KIND: ClassVar[str] = "gone"
     id: str
     name: str
     ended: float
@@ -104,7 +98,6 @@ class InstanceEnded(JournalEvent):
 class SpotCostKnown(JournalEvent):
     """What an ended spot instance has cost exactly."""
 
-    KIND: ClassVar[str] = "price"
     id: str
     dollars: float
 
@@ -116,7 +109,6 @@ class InstancesReleased(JournalEvent):
     `is_exchange`: they are broken. A job exchanges only so many.
     """
 
-    KIND: ClassVar[str] = "release"
     ids: tuple[str, ...]
     reason: str
     is_exchange: bool = False
@@ -126,7 +118,6 @@ class InstancesReleased(JournalEvent):
 class AddressRequested(JournalEvent):
     """An instance is about to get a public address (Elastic IP), the only one of its job."""
 
-    KIND: ClassVar[str] = "address"
     id: str
 
 
@@ -134,7 +125,6 @@ class AddressRequested(JournalEvent):
 class PublicAddressRequested(JournalEvent):
     """A running instance is about to get a public address of its own, because it has several network cards."""
 
-    KIND: ClassVar[str] = "public address"
     id: str
 
 
@@ -142,7 +132,6 @@ class PublicAddressRequested(JournalEvent):
 class PublicAddressRefused(JournalEvent):
     """EC2 refused an instance its public address. From here on the job rents behind a NAT gateway."""
 
-    KIND: ClassVar[str] = "public address refused"
     id: str
     message: str
 
@@ -151,7 +140,6 @@ class PublicAddressRefused(JournalEvent):
 class NatGatewayRequested(JournalEvent):
     """The job is about to get a NAT gateway in a region."""
 
-    KIND: ClassVar[str] = "nat"
     region: str
 
 
@@ -159,7 +147,6 @@ class NatGatewayRequested(JournalEvent):
 class HostKeyReplaced(JournalEvent):
     """An instance has generated a host key of its own."""
 
-    KIND: ClassVar[str] = "host key"
     id: str
     key: str
 
@@ -175,7 +162,6 @@ class JobAdopted(JournalEvent):
     apart from the machines in this journal.
     """
 
-    KIND: ClassVar[str] = "adopted"
     claim: str
     dollars: float
 
@@ -184,7 +170,6 @@ class JobAdopted(JournalEvent):
 class LaunchStarted(JournalEvent):
     """A start or a resume of the job."""
 
-    KIND: ClassVar[str] = "launch"
     launch_id: str
 
 
@@ -192,7 +177,6 @@ class LaunchStarted(JournalEvent):
 class LaunchMoved(JournalEvent):
     """A launch continues on other instances, under a new launch ID."""
 
-    KIND: ClassVar[str] = "move"
     launch_id: str
 
 
@@ -200,15 +184,12 @@ class LaunchMoved(JournalEvent):
 class TerminationStarted(JournalEvent):
     """All instances of the job are about to be terminated."""
 
-    KIND: ClassVar[str] = "end"
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerminationFinished(JournalEvent):
     """Nothing of the job is left in a region."""
-
-    KIND: ClassVar[str] = "ended"
 
 
 # --- the stack -------------------------------------------------------------------------------------------------------
@@ -218,18 +199,17 @@ class TerminationFinished(JournalEvent):
 class StackChange(JournalEvent):
     """A resource of a region's stack is about to be created, changed or deleted."""
 
-    KIND: ClassVar[str] = "stack"
     intent: str  # "make bucket"
     region: str
     names: dict[str, str]  # parameters of the call that name resources
 
 
-EVENT_TYPES = {event_type.KIND: event_type for event_type in JournalEvent.__subclasses__()}
+EVENT_TYPES = {event_type.__name__: event_type for event_type in JournalEvent.__subclasses__()}
 
 
 def encode_event(event: JournalEvent) -> dict[str, object]:
     """Return an event as plain data for JSON, with its time and kind first."""
-    return {"time": event.time, "what": event.KIND, **encode(event)}
+    return {"time": event.time, "what": type(event).__name__, **encode(event)}
 
 
 def decode_event(data: Mapping[str, object], source: str) -> JournalEvent:

@@ -1,6 +1,5 @@
 """The whole simulated cloud, as other tests and a person use it: the leak check, and the command."""
 
-import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -62,29 +61,12 @@ def test_assert_clean_fails_on_a_changed_foreign_resource(simcloud: CloudProcess
     simcloud.begin()
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def own_cloud() -> Iterator[CloudProcess]:
     """A cloud of this test's own, which the test may end."""
     cloud = CloudProcess()
     yield cloud
     cloud.close()
-
-
-def test_main_ls_bill_and_interrupt(own_cloud: CloudProcess, tmp_path: Path) -> None:
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        port = f"--port={own_cloud.url.rpartition(':')[2]}"
-        return subprocess.run([*COMMAND, *arguments, port], capture_output=True, text=True, timeout=120)
-
-    id = launch(own_cloud, tmp_path)
-    own_cloud.wait_for(lambda: "running" in run("ls").stdout)
-    assert run("interrupt", id, "--notice", "0").returncode == 0
-    own_cloud.wait_for(lambda: "terminated" in run("ls").stdout)
-    assert json.loads(run("bill").stdout)["instances"][id] > 0
-    second = run("serve")
-    assert (second.returncode, second.stdout) == (1, "") and "make simcloud PORT=" in second.stderr, second
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
@@ -98,3 +80,9 @@ def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, tmp_
     own_cloud.wait_for(lambda: not process_ids(own_cloud.folder))
     with pytest.raises(OSError):
         post_command(own_cloud.url, "instances")
+
+
+def test_second_cloud_at_a_port_says_what_to_type(own_cloud: CloudProcess) -> None:
+    port = f"--port={own_cloud.url.rpartition(':')[2]}"
+    second = subprocess.run([*COMMAND, port], capture_output=True, text=True, timeout=120)
+    assert (second.returncode, second.stdout) == (1, "") and "make simcloud PORT=" in second.stderr, second

@@ -1,13 +1,12 @@
-"""RunInstances of the simulated EC2: the launches that it refuses, client tokens, and the properties of instances."""
+"""RunInstances of the simulated EC2: the launches that it refuses, also into reserved capacity."""
 
 from typing import Any
 
 import pytest
-from support.simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
 from support.simcloud.spot_market import offered
 
 __all__ = ["cloud", "served"]
-SPOT = {"MarketType": "spot"}
 
 
 def error_code(cloud: Cloud, **changes: Any) -> str:
@@ -49,16 +48,6 @@ def test_run_instances_rejects_unknown_or_unfit_parameters(
     )
 
 
-def test_run_instances_rejects_groups_of_another_network_and_full_subnets(cloud: Cloud) -> None:
-    _, subnet, group = cloud.network()
-    groups = cloud.ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["default"]}])
-    other_groups = [row["GroupId"] for row in groups["SecurityGroups"] if row["GroupId"] != group]
-    assert error_code(cloud, SubnetId=subnet, SecurityGroupIds=other_groups) == "InvalidParameter"
-    small = cloud.subnet(cloud.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"], "us-east-1a", "10.9.0.0/28")
-    assert refused(cloud.launch, 12, SubnetId=small)[0] == "InsufficientFreeAddressesInSubnet"
-    assert len(cloud.launch(11, SubnetId=small)) == 11
-
-
 def efa_interfaces(subnet: str, group: str, count: int) -> list[dict[str, Any]]:
     common = {"SubnetId": subnet, "Groups": [group], "InterfaceType": "efa", "DeleteOnTermination": True}
     return [{"NetworkCardIndex": card, "DeviceIndex": min(card, 1), **common} for card in range(count)]
@@ -90,62 +79,50 @@ def test_run_instances_rejects_impossible_interfaces(cloud: Cloud) -> None:
     assert "PublicIpAddress" not in cloud.instance(id), "EC2 gives none to an instance with several interfaces"
 
 
-def test_quotas_count_vcpu_by_market_and_family(cloud: Cloud) -> None:
-    cloud.sim.quota_vcpu = {"L-DB2E81BA": 8, "L-3819A6DF": 4, "L-C4BD4855": 0, "L-7212CCBC": 96, "L-417A185B": 0}
-    assert refused(cloud.launch, 3) == ("VcpuLimitExceeded", 400)
-    first, _ = cloud.launch(2)
-    assert refused(cloud.launch)[0] == "VcpuLimitExceeded"
-    cloud.launch(InstanceMarketOptions=SPOT)
-    assert refused(cloud.launch, InstanceMarketOptions=SPOT) == ("MaxSpotInstanceCountExceeded", 400)
-    large: dict[str, Any] = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
-    assert refused(cloud.launch, InstanceType="p5.48xlarge", **large)[0] == "MaxSpotInstanceCountExceeded"
-    assert cloud.launch(InstanceType="p4d.24xlarge", **large)
-    assert refused(cloud.launch, InstanceType="p4d.24xlarge")[0] == "VcpuLimitExceeded"
-    cloud.ec2.terminate_instances(InstanceIds=[first])
-    assert cloud.launch()
+# --- reserved capacity ------------------------------------------------------------------------------------------------
+
+ZONE, TYPE = "us-east-1a", "p5.48xlarge"
+HOUR = 3600.0
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+BLOCK_MARKET = {"MarketType": "capacity-block"}
 
 
-def test_capacity_is_taken_whole_or_not_at_all_and_returns_after_terminate_only(cloud: Cloud) -> None:
-    pool = ("us-east-1a", "g5.xlarge")
-    cloud.sim.capacity = {pool: 3}
-    assert refused(cloud.launch, 4) == ("InsufficientInstanceCapacity", 500)
-    assert cloud.find_ids() == [] and cloud.sim.capacity[pool] == 3
-    first, second, _ = cloud.launch(MinCount=1, MaxCount=5, InstanceMarketOptions=SPOT)
-    cloud.ec2.terminate_instances(InstanceIds=[first])
-    cloud.sim.interrupt(second, 0)
-    assert cloud.sim.capacity[pool] == 1
+def into(id: str, block: bool = False, **changes: Any) -> dict[str, Any]:
+    """Return the arguments of a launch into a reservation, or into those of a group."""
+    key = "CapacityReservationResourceGroupArn" if id.startswith("arn:") else "CapacityReservationId"
+    target = {"CapacityReservationTarget": {key: id}}
+    market = {"InstanceMarketOptions": BLOCK_MARKET} if block else {}
+    arguments = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}, **market, **changes}
+    return {"CapacityReservationSpecification": target, **arguments}
 
 
-def test_client_token_gives_the_same_instances_in_their_present_state(cloud: Cloud) -> None:
-    ids = cloud.launch(2, ClientToken="t")
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    again = cloud.ec2.run_instances(**cloud.request(MinCount=2, MaxCount=2, ClientToken="t"))["Instances"]
-    assert [(row["InstanceId"], row["State"]["Name"]) for row in again] == [(id, "terminated") for id in ids]
-    assert refused(cloud.launch, 3, ClientToken="t")[0] == "IdempotentParameterMismatch"
-    west = cloud.client("ec2", "us-west-2")
-    request = cloud.request(ClientToken="t", ImageId=cloud.image("us-west-2"))
-    assert west.run_instances(**request)["Instances"][0]["InstanceId"] not in ids
+def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
+    plain = cloud.sim.reserve(TYPE, ZONE, 4)
+    block = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, end=START + 24 * HOUR)
+    later = cloud.sim.reserve(TYPE, ZONE, 4, is_block=True, start=START + HOUR, end=START + 24 * HOUR)
+    grouped = cloud.sim.reserve(TYPE, ZONE, 4, placement_group="theirs")
+    for arguments in (
+        into(plain, InstanceType="p4d.24xlarge"),
+        into(plain, Placement={"AvailabilityZone": "us-east-1b"}),
+        into(plain, block=True),
+        into(block),
+        into(plain, InstanceMarketOptions={"MarketType": "spot"}),
+        into(grouped),
+        {"InstanceType": TYPE, "InstanceMarketOptions": BLOCK_MARKET},  # without a target
+    ):
+        assert error_code(cloud, **arguments) == "InvalidParameterCombination", arguments
+    assert error_code(cloud, **into(later, block=True)) == "InvalidCapacityReservationState"
+    assert error_code(cloud, **into("cr-0123456789abcdef0")) == "InvalidCapacityReservationId.NotFound"
+    cloud.ec2.create_placement_group(GroupName="theirs", Strategy="cluster")
+    cloud.launch(2, **into(grouped, Placement={"AvailabilityZone": ZONE, "GroupName": "theirs"}))
 
 
-def test_addresses_are_unique_loopback_addresses_also_after_a_reset(cloud: Cloud) -> None:
-    _, subnet, _ = cloud.network(public=True)
-    _, private_subnet, _ = cloud.network()
-    cloud.launch(3, SubnetId=subnet)
-    cloud.launch(SubnetId=private_subnet)
-    views = cloud.sim.instances()
-    assert [view.public for view in views] == [*(view.private for view in views[:3]), None]
-    cloud.sim.reset()
-    assert cloud.find_ids() == []
-    cloud.launch(2)
-    addresses = {view.private for view in [*views, *cloud.sim.instances()]}
-    assert len(addresses) == 6 and all(address.startswith("127.1.") for address in addresses)
-
-
-def test_disk_that_is_kept_outlives_its_instance(cloud: Cloud) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "Iops": 6000, "Throughput": 500}}
-    kept_disk = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 10, "DeleteOnTermination": False}}
-    (id,) = cloud.launch(BlockDeviceMappings=[disk, kept_disk])
-    large, kept = cloud.ec2.describe_volumes()["Volumes"]
-    assert (large["Size"], large["Iops"], large["Throughput"]) == (200, 6000, 500)
-    cloud.ec2.terminate_instances(InstanceIds=[id])
-    assert [row["VolumeId"] for row in cloud.ec2.describe_volumes()["Volumes"]] == [kept["VolumeId"]]
+def test_group_takes_machines_of_its_matching_members(cloud: Cloud) -> None:
+    members = [cloud.sim.reserve(TYPE, ZONE, 2, groups=[GROUP]) for _ in range(2)]
+    other = cloud.sim.reserve("p4d.24xlarge", ZONE, 8, groups=[GROUP])
+    ids = cloud.launch(3, **into(GROUP))
+    assert {cloud.instance(id)["CapacityReservationId"] for id in ids} == set(members)
+    rows = cloud.ec2.describe_capacity_reservations(CapacityReservationIds=[*members, other])["CapacityReservations"]
+    assert [row["AvailableInstanceCount"] for row in rows] == [0, 1, 8]
+    (first, second) = cloud.launch(2, **into(GROUP))
+    assert "CapacityReservationId" not in cloud.instance(second), f"{first} took the last; the rest runs on demand"

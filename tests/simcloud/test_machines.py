@@ -1,6 +1,5 @@
-"""The machines behind the simulated EC2: they boot from user data, and end with their instance or at its limit."""
+"""The machines behind the simulated EC2: they end with their instance, and cannot harm this computer."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,103 +8,44 @@ import pytest
 from support.simcloud.in_process import Cloud, cloud, served
 from support.simcloud.logins import Keys
 from support.simcloud.machines import SimulatedMachines
-from support.ssh_machines import command_line, generate_key
+from support.ssh_machines import command_line
 from support.waiting import wait_for
 
 __all__ = ["cloud", "served"]
 
 
-class MachineTestbed:
-    """A cloud with machines, a user key that they accept, and a host key for their boot."""
-
-    def __init__(self, cloud: Cloud, folder: Path) -> None:
-        self.cloud = cloud
-        self.folder = folder
-        self.keys = Keys(folder)
-        self.machines = SimulatedMachines(cloud.sim, folder / "cloud")
-        cloud.ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(folder / "user.pub").read_bytes())
-
-    def boot_machines(self, count: int = 1, **changes: Any) -> list[Any]:
-        """Launch instances, and return their machines when these are set up."""
-        arguments = {"KeyName": "mine", "UserData": self.keys.user_data(), **changes}
-        ids = self.cloud.launch(count, InstanceInitiatedShutdownBehavior="terminate", **arguments)
-        self.cloud.sim.advance(0)
-        wait_for(lambda: all(id in self.machines.machines for id in ids))
-        machines = [self.machines.machines[id] for id in ids]
-        wait_for(lambda: all(machine._sshd and machine.listens() for machine in machines))
-        wait_for(lambda: all((machine.home / ".imgnet/ready").exists() for machine in machines))
-        return machines
-
-    def ssh(self, machine: Any, command: str, host_key: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command on a machine. Only one host key is trusted: `host_key`, or that of the boot."""
-        return self.keys.ssh(machine.address, *self.cloud.sim.login, command, host_key=host_key)
-
-    def has_ended(self, machine: Any) -> bool:
-        """Return whether an instance is terminated and nothing runs on its machine."""
-        return self.cloud.state(machine.id) == "terminated" and not machine.processes()
+@pytest.fixture
+def keys(cloud: Cloud, tmp_path: Path) -> Keys:
+    """The keys of a user, which EC2 has, and of the machines' boot."""
+    keys = Keys(tmp_path)
+    cloud.ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(tmp_path / "user.pub").read_bytes())
+    return keys
 
 
 @pytest.fixture
-def bed(cloud: Cloud, tmp_path: Path) -> Iterator[MachineTestbed]:
-    bed = MachineTestbed(cloud, tmp_path)
-    yield bed
-    bed.machines.close()
-    assert not [command_line(pid) for machine in bed.machines.machines.values() for pid in machine.processes()]
+def machines(cloud: Cloud, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The machines of the cloud, by the ID of their instance."""
+    simulated = SimulatedMachines(cloud.sim, tmp_path / "cloud")
+    yield simulated.machines
+    simulated.close()
+    assert not [command_line(pid) for machine in simulated.machines.values() for pid in machine.processes()]
 
 
-def test_machine_has_the_host_key_of_its_user_data_and_admits_the_key_pair_only(bed: MachineTestbed) -> None:
-    (machine,) = bed.boot_machines()
-    assert bed.ssh(machine, "echo $HOME; ls ~/.imgnet").stdout.split() == [
-        str(machine.home),
-        "python",
-        "ready",
-        "shared",
-    ]
-    generate_key(bed.folder / "other")
-    assert bed.ssh(machine, "true", host_key=(bed.folder / "other.pub").read_text()).returncode == 255
-    (bed.folder / "user").write_text((bed.folder / "other").read_text())
-    assert "Permission denied" in bed.ssh(machine, "true").stderr
+def launch(cloud: Cloud, keys: Keys, count: int = 1) -> list[str]:
+    ids = cloud.launch(count, KeyName="mine", UserData=keys.user_data())
+    cloud.sim.advance(0)
+    return ids
 
 
-def test_key_of_instance_connect_logs_in_where_the_image_has_it(bed: MachineTestbed) -> None:
-    (machine,) = bed.boot_machines()
-    generate_key(bed.folder / "other")
-    for suffix in ("", ".pub"):
-        (bed.folder / f"other{suffix}").replace(bed.folder / f"user{suffix}")
-    key = (bed.folder / "user.pub").read_text().strip()
-    user, (view,) = bed.cloud.sim.login[0], bed.cloud.sim.instances()
-    for has_it, name, code in ((False, user, 255), (True, f"not-{user}", 255), (True, user, 0)):
-        bed.machines.configure(has_instance_connect=has_it)
-        bed.machines.on_login_key(view, name, key)
-        assert bed.ssh(machine, "true").returncode == code
-    bed.cloud.sim.advance(60)
-    wait_for(lambda: "Permission denied" in bed.ssh(machine, "true").stderr)
+def boot(cloud: Cloud, keys: Keys, machines: dict[str, Any], count: int = 1) -> list[Any]:
+    """Launch instances, and return their machines when these are set up."""
+    ids = launch(cloud, keys, count)
+    wait_for(lambda: all(id in machines and (machines[id].home / ".imgnet/ready").exists() for id in ids))
+    return [machines[id] for id in ids]
 
 
-def test_imgnet_hostkey_replaces_the_key_and_keeps_connections(bed: MachineTestbed) -> None:
-    (machine,) = bed.boot_machines()
-    result = bed.ssh(machine, "sudo -n imgnet-hostkey && echo still here")
-    key, last_line = result.stdout.splitlines()
-    assert key.startswith("ssh-ed25519 ") and last_line == "still here", result
-    assert bed.ssh(machine, "true").returncode == 255
-    # A caller that lost the answer may ask again.
-    assert bed.ssh(machine, "sudo -n imgnet-hostkey", host_key=key).stdout == f"{key}\n"
-
-
-def test_limit_of_the_user_data_powers_off_unless_imgnet_limit_replaces_it(bed: MachineTestbed) -> None:
-    first, second = bed.boot_machines(2, UserData=bed.keys.user_data(limit=600))
-    assert bed.ssh(second, "sudo -n imgnet-limit 1000").returncode == 0
-    bed.cloud.sim.advance(590)
-    assert bed.ssh(first, "true").returncode == 0 and bed.cloud.state(first.id) == "running"
-    bed.cloud.sim.advance(20)
-    wait_for(lambda: bed.has_ended(first))
-    assert bed.ssh(second, "true").returncode == 0 and bed.cloud.state(second.id) == "running"
-    bed.cloud.sim.advance(400)
-    wait_for(lambda: bed.has_ended(second))
-
-
-def test_fake_commands_reject_other_uses(bed: MachineTestbed) -> None:
-    (machine,) = bed.boot_machines()
+def test_fake_commands_reject_other_uses(cloud: Cloud, keys: Keys, machines: dict[str, Any]) -> None:
+    (machine,) = boot(cloud, keys, machines)
     for command in (
         "imgnet-limit 5",
         "systemctl poweroff",
@@ -113,43 +53,24 @@ def test_fake_commands_reject_other_uses(bed: MachineTestbed) -> None:
         "sudo -n imgnet-limit",
         "sudo -n reboot",
     ):
-        result = bed.ssh(machine, command)
+        result = keys.ssh(machine.address, *cloud.sim.login, command)
         assert result.returncode in (1, 2) and result.stderr.count("\n") == 1, result
-    assert bed.cloud.state(machine.id) == "running" and machine.listens()
+    assert cloud.state(machine.id) == "running" and machine.listens()
 
 
-def test_end_of_an_instance_kills_everything_on_its_machine(bed: MachineTestbed) -> None:
-    machine, other = bed.boot_machines(2)
-    bed.ssh(machine, "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
-    bed.ssh(other, "setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
+def test_end_of_an_instance_kills_everything_on_its_machine(cloud: Cloud, keys: Keys, machines: dict[str, Any]) -> None:
+    machine, other = boot(cloud, keys, machines, 2)
+    script = "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null"
+    for each in (machine, other):
+        keys.ssh(each.address, *cloud.sim.login, script)
     assert len(machine.processes("sleep", "1000")) >= 2
-    bed.cloud.ec2.terminate_instances(InstanceIds=[machine.id])
-    wait_for(lambda: bed.has_ended(machine))
-    assert other.processes("sleep", "1000") and bed.ssh(other, "true").returncode == 0
+    cloud.ec2.terminate_instances(InstanceIds=[machine.id])
+    wait_for(lambda: cloud.state(machine.id) == "terminated" and not machine.processes())
+    assert other.processes("sleep", "1000") and other.listens()
 
 
-def test_end_of_an_instance_during_its_boot_leaves_nothing(bed: MachineTestbed) -> None:
+def test_end_of_an_instance_during_its_boot_leaves_nothing(cloud: Cloud, keys: Keys, machines: dict[str, Any]) -> None:
     for _ in range(4):
-        ids = bed.cloud.launch(KeyName="mine", UserData=bed.keys.user_data())
-        bed.cloud.sim.advance(0)
-        bed.cloud.ec2.terminate_instances(InstanceIds=ids)
-    (last,) = bed.boot_machines()
-    wait_for(lambda: not any(machine.processes() for machine in bed.machines.machines.values() if machine is not last))
-
-
-def test_metadata_service_requires_a_token_and_knows_each_machine(bed: MachineTestbed) -> None:
-    script = (
-        'url=$AWS_EC2_METADATA_SERVICE_ENDPOINT; "$HOME"/.imgnet/python - "$url" <<"E"\n'
-        "import sys, urllib.error, urllib.request as r\n"
-        "def ask(path, method='GET', **headers):\n"
-        "    request = r.Request(sys.argv[1] + '/latest/' + path, method=method, headers=headers)\n"
-        "    try: return r.urlopen(request).read().decode()\n"
-        "    except urllib.error.HTTPError as error: return error.code\n"
-        "token = ask('api/token', 'PUT', **{'X-aws-ec2-metadata-token-ttl-seconds': '60'})\n"
-        "print(ask('meta-data/instance-id'), ask('api/token', 'PUT'))\n"
-        "for path in ('instance-id', 'spot/instance-action', 'placement/availability-zone'):\n"
-        "    print(ask('meta-data/' + path, **{'X-aws-ec2-metadata-token': token}))\n"
-        "E\n"
-    )
-    for machine in bed.boot_machines(2):
-        assert bed.ssh(machine, script).stdout.split() == ["401", "400", machine.id, "404", "us-east-1a"]
+        cloud.ec2.terminate_instances(InstanceIds=launch(cloud, keys))
+    (last,) = boot(cloud, keys, machines)
+    wait_for(lambda: not any(machine.processes() for machine in machines.values() if machine is not last))

@@ -1,15 +1,46 @@
-"""Resources around instances in the simulated AWS: what EC2 and EFS refuse to delete, dry runs, addresses, gateways."""
+"""What the simulated EC2 and EFS refuse to create or delete, what counts as a leak, and kills of callers."""
 
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
 from typing import Any
 
+import moto
 import pytest
 from support.simcloud.in_process import Cloud, cloud, refused, served
 
-from infra.aws import tags
-from infra.aws.stack.policies import user_policy
-
 __all__ = ["cloud", "served"]
 IN_USE = "DependencyViolation"
+JOB_TAG = {"Key": "job", "Value": "job-3"}
+
+
+def test_moto_has_the_version_that_is_patched() -> None:
+    assert moto.__version__ == "5.2.5", "run these tests, mend support/simcloud/moto_patches.py, then change this line"
+
+
+def test_leaks_cost_and_leftovers_do_not(cloud: Cloud) -> None:
+    def tagged(*kinds: str) -> dict[str, Any]:
+        return {"TagSpecifications": [{"ResourceType": kind, "Tags": [JOB_TAG]} for kind in kinds]}
+
+    cloud.sim.stop_seconds = 5
+    cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
+    cloud.ec2.allocate_address(**tagged("elastic-ip"))
+    ids = cloud.launch(**tagged("instance", "volume"))
+    assert sorted(row["kind"] for row in cloud.sim.leaks()) == ["address", "instance", "volume"]
+    assert all(row["tags"] == {"job": "job-3"} for row in cloud.sim.leaks())
+    cloud.ec2.terminate_instances(InstanceIds=ids)
+    assert len(cloud.sim.leaks()) == 3, "shutting-down is not gone"
+    cloud.sim.advance(5)
+    assert [row["kind"] for row in cloud.sim.leaks()] == ["address"]
+    assert [(row["kind"], row["name"]) for row in cloud.sim.leftovers()] == [("placement-group", "g")]
+
+
+def test_terminate_instances_with_one_unknown_id_ends_none(cloud: Cloud) -> None:
+    ids = cloud.launch(2)
+    code, _ = refused(cloud.ec2.terminate_instances, InstanceIds=[*ids, "i-0123456789abcdef0"])
+    assert code == "InvalidInstanceID.NotFound" and [cloud.state(id) for id in ids] == ["running", "running"]
 
 
 def test_placement_group_is_refused_twice_or_unknown_and_kept_until_its_instances_are_gone(cloud: Cloud) -> None:
@@ -42,21 +73,20 @@ def test_cluster_group_has_one_zone_and_no_small_types(cloud: Cloud) -> None:
 
 def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     cloud.sim.stop_seconds = 10
-    vpc, subnet, security = cloud.network(public=True)
+    vpc, subnet, security = cloud.network()
     gateway = cloud.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     detach = {"InternetGatewayId": gateway, "VpcId": vpc}
     cloud.ec2.attach_internet_gateway(**detach)
-    ids = cloud.launch(SubnetId=subnet, SecurityGroupIds=[security])
+    interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [security], "AssociatePublicIpAddress": True}
+    ids = cloud.launch(NetworkInterfaces=[interface])
     steps: list[tuple[Any, dict[str, str]]] = [
         (cloud.ec2.detach_internet_gateway, detach),
         (cloud.ec2.delete_security_group, {"GroupId": security}),
         (cloud.ec2.delete_subnet, {"SubnetId": subnet}),
     ]
-    for is_shutting_down in (False, True):
-        if is_shutting_down:
-            cloud.ec2.terminate_instances(InstanceIds=ids)
-        for call, arguments in steps:
-            assert refused(call, **arguments)[0] == IN_USE
+    cloud.ec2.terminate_instances(InstanceIds=ids)
+    for call, arguments in steps:
+        assert refused(call, **arguments)[0] == IN_USE, "it is shutting down"
     cloud.sim.advance(10)
     for call, arguments in steps[1:]:
         call(**arguments)
@@ -117,109 +147,23 @@ def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
     cloud.ec2.delete_security_group(GroupId=security)
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("create_vpc", {"CidrBlock": "10.0.0.0/16"}),
-        ("create_placement_group", {"GroupName": "dry", "Strategy": "cluster"}),
-        ("allocate_address", {}),
-        ("terminate_instances", {"InstanceIds": ["i-0123456789abcdef0"]}),
-    ],
-)
-def test_dry_run_changes_nothing(cloud: Cloud, method: str, arguments: dict[str, Any]) -> None:
-    vpcs = len(cloud.ec2.describe_vpcs()["Vpcs"])
-    assert refused(getattr(cloud.ec2, method), DryRun=True, **arguments) == ("DryRunOperation", 412)
-    assert cloud.sim.leaks() == cloud.sim.leftovers() == [] and len(cloud.ec2.describe_vpcs()["Vpcs"]) == vpcs
+# --- kills of callers -------------------------------------------------------------------------------------------------
 
 
-# --- addresses and the way to the internet ---------------------------------------------------------------------------
+CALLER = """
+import sys, boto3
+ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=sys.argv[1],
+                   aws_access_key_id="k", aws_secret_access_key="s")
+for name in ("a", "b", "c"):
+    ec2.create_placement_group(GroupName=name, Strategy="cluster")
+"""
 
 
-def test_elastic_address_leads_to_the_machine_and_outlives_it(cloud: Cloud) -> None:
-    (id,) = cloud.launch()
-    address = cloud.ec2.allocate_address(Domain="vpc")
-    allocation = {"AllocationId": address["AllocationId"]}
-    cloud.ec2.associate_address(InstanceId=id, **allocation)
-    assert cloud.instance(id)["PublicIpAddress"] == cloud.instance(id)["PrivateIpAddress"]
-    assert refused(cloud.ec2.release_address, **allocation)[0] == "InvalidIPAddress.InUse"
-    cloud.ec2.terminate_instances(InstanceIds=[id])
-    assert [leak["kind"] for leak in cloud.sim.leaks()] == ["address"]
-    assert cloud.ec2.describe_addresses()["Addresses"][0]["PublicIp"] == address["PublicIp"]
-    cloud.ec2.release_address(**allocation)
-    assert cloud.sim.leaks() == []
-
-
-def test_elastic_addresses_are_limited_and_cost_when_idle(cloud: Cloud) -> None:
-    ids = [cloud.ec2.allocate_address()["AllocationId"] for _ in range(5)]
-    assert refused(cloud.ec2.allocate_address)[0] == "AddressLimitExceeded"
-    cloud.sim.advance(3600)
-    for id in ids:
-        cloud.ec2.release_address(AllocationId=id)
-    cloud.sim.advance(3600)
-    assert cloud.sim.bill()["addresses"] == pytest.approx(0.025)
-
-
-def test_internet_needs_a_public_address_or_a_nat_gateway(cloud: Cloud) -> None:
-    cloud.sim.nat_seconds = 60.0
-    vpc, subnet, group = cloud.network()
-    ec2 = cloud.ec2
-
-    def launch_with_two_cards() -> tuple[str, str]:
-        """Launch an instance. Returns its id and that of its primary interface."""
-        nics = [
-            {"NetworkCardIndex": card, "DeviceIndex": 0, "SubnetId": subnet, "Groups": [group], "InterfaceType": kind}
-            for card, kind in enumerate(("efa", "efa-only"))
-        ]
-        (id,) = cloud.launch(InstanceType="g6e.24xlarge", NetworkInterfaces=nics)
-        return id, cloud.instance(id)["NetworkInterfaces"][0]["NetworkInterfaceId"]
-
-    id, interface = launch_with_two_cards()
-    assert not cloud.sim.has_internet(id), "an instance with several interfaces is launched without an address"
-    cloud.sim.refuses_public_addresses = True
-    change = {"NetworkInterfaceId": interface, "AssociatePublicIpAddress": True}
-    assert refused(ec2.modify_network_interface_attribute, **change) == ("UnsupportedOperation", 400)
-    cloud.sim.refuses_public_addresses = False
-    ec2.modify_network_interface_attribute(**change)
-    cloud.sim.transfer(id, internet=10**12)
-    assert cloud.sim.has_internet(id) and cloud.sim.bill()["nat"] == 0, "what comes in by a public address is free"
-
-    address = ec2.allocate_address(Domain="vpc")["AllocationId"]
-    public_subnet = cloud.subnet(vpc, "us-east-1a", "10.7.16.0/20")
-    request = {"SubnetId": public_subnet, "AllocationId": address, "ClientToken": "one"}
-    gateway = ec2.create_nat_gateway(**request)["NatGateway"]["NatGatewayId"]
-    assert ec2.create_nat_gateway(**request)["NatGateway"]["NatGatewayId"] == gateway, "the same token"
-    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
-    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=gateway)
-    ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
-    private_id, _ = launch_with_two_cards()
-    assert not cloud.sim.has_internet(private_id), "the gateway is pending"
-    cloud.sim.advance(60)
-    assert cloud.sim.has_internet(private_id)
-    cloud.sim.transfer(private_id, internet=2 * 10**9)
-    cloud.sim.advance(3600)
-    assert cloud.sim.bill()["nat"] == pytest.approx(2 * 0.045 + 0.09), "a begun hour costs a whole one"
-    assert "nat-gateway" in {row["kind"] for row in cloud.sim.leaks()}
-    ec2.delete_nat_gateway(NatGatewayId=gateway)
-    assert refused(ec2.release_address, AllocationId=address)[0] == "InvalidIPAddress.InUse"
-    cloud.sim.advance(60)
-    ec2.release_address(AllocationId=address)
-    assert "nat-gateway" not in {row["kind"] for row in cloud.sim.leaks()}
-
-
-# --- permissions -----------------------------------------------------------------------------------------------------
-
-
-def test_instance_connect_takes_keys_for_running_instances_with_our_tag_only(cloud: Cloud) -> None:
-    send = cloud.client("ec2-instance-connect").send_ssh_public_key
-    own_id, other_id = (
-        cloud.launch(TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": key, "Value": value}]}])[0]
-        for key, value in ((tags.STACK, tags.STACK_VALUE), ("Name", "other"))
-    )
-    cloud.sim.tick()
-    key = {"InstanceOSUser": "ubuntu", "SSHPublicKey": "ssh-ed25519 AAAA" + "A" * 240}
-    cloud.sim.policy = user_policy()
-    assert send(InstanceId=own_id, **key)["Success"]
-    assert refused(send, InstanceId=other_id, **key)[0] == "AccessDeniedException"
-    assert refused(send, InstanceId=own_id, **{**key, "SSHPublicKey": "x" * 256})[0] == "InvalidArgsException"
-    cloud.ec2.terminate_instances(InstanceIds=[own_id])
-    assert refused(send, InstanceId=own_id, **key)[0] == "EC2InstanceStateInvalidException"
+@pytest.mark.parametrize(("when", "created"), [("before", ["a"]), ("after", ["a", "b"])])
+def test_kill_caller_kills_before_or_after_that_call(cloud: Cloud, when: str, created: list[str]) -> None:
+    command = json.dumps({"at": 2, "when": when}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{cloud.url}/_sim/kill_caller", command), timeout=120).close()
+    completed = subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=120)
+    assert completed.returncode == -signal.SIGKILL
+    assert [row["name"] for row in cloud.sim.leftovers()] == created
+    assert cloud.front.calls == [("ec2", "CreatePlacementGroup")] * 2 and len(cloud.front.killed) == 1

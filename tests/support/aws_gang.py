@@ -38,7 +38,6 @@ from infra.aws.stack.stack import Stack
 
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
-TRUST = '{"Version": "2012-10-17", "Statement": []}'
 
 
 class Crash(BaseException):
@@ -90,7 +89,7 @@ class GangTestbed:
         ec2.import_key_pair(KeyName="imgnet-key", PublicKeyMaterial=public_key().encode())
         with contextlib.suppress(ClientError):  # it exists: one profile serves all regions
             self.account.iam.create_instance_profile(InstanceProfileName="imgnet-machine")
-        return Stack(region, vpc, subnets, group, "fs-1", "imgnet-key", "/k", "imgnet-machine", None, "fsap-1")
+        return Stack(region, vpc, subnets, group, "fs-1", "imgnet-key", None, "fsap-1")
 
     def gang(self, account: Account | None = None) -> Gang:
         """Return the job's machines, as a new supervisor sees them."""
@@ -143,11 +142,11 @@ class GangTestbed:
         places = places or (self.place(ZONES[0]), self.place(ZONES[1]))
         return self.gang().acquire(places, names, make_request, dict(BUILTIN_TYPES), seconds)
 
-    def find_or_acquire(self, *places: Place, n: int = 3) -> list[Instance]:
+    def find_or_acquire(self) -> list[Instance]:
         """Do what a supervisor does at its start: finish open requests, and rent machines if there are none."""
         gang = self.gang()
         gang.finish_open_requests()
-        return list(instances.live_by_name(gang.list_instances()).values()) or self.acquire(*places, n=n)
+        return list(instances.live_by_name(gang.list_instances()).values()) or self.acquire()
 
     # --- observations ----------------------------------------------------------------------------------------------
 
@@ -160,9 +159,9 @@ class GangTestbed:
         """Return the names of all placement groups."""
         return sorted(name for _, name in self.sim.groups)
 
-    def journal_kinds(self) -> list[str]:
+    def journal_kinds(self) -> list[type[JournalEvent]]:
         """Return the kinds of the journal's events, in order."""
-        return [event.KIND for event in self.journal.events(JournalEvent)]
+        return [type(event) for event in self.journal.events(JournalEvent)]
 
     def record_client_tokens(self) -> list[str]:
         """Return a list to which each RunInstances call from now on adds its client token."""
@@ -170,7 +169,7 @@ class GangTestbed:
         self.hook(
             self.account.ec2_no_retry,
             "before-call.ec2.RunInstances",
-            lambda params, **_: tokens.append(client_token(params)),
+            lambda params, **_: tokens.append(params["body"]["ClientToken"]),
         )
         return tokens
 
@@ -200,6 +199,39 @@ class GangTestbed:
         self.hooks = []
         self.front.faults = []
 
+    def count_steps(self, act: Callable[[], Any], at: int | None) -> int:
+        """Run `act`, killed at step `at`, and return the number of steps that it made.
+
+        Steps are requests and responses of EC2, and the moments before and after an event is written to the journal.
+        """
+        count = 0
+        write = self.journal.write
+
+        def step(**_: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Crash
+
+        def counted_write(event: JournalEvent) -> None:
+            step()
+            write(event)
+            step()
+
+        for client in (self.account.ec2, self.account.ec2_no_retry):
+            for name in ("before-send.ec2", "response-received.ec2"):
+                self.hook(client, name, step)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.journal, "write", counted_write)
+            try:
+                act()
+                assert at is None, f"there is no step {at}"
+            except Crash:
+                pass
+            finally:
+                self.remove_faults()
+        return count
+
     def end_job(self) -> None:
         """End the job. Raises `AssertionError` when something of it remains."""
         self.remove_faults()
@@ -208,11 +240,6 @@ class GangTestbed:
         resources = [row for row in self.sim.leaks() if row["id"] not in self.foreign_ids]
         resources += [row for row in self.sim.leftovers() if row["kind"] in ("placement-group", "network-interface")]
         assert not [row for row in resources if row.get("name", "") not in self.foreign_ids]
-
-
-def client_token(params: dict[str, Any]) -> str:
-    """Return the client token of a request that is about to be sent."""
-    return str(params["body"]["ClientToken"])
 
 
 @functools.cache

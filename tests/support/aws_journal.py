@@ -29,15 +29,14 @@ def launch_request(
 ) -> LaunchRequest:
     """Return a request for machines. `has_overhead`: with a disk of 100 GB each, which costs money too."""
     image = Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    stack = Stack(place.region, "vpc-1", {place.zone: "subnet-1"}, "sg-1", "fs-1", "key", "/key", "profile")
+    stack = Stack(place.region, "vpc-1", {place.zone: "subnet-1"}, "sg-1", "fs-1", "key")
     instance_request = InstanceRequest(
         job_uid="job-1-0", job_name="job-1", owner="ann", expires=0.0, image=image, stack=stack, user_data="",
-        host_key="", disk_gb=100,
+        host_key="",
     )  # fmt: skip
     request = build_launch_request(instance_request, BUILTIN_TYPES[place.type], place, names, number)
     request.parameters["NetworkInterfaces"] = []
-    if not has_overhead:
-        request.parameters["BlockDeviceMappings"] = []
+    request.parameters["BlockDeviceMappings"] = [{"Ebs": {"VolumeSize": 100}}] if has_overhead else []
     return replace(request, time=time, new_group="")
 
 

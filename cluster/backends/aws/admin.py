@@ -67,7 +67,7 @@ class AwsAdministration(CloudAdministration):
         """Remove a region's stack, unless instances still run in it."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
-            billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+            billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
             if billed_instances:
                 jobs = ", ".join(sorted({instance.job_uid for instance in billed_instances}))
                 raise ClusterError(
@@ -79,7 +79,7 @@ class AwsAdministration(CloudAdministration):
     def rented_jobs(self, region: str) -> list[RentedJob]:
         """Return a row for each job that has machines in a region that are not terminated."""
         with cloud_errors_as_cluster_errors():
-            found_instances = instances.describe_region(Account(region))
+            found_instances = instances.describe(Account(region), {})
         return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
 
     def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
@@ -98,7 +98,7 @@ class AwsAdministration(CloudAdministration):
             account = Account(region)
             owner_by_uid = {
                 instance.job_uid: instance.tags.get(tags.OWNER, "")
-                for instance in instances.describe_region(account)
+                for instance in instances.describe(account, {})
                 if instance.state != "terminated"
             }
             uids = set(owner_by_uid) | set(_leftover_tags_by_job(account))
@@ -128,7 +128,7 @@ class AwsAdministration(CloudAdministration):
         """Find the resources in a region that no live job needs, by their tags."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
-            billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+            billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
             leftover_tags = _leftover_tags_by_job(account)
         to_remove = {}
         to_keep = []
@@ -261,9 +261,7 @@ def terminate_by_uid(account: Account, uid: str) -> list[str]:
     jobless_ids = []
     if not uid:
         jobless_ids = [
-            instance.id
-            for instance in instances.describe_region(account)
-            if not instance.job_uid and instance.is_billed
+            instance.id for instance in instances.describe(account, {}) if not instance.job_uid and instance.is_billed
         ]
     remaining = instances.terminate_and_wait(account, uid, jobless_ids)
     lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]

@@ -322,13 +322,7 @@ class Gang:
     def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
         """Return an error that has a code as a `LaunchRefused`, any other (no response) as a `CloudError`."""
         failure = explain_error(error, RENT_ACTION)
-        if error_kind in (
-            ErrorKind.NO_CAPACITY,
-            ErrorKind.PRICE_TOO_LOW,
-            ErrorKind.QUOTA_EXCEEDED,
-            ErrorKind.NO_FREE_ADDRESSES,
-            ErrorKind.PLACE_UNSUITABLE,
-        ):
+        if error_kind in (ErrorKind.NO_CAPACITY, ErrorKind.PRICE_TOO_LOW, *LASTING_KINDS):
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 

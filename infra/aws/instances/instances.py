@@ -62,7 +62,6 @@ class Instance(RentedMachine):
     end_reason: str
     launch_token: str
     placement_group: str
-    spot_request_id: str
     instance_profile: str
     primary_interface_id: str
     tags: dict[str, str] = field(default_factory=dict)
@@ -100,7 +99,6 @@ def parse_instance(description: Resource, region: str) -> Instance:
         end_reason=reason if has_ended else "",
         launch_token=own_tags.get(aws_tags.LAUNCH, ""),
         placement_group=placement.get("GroupName", ""),
-        spot_request_id=description.get("SpotInstanceRequestId", ""),
         instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""),
         primary_interface_id=next((nic.get("NetworkInterfaceId", "") for nic in interfaces if _is_primary(nic)), ""),
         expires=own_tags.get(aws_tags.EXPIRES, ""),
@@ -123,7 +121,7 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
 
 
 def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return the machines that have these tags and those with these IDs, including machines that ended recently.
+    """Return the machines of the stack that have these tags and those with these IDs, also some that have ended.
 
     IDs that EC2 does not show yet are left out. Raises `CloudError`.
     """
@@ -227,10 +225,7 @@ def validation_error(found_instances: Sequence[Instance], request: LaunchRequest
 def read_console(account: Account, instance_id: str) -> str:
     """Return what a machine has printed on its console, at most 64 KB. Raises `CloudError`."""
     action = "read the console of a machine (ec2:GetConsoleOutput)"
-    try:
-        response = call(action, account.ec2.get_console_output, InstanceId=instance_id, Latest=True)
-    except CloudError:  # types that are not built on Nitro, such as p3, tell an older state only
-        response = call(action, account.ec2.get_console_output, InstanceId=instance_id)
+    response = call(action, account.ec2.get_console_output, InstanceId=instance_id, Latest=True)
     return str(response.get("Output", ""))
 
 
@@ -344,14 +339,13 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
             remaining[1].append(f"address {address['PublicIp']}: still in use")
             continue
         _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
-    for volume in found["describe_volumes"]:
-        label = f"disk {volume['VolumeId']} of {volume['Size']} GB"
-        _try_remove(remaining, label, ec2.delete_volume, VolumeId=volume["VolumeId"])
-    for group in found["describe_placement_groups"]:
-        name = group["GroupName"]
-        _try_remove(remaining, f"placement group {name}", ec2.delete_placement_group, GroupName=name)
-    for subnet in found["describe_subnets"]:
-        _try_remove(remaining, f"subnet {subnet['SubnetId']}", ec2.delete_subnet, SubnetId=subnet["SubnetId"])
+    for operation, label, id_key, function in (
+        ("describe_volumes", "disk", "VolumeId", ec2.delete_volume),
+        ("describe_placement_groups", "placement group", "GroupName", ec2.delete_placement_group),
+        ("describe_subnets", "subnet", "SubnetId", ec2.delete_subnet),
+    ):
+        for resource in found[operation]:
+            _try_remove(remaining, f"{label} {resource[id_key]}", function, **{id_key: resource[id_key]})
     for table in found["describe_route_tables"]:
         label = f"route table {table['RouteTableId']}"
         _try_remove(remaining, label, _delete_route_table, account=account, table=table)
@@ -412,8 +406,3 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
         NetworkInterfaceId=instance.primary_interface_id,
         AllowReassociation=True,
     )
-
-
-def describe_region(account: Account) -> list[Instance]:
-    """Return all machines of a region that have the stack tag, of all jobs. Raises `CloudError`."""
-    return describe(account, {})

@@ -13,13 +13,13 @@ from functools import partial
 
 from infra.aws import tags
 from infra.aws.client import Account, call, list_tagged
-from infra.aws.errors import DENIED_CODES, get_error_code
+from infra.aws.errors import DENIED_CODES
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
-from infra.errors import CloudError, NoCredentials
+from infra.errors import CloudError
 
 from . import amis
 from .request import InstanceRequest, build_launch_request
@@ -28,7 +28,6 @@ OK = "ok"
 WARNING = "warning"
 ERROR = "error"
 TOOL_PACKAGES = {"tmux": "tmux", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # Ubuntu package by program
-ALWAYS_ENABLED_REGION = "us-east-1"  # every account has it, whatever other regions it has enabled
 POLICY_COMMAND = "imgnet-cluster check --iam"
 DRY_RUN_GROUP_NAME = "imgnet-dry-run"
 
@@ -40,15 +39,6 @@ class Finding:
     level: str  # "ok", "warning" or "error"
     message: str
     next_command: str = ""  # what to type next, "" for nothing
-
-
-@dataclass(frozen=True)
-class _QuotaRequirement:
-    """The vCPUs that a launch needs of one quota. `code` is "" when the quota is unknown."""
-
-    code: str
-    market: str
-    vcpus: int
 
 
 def run_preflight(
@@ -67,7 +57,7 @@ def run_preflight(
     `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack.
     """
     findings = _check_identity(account)
-    if all(finding.level == OK for finding in findings):
+    if findings[0].level == OK:
         instance_types, type_findings = _check_types(account, types)
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
@@ -101,7 +91,7 @@ def check_region(name: str) -> None:
     """Raise `CloudError` when boto3 knows no region of this name. Makes no AWS call."""
     known_regions = _list_known_regions()
     if known_regions and name not in known_regions:
-        closest_region = next(iter(get_close_matches(name, known_regions, 1)), ALWAYS_ENABLED_REGION)
+        closest_region = next(iter(get_close_matches(name, known_regions, 1)), "us-east-1")
         raise CloudError(
             f"boto3 knows no region {name}; pass --region {closest_region}, or update boto3: pip install -U boto3"
         )
@@ -111,25 +101,13 @@ def check_region(name: str) -> None:
 
 
 def _check_identity(account: Account) -> list[Finding]:
-    """Check that the region exists and is enabled, and that AWS accepts the credentials."""
+    """Check that the region exists, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
-    except CloudError as error:
-        return [_finding_from_error(error)]
-    try:
         number, arn = account.identity
-    except NoCredentials as error:
-        # A disabled region refuses all credentials.
-        if account.region != ALWAYS_ENABLED_REGION and _is_region_disabled(account):
-            return [_disabled_region_finding(account.region)]
-        return [_finding_from_error(error)]
     except CloudError as error:
         return [_finding_from_error(error)]
-    is_disabled = _is_region_disabled(account)
-    return [
-        Finding(OK, f"credentials: {arn} in account {number}"),
-        _disabled_region_finding(account.region) if is_disabled else Finding(OK, f"region {account.region}"),
-    ]
+    return [Finding(OK, f"credentials: {arn} in account {number}"), Finding(OK, f"region {account.region}")]
 
 
 def _list_known_regions() -> list[str]:
@@ -141,23 +119,6 @@ def _list_known_regions() -> list[str]:
         for partition in session.get_available_partitions()
         for region in session.get_available_regions("ec2", partition)
     ]
-
-
-def _is_region_disabled(account: Account) -> bool:
-    """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
-    if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
-        return False
-    try:
-        ec2 = account.in_region(ALWAYS_ENABLED_REGION).ec2
-        response = call("look up regions", ec2.describe_regions, RegionNames=[account.region], AllRegions=True)
-    except CloudError:
-        return False
-    return any(region.get("OptInStatus") == "not-opted-in" for region in response["Regions"])
-
-
-def _disabled_region_finding(region: str) -> Finding:
-    command = f"aws account enable-region --region-name {region}"
-    return Finding(ERROR, f"region {region} is not enabled for this account (enabling takes minutes)", command)
 
 
 # --- types, image, quotas, addresses ------------------------------------------------------------------------------
@@ -207,57 +168,35 @@ def _check_quotas(
 
     A quota that is too small is an error only when no other type or market has enough.
     """
-    type_names_by_requirement: dict[_QuotaRequirement, list[str]] = {}
+    names_by_need: dict[tuple[str, str, int], list[str]] = {}  # the need is a quota code, a market, and vCPUs
     for single_market in market.split("-then-"):
         for instance_type in instance_types:
             code = quotas.get_quota_code(instance_type.quota_family, single_market)
-            requirement = _QuotaRequirement(code, single_market, machines * instance_type.vcpus)
-            type_names_by_requirement.setdefault(requirement, []).append(instance_type.name)
-    codes = {requirement.code for requirement in type_names_by_requirement}
-    allowed_vcpus = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
-    too_small = [
-        requirement
-        for requirement in type_names_by_requirement
-        if (allowed := allowed_vcpus[requirement.code]) is not None and allowed < requirement.vcpus
-    ]
-    level = WARNING if len(too_small) < len(type_names_by_requirement) else ERROR
+            need = (code, single_market, machines * instance_type.vcpus)
+            names_by_need.setdefault(need, []).append(instance_type.name)
+    codes = {code for code, _, _ in names_by_need}
+    limits = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
+    short_codes = [code for code, _, vcpus in names_by_need if (limit := limits[code]) is not None and limit < vcpus]
+    level = WARNING if len(short_codes) < len(names_by_need) else ERROR
     findings = []
-    for requirement, names in type_names_by_requirement.items():
-        allowed = allowed_vcpus[requirement.code]
-        default = None
-        if requirement in too_small:
-            default = quotas.look_up_quota(account, requirement.code, of_new_account=True)
-        findings.append(_quota_finding(account.region, requirement, names, allowed, default, level))
-    if too_small:
-        next_command = quotas.quota_requests_command(account.region, too_small[0].code)
+    for (code, single_market, vcpus), names in names_by_need.items():
+        label = f"{', '.join(names)}, {single_market}: {vcpus} vCPU"
+        limit = limits[code]
+        if limit is None:
+            command = f"aws service-quotas get-service-quota --region {account.region} --service-code ec2 --quota-code"
+            message = f"{label}, but quota {code or '(unknown)'} cannot be looked up"
+            findings.append(Finding(WARNING, message, f"{command} {code}" if code else ""))
+        elif limit >= vcpus:
+            findings.append(Finding(OK, f"{label} of {limit:g} that quota {code} allows"))
+        else:
+            default = quotas.look_up_quota(account, code, of_new_account=True)
+            new_account = "" if default is None else f"; a new account has {default:g}"
+            command = quotas.quota_increase_command(account.region, code, vcpus)
+            findings.append(Finding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
+    if short_codes:
+        next_command = quotas.quota_requests_command(account.region, short_codes[0])
         findings.append(Finding(WARNING, quotas.INCREASE_REPORTS, next_command))
     return findings
-
-
-def _quota_finding(
-    region: str,
-    requirement: _QuotaRequirement,
-    names: Sequence[str],
-    allowed_vcpus: float | None,
-    default_vcpus: float | None,
-    level: str,
-) -> Finding:
-    """Return the finding on one quota. `level` is used when the quota is too small.
-
-    `default_vcpus` is what AWS gives a new account, None when unknown.
-    """
-    code = requirement.code
-    label = f"{', '.join(names)}, {requirement.market}: {requirement.vcpus} vCPU"
-    if allowed_vcpus is None:
-        command = f"aws service-quotas get-service-quota --region {region} --service-code ec2 --quota-code {code}"
-        return Finding(
-            WARNING, f"{label}, but quota {code or '(unknown)'} cannot be looked up", command if code else ""
-        )
-    if allowed_vcpus >= requirement.vcpus:
-        return Finding(OK, f"{label} of {allowed_vcpus:g} that quota {code} allows")
-    command = quotas.quota_increase_command(region, code, requirement.vcpus)
-    new_account = "" if default_vcpus is None else f"; a new account has {default_vcpus:g}"
-    return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}{new_account}", command)
 
 
 def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:
@@ -347,10 +286,9 @@ def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:
-        code = get_error_code(error)
-        if code == "DryRunOperation":
+        if error.code == "DryRunOperation":
             return Finding(OK, f"ec2:{action} is permitted")
-        if code in DENIED_CODES:
+        if error.code in DENIED_CODES:
             return Finding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
         return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
     return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

@@ -17,6 +17,7 @@ from infra.aws import tags
 from infra.aws.journal_events import LaunchRequest
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.role import ROLE_NAME
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 
@@ -38,7 +39,6 @@ class InstanceRequest:
     user_data: str
     host_key: str  # public half of the boot host key in the user data
     terms: str = ""  # what the job may rent and spend, as a tag
-    disk_gb: int = DISK_GB
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
@@ -64,7 +64,7 @@ def build_launch_request(
         "MinCount": len(names),
         "MaxCount": len(names),
         "KeyName": stack.key_name,
-        "IamInstanceProfile": {"Name": stack.instance_profile},
+        "IamInstanceProfile": {"Name": ROLE_NAME},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "NetworkInterfaces": _network_interfaces(
@@ -77,7 +77,7 @@ def build_launch_request(
             {
                 "DeviceName": image.root_device,
                 "Ebs": {
-                    "VolumeSize": max(instance_request.disk_gb, image.snapshot_gb),
+                    "VolumeSize": max(DISK_GB, image.snapshot_gb),
                     "VolumeType": "gp3",
                     "Encrypted": True,
                     "DeleteOnTermination": True,

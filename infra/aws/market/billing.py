@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from infra.aws import prices
-from infra.aws.client import Account, paginate
+from infra.aws.client import Account
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     AddressRequested,
@@ -31,7 +31,7 @@ from infra.aws.journal_events import (
 )
 from infra.costs import NO_TRAFFIC, JobCost, MachineCost, Traffic
 
-from .offers import PRODUCT_DESCRIPTION
+from .offers import list_spot_prices
 
 MIN_BILLED_SECONDS = 60
 
@@ -115,20 +115,6 @@ def billed_seconds(launched: float, ended: float) -> float:
     return float(max(MIN_BILLED_SECONDS, math.ceil(ended - launched)))
 
 
-def jump_host_address_dollars(journal: Journal, now: float) -> float:
-    """Return the cost until `now` of the address of a job's jump host, where the machines have none of their own."""
-    return prices.ADDRESS_PER_HOUR * sum(_hours_of_lives(journal, AddressRequested, now))
-
-
-def nat_gateway_dollars(journal: Journal, now: float) -> float:
-    """Return the cost until `now` of a job's NAT gateways and their addresses, without traffic.
-
-    A gateway is billed by the hour, and a part of one as a whole one (AWS, "Amazon VPC pricing").
-    """
-    lives = _hours_of_lives(journal, NatGatewayRequested, now)
-    return sum(prices.NAT_PER_HOUR * math.ceil(hours) + prices.ADDRESS_PER_HOUR * hours for hours in lives)
-
-
 def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:
     """Return the hours until `now` of each life of the one resource of a kind that a job has.
 
@@ -151,12 +137,17 @@ def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float
 def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> JobCost:
     """Return what a job has cost until `now`, with its traffic until then. The cost limit is compared with its dollars.
 
-    Where a NAT gateway was needed once, all traffic over the internet counts as having passed it.
+    A NAT gateway is billed by the begun hour (AWS, "Amazon VPC pricing"). Where one was needed once, all traffic over
+    the internet counts as having passed it.
     """
+    address_hours = sum(_hours_of_lives(journal, AddressRequested, now))
+    nat_hours = _hours_of_lives(journal, NatGatewayRequested, now)
     return JobCost(
         machines=tuple(machine_costs(journal, now)),
-        shared_address_dollars=jump_host_address_dollars(journal, now),
-        nat_dollars=nat_gateway_dollars(journal, now),
+        shared_address_dollars=prices.ADDRESS_PER_HOUR * address_hours,
+        nat_dollars=sum(
+            prices.NAT_PER_HOUR * math.ceil(hours) + prices.ADDRESS_PER_HOUR * hours for hours in nat_hours
+        ),
         traffic=prices.price_traffic(traffic, uses_nat=bool(journal.events(NatGatewayRequested))),
         earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
     )
@@ -191,14 +182,10 @@ def spot_price_history(
 
     Raises `CloudError`.
     """
-    entries = paginate(
-        "look up spot prices (ec2:DescribeSpotPriceHistory)",
-        account.ec2,
-        "describe_spot_price_history",
-        "SpotPriceHistory",
-        InstanceTypes=[type_name],
+    entries = list_spot_prices(
+        account,
+        [type_name],
         AvailabilityZone=zone,
-        ProductDescriptions=[PRODUCT_DESCRIPTION],
         StartTime=datetime.fromtimestamp(start, UTC),
         EndTime=datetime.fromtimestamp(end, UTC),
     )

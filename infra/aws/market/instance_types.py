@@ -22,7 +22,6 @@ class InstanceType:
     efa_cards: tuple[int, ...]  # indexes of the network cards that take an Elastic Fabric Adapter (EFA)
     network_gbps: float  # sustained network bandwidth in Gbit/s
     gpu_arch: str  # architecture that CUDA programs are compiled for: "sm_80"; "" when unknown
-    nvme_gb: int  # local NVMe disks in all
     memory_gb: int  # RAM in GiB
     quota_family: str  # whose quota the type counts to: "P5", "P", "G", "Standard"; "" when unknown
     markets: tuple[str, ...] = ("on-demand", "spot")  # in which EC2 sells the type, sorted; also "capacity-block"
@@ -51,60 +50,53 @@ GPU_ARCHITECTURES = {
 
 # Types that EC2 also sells in capacity blocks.
 _CAPACITY_BLOCK_TYPES = (
-    "p4d.24xlarge",
-    "p4de.24xlarge",
-    "p5.4xlarge",
-    "p5.48xlarge",
-    "p5e.48xlarge",
-    "p5en.48xlarge",
-    "p6-b200.48xlarge",
-    "p6-b300.48xlarge",
+    "p4d.24xlarge p4de.24xlarge p5.4xlarge p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge p6-b300.48xlarge"
 )
 
-_TableRow = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
+_TableRow = tuple[str, int, int, str, int, int, int, float, int, float | None]
 # fmt: off
 _BUILTIN_ROWS: list[_TableRow] = [
-    # type             vCPU GPUs GPU     GB  EFA cards Gbit   NVMe  memory  $/h
-    ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0, 30400, 2048,  63.296),
-    ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0, 30400, 2048,    None),
-    ("p5.48xlarge",     192, 8, "H100",  80, 32, 32, 3200.0, 30400, 2048,   55.04),
-    ("p5.4xlarge",       16, 1, "H100",  80,  1,  1,  100.0,  3800,  256,    6.88),
-    ("p4de.24xlarge",    96, 8, "A100",  80,  4,  4,  400.0,  8000, 1152, 27.44705),
-    ("p4d.24xlarge",     96, 8, "A100",  40,  4,  4,  400.0,  8000, 1152, 21.957642),
-    ("p3dn.24xlarge",    96, 8, "V100",  32,  1,  1,  100.0,  1800,  768,  31.212),
-    ("p6-b200.48xlarge", 192, 8, "B200", 179, 8,  8, 3200.0, 30400, 2048, 113.9328),
-    ("p6-b300.48xlarge", 192, 8, "B300", 269, 16, 17, 6400.0, 30400, 4096,   None),
-    ("g6e.xlarge",        4, 1, "L40S",  45,  0,  1,    2.5,   250,   32,   1.861),
-    ("g6e.2xlarge",       8, 1, "L40S",  45,  0,  1,    5.0,   450,   64, 2.24208),
-    ("g6e.4xlarge",      16, 1, "L40S",  45,  0,  1,   20.0,   600,  128, 3.00424),
-    ("g6e.8xlarge",      32, 1, "L40S",  45,  1,  1,   25.0,   900,  256, 4.52856),
-    ("g6e.12xlarge",     48, 4, "L40S",  45,  1,  1,  100.0,  3800,  384, 10.49264),
-    ("g6e.24xlarge",     96, 4, "L40S",  45,  2,  2,  200.0,  3800,  768, 15.06559),
-    ("g6e.48xlarge",    192, 8, "L40S",  45,  4,  4,  400.0,  7600, 1536, 30.13118),
-    ("g5.xlarge",         4, 1, "A10G",  22,  0,  1,    2.5,   250,   16,   1.006),
-    ("g5.2xlarge",        8, 1, "A10G",  22,  0,  1,    5.0,   450,   32,   1.212),
-    ("g5.4xlarge",       16, 1, "A10G",  22,  0,  1,   10.0,   600,   64,   1.624),
-    ("g5.8xlarge",       32, 1, "A10G",  22,  1,  1,   25.0,   900,  128,   2.448),
-    ("g5.12xlarge",      48, 4, "A10G",  22,  1,  1,   40.0,  3800,  192,   5.672),
-    ("g5.24xlarge",      96, 4, "A10G",  22,  1,  1,   50.0,  3800,  384,   8.144),
-    ("g5.48xlarge",     192, 8, "A10G",  22,  1,  1,  100.0,  7600,  768,  16.288),
-    ("g6.xlarge",         4, 1, "L4",    22,  0,  1,    2.5,   250,   16,  0.8048),
-    ("g6.2xlarge",        8, 1, "L4",    22,  0,  1,    5.0,   450,   32,  0.9776),
-    ("g6.4xlarge",       16, 1, "L4",    22,  0,  1,   10.0,   600,   64,  1.3232),
-    ("g6.8xlarge",       32, 1, "L4",    22,  1,  1,   25.0,   900,  128,  2.0144),
-    ("g6.12xlarge",      48, 4, "L4",    22,  1,  1,   40.0,  3760,  192,  4.6016),
-    ("g6.24xlarge",      96, 4, "L4",    22,  1,  1,   50.0,  3760,  384,  6.6752),
-    ("g6.48xlarge",     192, 8, "L4",    22,  1,  1,  100.0,  7520,  768, 13.3504),
-    ("g4dn.xlarge",       4, 1, "T4",    16,  0,  1,    5.0,   125,   16,   0.526),
-    ("g4dn.2xlarge",      8, 1, "T4",    16,  0,  1,   10.0,   225,   32,   0.752),
-    ("g4dn.4xlarge",     16, 1, "T4",    16,  0,  1,   20.0,   225,   64,   1.204),
-    ("g4dn.8xlarge",     32, 1, "T4",    16,  1,  1,   50.0,   900,  128,   2.176),
-    ("g4dn.12xlarge",    48, 4, "T4",    16,  1,  1,   50.0,   900,  192,   3.912),
-    ("g4dn.metal",       96, 8, "T4",    16,  1,  1,  100.0,  1800,  384,   7.824),
-    ("g7e.48xlarge",    192, 8, "RTX PRO Server 6000", 96, 4, 4, 1600.0, 15200, 2048, 33.14),
-    ("c7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   16,   0.357),
-    ("c6i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   16,    0.34),
-    ("m7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   32,  0.4032),
+    # type             vCPU GPUs GPU     GB  EFA cards Gbit  memory  $/h
+    ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0, 2048,  63.296),
+    ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0, 2048,    None),
+    ("p5.48xlarge",     192, 8, "H100",  80, 32, 32, 3200.0, 2048,   55.04),
+    ("p5.4xlarge",       16, 1, "H100",  80,  1,  1,  100.0,  256,    6.88),
+    ("p4de.24xlarge",    96, 8, "A100",  80,  4,  4,  400.0, 1152, 27.44705),
+    ("p4d.24xlarge",     96, 8, "A100",  40,  4,  4,  400.0, 1152, 21.957642),
+    ("p3dn.24xlarge",    96, 8, "V100",  32,  1,  1,  100.0,  768,  31.212),
+    ("p6-b200.48xlarge", 192, 8, "B200", 179, 8,  8, 3200.0, 2048, 113.9328),
+    ("p6-b300.48xlarge", 192, 8, "B300", 269, 16, 17, 6400.0, 4096,   None),
+    ("g6e.xlarge",        4, 1, "L40S",  45,  0,  1,    2.5,   32,   1.861),
+    ("g6e.2xlarge",       8, 1, "L40S",  45,  0,  1,    5.0,   64, 2.24208),
+    ("g6e.4xlarge",      16, 1, "L40S",  45,  0,  1,   20.0,  128, 3.00424),
+    ("g6e.8xlarge",      32, 1, "L40S",  45,  1,  1,   25.0,  256, 4.52856),
+    ("g6e.12xlarge",     48, 4, "L40S",  45,  1,  1,  100.0,  384, 10.49264),
+    ("g6e.24xlarge",     96, 4, "L40S",  45,  2,  2,  200.0,  768, 15.06559),
+    ("g6e.48xlarge",    192, 8, "L40S",  45,  4,  4,  400.0, 1536, 30.13118),
+    ("g5.xlarge",         4, 1, "A10G",  22,  0,  1,    2.5,   16,   1.006),
+    ("g5.2xlarge",        8, 1, "A10G",  22,  0,  1,    5.0,   32,   1.212),
+    ("g5.4xlarge",       16, 1, "A10G",  22,  0,  1,   10.0,   64,   1.624),
+    ("g5.8xlarge",       32, 1, "A10G",  22,  1,  1,   25.0,  128,   2.448),
+    ("g5.12xlarge",      48, 4, "A10G",  22,  1,  1,   40.0,  192,   5.672),
+    ("g5.24xlarge",      96, 4, "A10G",  22,  1,  1,   50.0,  384,   8.144),
+    ("g5.48xlarge",     192, 8, "A10G",  22,  1,  1,  100.0,  768,  16.288),
+    ("g6.xlarge",         4, 1, "L4",    22,  0,  1,    2.5,   16,  0.8048),
+    ("g6.2xlarge",        8, 1, "L4",    22,  0,  1,    5.0,   32,  0.9776),
+    ("g6.4xlarge",       16, 1, "L4",    22,  0,  1,   10.0,   64,  1.3232),
+    ("g6.8xlarge",       32, 1, "L4",    22,  1,  1,   25.0,  128,  2.0144),
+    ("g6.12xlarge",      48, 4, "L4",    22,  1,  1,   40.0,  192,  4.6016),
+    ("g6.24xlarge",      96, 4, "L4",    22,  1,  1,   50.0,  384,  6.6752),
+    ("g6.48xlarge",     192, 8, "L4",    22,  1,  1,  100.0,  768, 13.3504),
+    ("g4dn.xlarge",       4, 1, "T4",    16,  0,  1,    5.0,   16,   0.526),
+    ("g4dn.2xlarge",      8, 1, "T4",    16,  0,  1,   10.0,   32,   0.752),
+    ("g4dn.4xlarge",     16, 1, "T4",    16,  0,  1,   20.0,   64,   1.204),
+    ("g4dn.8xlarge",     32, 1, "T4",    16,  1,  1,   50.0,  128,   2.176),
+    ("g4dn.12xlarge",    48, 4, "T4",    16,  1,  1,   50.0,  192,   3.912),
+    ("g4dn.metal",       96, 8, "T4",    16,  1,  1,  100.0,  384,   7.824),
+    ("g7e.48xlarge",    192, 8, "RTX PRO Server 6000", 96, 4, 4, 1600.0, 2048, 33.14),
+    ("c7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   16,   0.357),
+    ("c6i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   16,    0.34),
+    ("m7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   32,  0.4032),
 ]
 # fmt: on
 
@@ -123,7 +115,6 @@ HISTORIC_TYPES = {
         efa_cards=(),
         network_gbps=25.0,
         gpu_arch="sm_70",
-        nvme_gb=0,
         memory_gb=488,
         quota_family="P",
     )
@@ -146,7 +137,8 @@ def get_quota_family(name: str) -> str:
 
 
 def _make_instance_type(row: _TableRow) -> InstanceType:
-    name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, nvme_gb, memory_gb, _ = row
+    name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, memory_gb, _ = row
+    block_market = ("capacity-block",) if name in _CAPACITY_BLOCK_TYPES.split() else ()
     return InstanceType(
         name=name,
         vcpus=vcpus,
@@ -156,10 +148,9 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
         efa_cards=tuple(range(network_cards - efa_interfaces, network_cards)),  # the last cards of each type
         network_gbps=network_gbps,
         gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
-        nvme_gb=nvme_gb,
         memory_gb=memory_gb,
         quota_family=get_quota_family(name),
-        markets=("capacity-block", "on-demand", "spot") if name in _CAPACITY_BLOCK_TYPES else ("on-demand", "spot"),
+        markets=(*block_market, "on-demand", "spot"),
     )
 
 

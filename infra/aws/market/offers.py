@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from infra.aws.client import PRICING_API_REGION, QUICK_CONFIG, Account, Client, call, paginate
-from infra.aws.errors import get_error_code
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoCredentials
 
@@ -28,7 +27,6 @@ from .instance_types import (
 )
 
 MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
-PRODUCT_DESCRIPTION = "Linux/UNIX"
 SPOT_PRICE_WINDOW = timedelta(hours=3)  # AWS also returns the price in force when the window begins
 PRICE_LIST_FILTERS = {
     "operatingSystem": "Linux",
@@ -63,20 +61,18 @@ class PriceKey(NamedTuple):
 PriceTable = Mapping[PriceKey, float]  # dollars an hour; a price that is unknown is absent
 
 
-def list_instance_types(
-    account: Account | None, names: Sequence[str], *, offline: bool = False
-) -> dict[str, InstanceType]:
+def list_instance_types(account: Account | None, names: Sequence[str]) -> dict[str, InstanceType]:
     """Return those of the named types that EC2 has in this region, in the same order. x86_64 with NVIDIA GPUs only.
 
-    Without an account, or `offline`, return those of the built-in table. Raises `CloudError`.
+    Without an account return those of the built-in table. Raises `CloudError`.
     """
-    if account is None or offline:
+    if account is None:
         return {name: BUILTIN_TYPES[name] for name in names if name in BUILTIN_TYPES}
     try:
         descriptions = _describe_types(account, names)
     except CloudError as error:
         # One unknown name fails the whole call. The filter of DescribeInstanceTypeOfferings accepts any name.
-        if get_error_code(error) not in ("InvalidInstanceType", "InvalidParameterValue"):
+        if error.code not in ("InvalidInstanceType", "InvalidParameterValue"):
             raise
         descriptions = _describe_types(account, list(list_zones_by_type(account, names)))
     types = {
@@ -118,22 +114,19 @@ def look_up_prices(account: Account, names: Sequence[str], zones_by_type: Mappin
     return {**_spot_prices(account, names), **on_demand_prices}
 
 
-def list_offers(
-    account: Account | None, gpu: str | None = None, names: Sequence[str] | None = None, *, offline: bool = False
-) -> list[Offer]:
+def list_offers(account: Account | None, gpu: str | None = None, names: Sequence[str] | None = None) -> list[Offer]:
     """Return the offers of the named types (default: all of the built-in table), by name and zone.
 
-    `gpu` ("A100") selects types with such GPUs. Without an account, or `offline`, the offers come from the built-in
-    table, one for each type. Raises `CloudError`.
+    `gpu` ("A100") selects types with such GPUs. Without an account the offers come from the built-in table, one for
+    each type. Raises `CloudError`.
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
     names = [
         name for name in names if (builtin_type := BUILTIN_TYPES.get(name)) is None or matches_gpu(builtin_type, gpu)
     ]
-    region = account.region if account else ON_DEMAND_PRICE_REGION
-    if account is None or offline:
+    if account is None:
         return [
-            _build_offer(region, instance_type, "", {})
+            _build_offer(ON_DEMAND_PRICE_REGION, instance_type, "", {})
             for instance_type in list_instance_types(None, names).values()
             if matches_gpu(instance_type, gpu)
         ]
@@ -145,33 +138,28 @@ def list_offers(
     }
     prices = look_up_prices(account, list(types), zones_by_type)
     return [
-        _build_offer(region, instance_type, zone, prices)
+        _build_offer(account.region, instance_type, zone, prices)
         for name, instance_type in types.items()
         for zone in zones_by_type[name]
     ]
 
 
 def choose_types(
-    account: Account | None,
-    preferred_types: Sequence[str],
-    requested_types: Sequence[str] = (),
-    *,
-    offline: bool = False,
+    account: Account | None, preferred_types: Sequence[str], requested_types: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
     """Return the types to launch that this region offers, most preferred first, and notes on types that it lacks.
 
     Only `requested_types` are taken if there are any; without `preferred_types`, `DEFAULT_TYPES`. Raises `CloudError`,
     with what to type next, when the region offers none of them.
     """
-    queried_account = None if offline else account
     preferred_types = list(dict.fromkeys(preferred_types)) or list(DEFAULT_TYPES)
     wanted_types = list(dict.fromkeys(requested_types)) or preferred_types
     names = list(dict.fromkeys([*wanted_types, *preferred_types]))
-    if queried_account:
-        names = list(list_zones_by_type(queried_account, names))
-    offered_types = list_instance_types(queried_account, names)
+    if account:
+        names = list(list_zones_by_type(account, names))
+    offered_types = list_instance_types(account, names)
     available_types = [name for name in wanted_types if name in offered_types]
-    reasons = {name: _unavailable_reason(name, queried_account) for name in wanted_types if name not in offered_types}
+    reasons = {name: _unavailable_reason(name, account) for name in wanted_types if name not in offered_types}
     if not available_types:
         alternatives = [name for name in preferred_types if name in offered_types]
         next_step = "list the types on offer: imgnet-cluster offers"
@@ -259,7 +247,6 @@ def _parse_instance_type(description: Resource) -> InstanceType:
         efa_cards=_efa_cards(network),
         network_gbps=_sustained_gbps(network),
         gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
-        nvme_gb=description.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         memory_gb=round(description["MemoryInfo"]["SizeInMiB"] / 1024),
         quota_family=get_quota_family(name),
         markets=tuple(sorted(description.get("SupportedUsageClasses", ("on-demand", "spot")))),
@@ -295,15 +282,7 @@ def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
     if not names:
         return {}
     try:
-        entries = paginate(
-            "look up spot prices",
-            account.ec2,
-            "describe_spot_price_history",
-            "SpotPriceHistory",
-            InstanceTypes=list(names),
-            ProductDescriptions=[PRODUCT_DESCRIPTION],
-            StartTime=datetime.now(UTC) - SPOT_PRICE_WINDOW,
-        )
+        entries = list_spot_prices(account, names, StartTime=datetime.now(UTC) - SPOT_PRICE_WINDOW)
         entries.sort(key=lambda entry: entry["Timestamp"])
         return {
             PriceKey(entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"])
@@ -313,6 +292,13 @@ def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
         raise
     except (CloudError, OSError, KeyError, TypeError, ValueError):
         return {}
+
+
+def list_spot_prices(account: Account, names: Sequence[str], **params: object) -> list[Resource]:
+    """Return EC2's entries on the spot prices of types, with the parameters of the call. Raises `CloudError`."""
+    action = "look up spot prices (ec2:DescribeSpotPriceHistory)"
+    params |= {"InstanceTypes": list(names), "ProductDescriptions": ["Linux/UNIX"]}
+    return paginate(action, account.ec2, "describe_spot_price_history", "SpotPriceHistory", **params)
 
 
 def _on_demand_prices(account: Account, names: Sequence[str]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from infra.aws.client import QUICK_CONFIG, Account, call, paginate
-from infra.aws.errors import get_error_code
 from infra.aws.launch_request import Place, ReservationTarget, get_group_region
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoMachines
@@ -186,7 +185,7 @@ def _look_up_reservations(account: Account, reservation_id: str) -> list[Reserva
             **({} if is_group else {"CapacityReservationIds": [reservation_id]}),
         )
     except CloudError as error:
-        if get_error_code(error) not in NOT_FOUND_CODES:
+        if error.code not in NOT_FOUND_CODES:
             raise
         return []
     reservations = [_parse_reservation(description, account.region) for description in descriptions]

@@ -12,7 +12,7 @@ from infra.aws.journal_events import StackChange
 from infra.errors import CloudError
 
 from . import efs as stack_efs
-from .resources import StackContext, not_ours_error
+from .resources import StackContext, require_ours
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,7 @@ def is_ours(context: StackContext, name: str) -> bool:
         if error.code != NO_TAGS_CODE:
             raise
         response = {}
-    if not tags.is_ours(response):
-        raise not_ours_error(f"bucket {name}", "take another name, or give it this tag with the value imgnet")
+    require_ours(response, f"bucket {name}", "take another name, or give it this tag with the value imgnet")
     return True
 
 

@@ -19,7 +19,7 @@ from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from . import network, policies
-from .resources import RESOURCE_NAME, StackContext, call_if_permitted, not_ours_error, wait_for
+from .resources import RESOURCE_NAME, StackContext, call_if_permitted, require_ours, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -167,15 +167,10 @@ def describe_own(context: StackContext) -> Resource | None:
     Raises `CloudError` when the file system with the stack's creation token lacks the stack tag.
     """
     token = _creation_token(context)
-    for description in paginate(
-        "file systems", context.account.efs, "describe_file_systems", "FileSystems", CreationToken=token
-    ):
-        if not tags.is_ours(description):
-            raise not_ours_error(
-                f"file system {description['FileSystemId']} with the creation token {token}",
-                "remove it, or give it this tag with the value imgnet",
-            )
-        return description
+    efs = context.account.efs
+    for description in paginate("file systems", efs, "describe_file_systems", "FileSystems", CreationToken=token):
+        label = f"file system {description['FileSystemId']} with the creation token {token}"
+        return require_ours(description, label, "remove it, or give it this tag with the value imgnet")
     return None
 
 

@@ -12,7 +12,7 @@ from infra.aws import tags
 from infra.aws.client import list_tagged
 from infra.errors import CloudError
 
-from .resources import StackContext, not_ours_error
+from .resources import StackContext, require_ours
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ def _run_ssh_keygen(*arguments: str) -> str:
 def has_key_pair(context: StackContext, name: str) -> bool:
     """Whether EC2 has a key pair. Raises `CloudError` when a key pair of this name lacks the stack tag."""
     for key_pair in list_tagged(context.account, "describe_key_pairs", {}, key_name=[name]):
-        if not tags.is_ours(key_pair):
-            raise not_ours_error(f"key pair {name}", f"type: aws ec2 delete-key-pair --key-name {name}")
+        require_ours(key_pair, f"key pair {name}", f"type: aws ec2 delete-key-pair --key-name {name}")
         return True
     return False
 

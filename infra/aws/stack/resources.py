@@ -7,7 +7,6 @@ that created one, or that sees only unused ones, waits `SETTLE_SECONDS` and list
 the same list, choose the same resource, and delete the unused others.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -21,8 +20,6 @@ from infra.aws.journal import Journal
 from infra.aws.journal_events import StackChange
 from infra.aws.tags import Resource
 from infra.errors import CloudError
-
-from .policies import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -171,14 +168,8 @@ def wait_for(
     return value
 
 
-def is_same_policy(policy: str | Policy, other: Policy) -> bool:
-    """Whether two policies are equal. The first may be JSON text."""
-    try:
-        return bool((json.loads(policy) if isinstance(policy, str) else policy) == other)
-    except ValueError:
-        return False
-
-
-def not_ours_error(label: str, next_step: str) -> CloudError:
-    """Return the error for a resource with the stack's name but without its tag. Such a resource is never touched."""
-    return CloudError(f"{label} does not belong to imgnet-cluster: it has no tag {aws_tags.STACK}; {next_step}")
+def require_ours(resource: Resource, label: str, next_step: str) -> Resource:
+    """Return a resource with the stack's name. Raises `CloudError` for one without its tag, which is never touched."""
+    if not aws_tags.is_ours(resource):
+        raise CloudError(f"{label} does not belong to imgnet-cluster: it has no tag {aws_tags.STACK}; {next_step}")
+    return resource

@@ -13,7 +13,7 @@ from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from . import policies as stack_policies
-from .resources import StackContext, call_if_permitted, is_same_policy, not_ours_error
+from .resources import StackContext, call_if_permitted, require_ours
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +113,7 @@ def remove(context: StackContext) -> None:
 
 def _require_ours(resource: Resource, kind: str) -> Resource:
     """Return `resource`, a role or a profile. Raises `CloudError` when it lacks the stack tag."""
-    if not tags.is_ours(resource):
-        raise not_ours_error(f"{kind} {ROLE_NAME}", "remove it, or give it this tag with the value imgnet")
-    return resource
+    return require_ours(resource, f"{kind} {ROLE_NAME}", "remove it, or give it this tag with the value imgnet")
 
 
 def _read_profile(context: StackContext) -> Resource | Literal[False] | None:
@@ -178,10 +176,8 @@ def _has_access(context: StackContext, file_system: str | None, bucket: str | No
     response = call_if_permitted(
         "rights of the role", iam.get_role_policy, RoleName=ROLE_NAME, PolicyName=_policy_name(context)
     )
-    if file_system and response:
-        expected = _expected_policy(context, file_system, bucket)
-        if is_same_policy(response["PolicyDocument"], expected):
-            return True
+    if file_system and response and response["PolicyDocument"] == _expected_policy(context, file_system, bucket):
+        return True
     policy_list = call_if_permitted("rights of the role", iam.list_role_policies, RoleName=ROLE_NAME)
     if response is False or policy_list is False:
         return None

@@ -11,7 +11,7 @@ from infra.aws.journal import Journal
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
-from .resources import RESOURCE_NAME, StackContext, not_ours_error
+from .resources import RESOURCE_NAME, StackContext, require_ours
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,7 @@ def find_security_group(context: StackContext, vpc: str) -> Resource | None:
     """
     named = {"vpc_id": [vpc], "group_name": [RESOURCE_NAME]}
     for group in list_tagged(context.account, "describe_security_groups", {}, **named):
-        if not tags.is_ours(group):
-            raise not_ours_error(f"security group {RESOURCE_NAME} in {vpc}", "rename it, or remove it")
-        return group
+        return require_ours(group, f"security group {RESOURCE_NAME} in {vpc}", "rename it, or remove it")
     return None
 
 

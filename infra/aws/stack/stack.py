@@ -27,8 +27,6 @@ class Stack:
     security_group: str
     file_system: str
     key_name: str
-    key_file: str  # path on this computer
-    instance_profile: str
     bucket: str | None = None
     access_point: str = ""  # of the file system
 
@@ -142,8 +140,6 @@ def _make_stack(
         security_group=group,
         file_system=file_system.id,
         key_name=key_name,
-        key_file=str(key_pairs.KEY_PATH.expanduser()),
-        instance_profile=role.ROLE_NAME,
         bucket=file_system.bucket,
         access_point=file_system.access_point,
     )

@@ -23,7 +23,7 @@ STATUS = {"id": "0.a", "state": "training", "phase": "running", "attempt": 1, "s
 RESULT = {"state": "done", "reason": "", "attempts": 1, "epochs": [], "seconds": {"total": 3.0}, "top1": 2.0}
 SETUP = {"launch": "x", "machines": {"0": {"host": "a", "step": "agent", "seconds": {"code": 1.5}}}}
 STATE_CHANGE = {"time": 5.0, "attempt": 1, "state": "training", "reason": ""}
-EVENT = {"what": "ended", "time": 5.0, "id": "i-1", "name": "0", "ended": 4.0, "reason": "x"}
+EVENT = {"what": "InstanceEnded", "time": 5.0, "id": "i-1", "name": "0", "ended": 4.0, "reason": "x"}
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

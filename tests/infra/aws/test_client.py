@@ -71,16 +71,14 @@ def test_ec2_no_retry_sends_once_and_ec2_retries(bed: GangTestbed, client: str, 
 def test_call_with_retry_repeats_only_the_given_kinds(bed: GangTestbed) -> None:
     describe_vpcs = bed.account.ec2.describe_vpcs
     bed.front.fault(action="DescribeVpcs", code="InvalidSubnetID.NotFound", times=3)
-    assert aws_client.call_with_retry("look", describe_vpcs, pause=bed.clock.sleep)["Vpcs"]
+    assert aws_client.call_with_retry("look", describe_vpcs)["Vpcs"]
     assert bed.clock.pauses == [2, 2, 2]
     bed.front.fault(action="DescribeVpcs", code="DependencyViolation", times=99)
     with pytest.raises(CloudError, match=r"^look: DependencyViolation"):
-        aws_client.call_with_retry("look", describe_vpcs, pause=bed.clock.sleep)
+        aws_client.call_with_retry("look", describe_vpcs)
     assert len(bed.clock.pauses) == 3
     with pytest.raises(CloudError):
-        aws_client.call_with_retry(
-            "look", describe_vpcs, retry_on=(ErrorKind.IN_USE,), timeout_seconds=9.0, pause=bed.clock.sleep
-        )
+        aws_client.call_with_retry("look", describe_vpcs, retry_on=(ErrorKind.IN_USE,), timeout_seconds=9.0)
     assert len(bed.clock.pauses) == 3 + 5
 
 

@@ -6,7 +6,6 @@ import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from infra.aws import errors
 from infra.aws.errors import ErrorKind, classify_error, explain_error
 from infra.errors import CloudError, NoAnswer, NoCredentials
 
@@ -19,30 +18,17 @@ def client_error(code: str, status: int = 400, message: str = "Said so.") -> bot
 @pytest.mark.parametrize(
     ("kind", "codes"),
     [
-        (
-            ErrorKind.NO_CAPACITY,
-            "InsufficientInstanceCapacity UnfulfillableCapacity InsufficientHostCapacity ReservationCapacityExceeded",
-        ),
+        (ErrorKind.NO_CAPACITY, "InsufficientInstanceCapacity ReservationCapacityExceeded"),
         (ErrorKind.PRICE_TOO_LOW, "SpotMaxPriceTooLow"),
-        (
-            ErrorKind.QUOTA_EXCEEDED,
-            "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxFleetCountExceeded",
-        ),
-        (
-            ErrorKind.THROTTLED,
-            "RequestLimitExceeded EC2ThrottledException ThrottlingException TooManyRequestsException",
-        ),
+        (ErrorKind.QUOTA_EXCEEDED, "MaxSpotInstanceCountExceeded VcpuLimitExceeded"),
+        (ErrorKind.THROTTLED, "RequestLimitExceeded"),
         (ErrorKind.OUTCOME_UNKNOWN, "InternalError Unavailable"),
         (ErrorKind.NOT_VISIBLE_YET, "InvalidInstanceID.NotFound InvalidPlacementGroup.Unknown"),
         (ErrorKind.IN_USE, "InvalidPlacementGroup.InUse DependencyViolation"),
         (ErrorKind.ALREADY_EXISTS, "InvalidPlacementGroup.Duplicate"),
         (ErrorKind.NOT_FOUND, "InvalidVolume.NotFound"),
         (ErrorKind.NO_FREE_ADDRESSES, "InsufficientFreeAddressesInSubnet"),
-        (
-            ErrorKind.PERMANENT,
-            "UnauthorizedOperation ExpiredToken InvalidAMIID.NotFound AddressLimitExceeded VolumeLimitExceeded "
-            "OperationNotPermitted IdempotentParameterMismatch SomethingNew",
-        ),
+        (ErrorKind.PERMANENT, "UnauthorizedOperation ExpiredToken IdempotentParameterMismatch SomethingNew"),
     ],
 )
 def test_classify_error_goes_by_the_code_alone(kind: ErrorKind, codes: str) -> None:
@@ -55,16 +41,10 @@ def test_classify_error_goes_by_the_code_alone(kind: ErrorKind, codes: str) -> N
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (boto.ConnectionClosedError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ConnectTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.EndpointConnectionError(endpoint_url="u", error="e"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.SSLError(endpoint_url="u", error="e"), ErrorKind.OUTCOME_UNKNOWN),
         (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
         (boto.NoCredentialsError(), ErrorKind.PERMANENT),
-        (boto.ParamValidationError(report="r"), ErrorKind.PERMANENT),
-        (ValueError("x"), ErrorKind.PERMANENT),
     ],
 )
 def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> None:
@@ -82,7 +62,7 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
             ["rent (ec2:RunInstances): not permitted (You may not.)", "imgnet-cluster check --iam"],
         ),
         (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
-        (client_error("AuthFailure", 401), NoCredentials, ["does not accept the credentials"]),
+        (client_error("AuthFailure", 401), NoCredentials, ["accept the credentials, or the region is not enabled"]),
         (
             client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403),
             CloudError,
@@ -91,7 +71,6 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
         (client_error("Odd", 400, "two\nlines  here"), CloudError, ["rent (ec2:RunInstances): Odd: two lines here"]),
         (boto.NoCredentialsError(), NoCredentials, ["aws configure"]),
         (boto.ProfileNotFound(profile="p"), NoCredentials, ["aws configure list", "p"]),
-        (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
         (boto.EndpointConnectionError(endpoint_url="u", error="e"), NoAnswer, ["cannot be reached"]),
         (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
         (boto.UnauthorizedSSOTokenError(), NoCredentials, ["the login has ended", "aws sso login --profile 'my corp'"]),
@@ -124,9 +103,3 @@ def test_explain_error_is_one_line_with_the_next_command(
     assert type(explained) is kind and "\n" not in str(explained) and len(str(explained)) < 500
     for part in parts:
         assert part in str(explained)
-
-
-def test_explain_error_keeps_a_cloud_error() -> None:
-    error = CloudError("message", "Code")
-    assert explain_error(error, "again") is error and errors.get_error_code(error) == "Code"
-    assert errors.get_error_code(client_error("Odd", 400, "y" * 999)) == "Odd"

@@ -1,10 +1,8 @@
 """The simulated cloud for a person: EC2 on this computer, with machines that can be logged in to.
 
-    python -m support.simcloud [--port 5555] [--folder DIR] [--boot-seconds 2]   serve until Ctrl-C; print the exports
-    python -m support.simcloud ls | bill                                         list instances; show what they cost
-    python -m support.simcloud interrupt i-... [--notice 20]                     interrupt a spot instance
+    python tests/support/simcloud [--port 5555] [--folder DIR] [--boot-seconds 2]
 
-`make simcloud` is the first. All of them work without PYTHONPATH too: `python tests/support/simcloud ls`.
+Serves until Ctrl-C, and prints the variables to export, as `make simcloud` does.
 """
 
 import argparse
@@ -17,7 +15,6 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +48,6 @@ def post_command(url: str, command: str, **arguments: Any) -> Any:
         raise RuntimeError(f"{command}: {message}") from None
 
 
-def machine_commands(machines: Any) -> dict[str, Callable[..., Any]]:
-    """Return the control commands of a cloud with machines, beside those of `support.simcloud.control`."""
-
-    def reset(front: Any) -> None:
-        front.reset()
-        machines.reset()
-
-    return {
-        "break_gpu": lambda front, id, how: machines.break_gpu(id, how),
-        "machines": lambda front, **settings: machines.configure(**settings),
-        "reset": reset,
-    }
-
-
 def check_port_is_free(port: int) -> None:
     """Raise `RuntimeError` when another process listens on the port."""
     with socket.socket() as probe:
@@ -88,58 +71,37 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
         signal.signal(signal_number, lambda *_: is_over.set())
     sim = SimulatedAws(boot_seconds=boot_seconds)
     machines = SimulatedMachines(sim, folder)
-    CONTROL_COMMANDS.update(machine_commands(machines))
+
+    def reset(front: http_server.AwsFrontend) -> None:
+        front.reset()
+        machines.reset()
+
+    CONTROL_COMMANDS["break_gpu"] = lambda front, id, how: machines.break_gpu(id, how)
+    CONTROL_COMMANDS["machines"] = lambda front, **settings: machines.configure(**settings)
+    CONTROL_COMMANDS["reset"] = reset
     try:
         server, url = http_server.serve(port, sim)
         machines.env["AWS_ENDPOINT_URL"] = url  # for the commands on the machines, whose keys are in their metadata
         print("\n".join(f"export {name}={value}" for name, value in environment(url).items()))
-        print(f"\n# The machines' disks: {machines.folder}/<instance id>/home. Ctrl-C ends all machines.")
-        option = f" --port {url.rpartition(':')[2]}" if port != DEFAULT_PORT else ""
-        print("# In another terminal:")
-        for command in ("ls", "bill", "interrupt i-... --notice 20"):
-            print(f"#   python tests/support/simcloud {command}{option}", flush=True)
+        print(f"\n# The machines' disks: {machines.folder}/<instance id>/home. Ctrl-C ends all machines.", flush=True)
         is_over.wait()
         server.shutdown()
     finally:
         machines.close()
 
 
-def print_instances(url: str) -> None:
-    """Print a line for each instance."""
-    for instance in post_command(url, "instances"):
-        columns = [instance[key] for key in ("id", "state", "type", "market", "zone", "private")]
-        print(*columns, instance["tags"].get("Name", ""), sep="\t")
-
-
 def main() -> None:
-    """Parse the command line and run the command."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser("simcloud", description="A simulated EC2 on this computer.")
-    parser.add_argument("command", nargs="?", choices=["serve", "ls", "bill", "interrupt"], default="serve")
-    parser.add_argument("id", nargs="?", help="the instance to interrupt")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument("--folder", type=Path, help="folder of the machines' disks; default: a temporary folder")
     parser.add_argument("--boot-seconds", type=float, default=2.0, help="seconds from pending to running")
-    parser.add_argument(
-        "--notice", type=float, default=120.0, help="seconds from the notice to the end of the instance"
-    )
     options = parser.parse_args()
-    url = f"http://127.0.0.1:{options.port}"
     try:
-        if options.command == "serve" and options.folder:
-            serve(options.port, options.folder, options.boot_seconds)
-        elif options.command == "serve":
-            with tempfile.TemporaryDirectory(prefix="simcloud-", ignore_cleanup_errors=True) as folder:
-                serve(options.port, Path(folder), options.boot_seconds)
-        elif options.command == "ls":
-            print_instances(url)
-        elif options.command == "bill":
-            print(json.dumps(post_command(url, "bill"), indent=1))
-        elif not options.id:
-            parser.error("which instance? `python tests/support/simcloud ls` lists them")
-        else:
-            post_command(url, "interrupt", id=options.id, notice=options.notice)
+        with tempfile.TemporaryDirectory(prefix="simcloud-", ignore_cleanup_errors=True) as folder:
+            serve(options.port, options.folder or Path(folder), options.boot_seconds)
     except (OSError, RuntimeError) as error:
-        sys.exit(f"error: {url}: {error}")
+        sys.exit(f"error: port {options.port}: {error}")
 
 
 if __name__ == "__main__":

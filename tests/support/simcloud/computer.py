@@ -38,10 +38,10 @@ exec "$@"
 
 @dataclass(frozen=True)
 class UserData:
-    """What a machine reads of its user data, which is a cloud-config.
+    """What a machine reads of its user data, which `infra.aws.instances.user_data` has built.
 
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
-    the id of the EFS, "" for none, None when no runcmd sets up the machine.
+    the id of the EFS, None when nothing sets up the machine.
     """
 
     private_key: str = ""
@@ -53,31 +53,15 @@ class UserData:
     def parse(cls, text: str) -> "UserData":
         """Read user data. As on a real machine, what is no cloud-config has no effect."""
         first_line, _, rest = text.partition("\n")
-        try:
-            config = json.loads(rest) if first_line.strip() == "#cloud-config" else {}
-        except ValueError:
-            config = {}
-        if not isinstance(config, dict):
-            config = {}
-        keys = config.get("ssh_keys", {})
-        boot_commands, run_commands = (
-            [argv for argv in config.get(name, []) if isinstance(argv, list)] for name in ("bootcmd", "runcmd")
-        )
-        limit_commands = [
-            argv for argv in boot_commands if "systemd-run" in argv or "systemd-run" in "".join(argv[2:3])
-        ]
-        limits = [_read_limit(argv) for argv in limit_commands]
-        options = ("--no-block", "--timer-property=DefaultDependencies=no")
-        if not all(any(option in " ".join(argv) for option in options) for argv in limit_commands):
+        if first_line != "#cloud-config":
+            return cls()
+        config = json.loads(rest)
+        ((*_, arm_script, _, limit),) = config["bootcmd"]
+        if "--no-block" not in arm_script and "--timer-property=DefaultDependencies=no" not in arm_script:
             # The boot hangs: systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd.
-            return cls("", "", None, None)
-        setup_scripts = [argv for argv in run_commands if argv[3:4] == ["sh"]]
-        return cls(
-            private_key=keys.get("ed25519_private", ""),
-            public_key=keys.get("ed25519_public", ""),
-            limit_seconds=limits[0] if limits else None,
-            file_system=next((str((argv[4:] or [""])[0]) for argv in setup_scripts), None),
-        )
+            return cls()
+        keys = config["ssh_keys"]
+        return cls(keys["ed25519_private"], keys["ed25519_public"], float(limit), config["runcmd"][0][4])
 
 
 class SimulatedMachine(TestMachine):
@@ -144,7 +128,7 @@ class SimulatedMachine(TestMachine):
 
     # --- the results of its user data --------------------------------------------------------------------------------
 
-    def finish_setup(self, shared: Path, python: str, failure: str = "") -> None:
+    def finish_setup(self, shared: Path, failure: str = "") -> None:
         """Make the results of runcmd: shared folder, Python and marker file, or the line of a failure."""
         if self.user_data.file_system is None:
             return
@@ -154,12 +138,11 @@ class SimulatedMachine(TestMachine):
         if failure:
             write_atomic(folder / "failed", f"{failure}\n".encode(), durable=False)
             return
-        if self.user_data.file_system:
-            file_system = shared / self.user_data.file_system
-            file_system.mkdir(parents=True, exist_ok=True)
-            (folder / "shared").symlink_to(file_system)
+        file_system = shared / self.user_data.file_system
+        file_system.mkdir(parents=True, exist_ok=True)
+        (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _write_script(folder / "python", _exec_script(python))
+        _write_script(folder / "python", _exec_script(sys.executable))
         write_atomic(folder / "ready", b"ready\n", durable=False)
 
     def write_counters(self, shared: Path, moved: Moved) -> None:
@@ -205,12 +188,6 @@ class SimulatedMachine(TestMachine):
         """Delete the files of a machine that is off."""
         for folder in (self.folder, Path(self.env["TMUX_TMPDIR"])):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_limit(argv: list[str]) -> float:
-    """Return the seconds until the power-off: of systemd-run, or the argument of the script that calls it."""
-    options = [word.partition("=")[2].rstrip("s") for word in argv if word.startswith("--on-active=")]
-    return float(options[0] if options else argv[4])
 
 
 def _exec_script(*words: str) -> str:

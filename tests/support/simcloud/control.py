@@ -8,27 +8,17 @@ from support.simcloud.cloud import Settings
 SETTINGS = (*vars(Settings()), "quota_vcpu")
 
 
-def _capacity(front: Any, **places_by_pool: int | None) -> dict[str, int]:
-    """Set the free places: {"us-east-1a/p4d.24xlarge": 4, "us-east-1b/g5.xlarge": null}, where null is no limit.
-
-    Returns all limits.
-    """
-    for pool, places in places_by_pool.items():
-        zone, type = pool.split("/")
-        if places is None:
-            front.sim.capacity.pop((zone, type), None)
-        else:
-            front.sim.capacity[zone, type] = int(places)
-    return {f"{zone}/{type}": places for (zone, type), places in front.sim.capacity.items()}
+def _capacity(front: Any, **places_by_pool: int) -> None:
+    """Set the free places of pools: {"us-east-1a/p4d.24xlarge": 4}."""
+    front.sim.capacity |= {tuple(pool.split("/")): places for pool, places in places_by_pool.items()}
 
 
-def _set(front: Any, **settings: Any) -> dict[str, Any]:
-    """Change settings by name. Returns all settings."""
+def _set(front: Any, **settings: Any) -> None:
+    """Change settings by name. Raises `ValueError` for an unknown name."""
     for name, value in settings.items():
         if name not in SETTINGS:
             raise ValueError(f"no setting {name}")
         setattr(front.sim, name, value)
-    return {name: getattr(front.sim, name) for name in SETTINGS}
 
 
 # Each takes the front and the arguments of the command.

@@ -26,8 +26,7 @@ class Fault:
     """A fault at calls of an action (and a service): after `skip` such calls, at `times` of them.
 
     With `code` the answer is that error. With `drop` the connection ends without an answer. With neither, the call is
-    done after `delay` seconds. `after`: the call is done first, and its answer is lost. `when`: only the call of this
-    number, counted from 1 over all calls.
+    done after `delay` seconds. `after`: the call is done first, and its answer is lost.
     """
 
     action: str = ""
@@ -40,12 +39,11 @@ class Fault:
     after: bool = False
     drop: bool = False
     delay: float = 0.0
-    when: int | None = None
 
-    def strikes(self, service: str, action: str, number: int) -> bool:
+    def strikes(self, service: str, action: str) -> bool:
         """Return whether the fault strikes this call, and count it."""
         is_named = self.action in ("", action) and self.service in ("", service)
-        if not is_named or self.times < 1 or self.when not in (None, number):
+        if not is_named or self.times < 1:
             return False
         if self.skip > 0:
             self.skip -= 1
@@ -121,7 +119,7 @@ class AwsFrontend:
         with self.lock:
             self.calls.append((service, action))
             number = len(self.calls)
-            fault = next((fault for fault in self.faults if fault.strikes(service, action, number)), None)
+            fault = next((fault for fault in self.faults if fault.strikes(service, action)), None)
             kill_when = self.kills.pop(number, None)
         if kill_when == "before":
             return self._kill_caller(environ, service)

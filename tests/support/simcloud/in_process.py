@@ -73,18 +73,10 @@ class Cloud:
         """Return the state of an instance, as DescribeInstances says it."""
         return str(self.instance(id)["State"]["Name"])
 
-    def find_ids(self, job: str = "*") -> list[str]:
-        """Return the ids that DescribeInstances lists: of all instances, or of those whose tag `job` has this value."""
-        filters = [] if job == "*" else [{"Name": "tag:job", "Values": [job]}]
-        reservations = self.ec2.describe_instances(Filters=filters)["Reservations"]
-        return [instance["InstanceId"] for reservation in reservations for instance in reservation["Instances"]]
-
-    def network(self, zone: str = "us-east-1a", public: bool = False) -> tuple[str, str, str]:
+    def network(self, zone: str = "us-east-1a") -> tuple[str, str, str]:
         """Create a VPC. Returns the ids of network, subnet and security group."""
         vpc = self.ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
         subnet = self.subnet(vpc, zone)
-        if public:
-            self.ec2.modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": True})
         group = self.ec2.create_security_group(GroupName="ours", Description="d", VpcId=vpc)["GroupId"]
         return vpc, subnet, group
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,18 +52,14 @@ class SimulatedMachines:
     """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
 
     These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `failing_machines`, the
-    instance ids, addresses or numbers (from 0, in the order of booting) of machines whose setup fails; `gpus`, the GPUs
-    of machines that boot from now on; `has_instance_connect`, whether the image lets keys log in that EC2 Instance
-    Connect sends.
+    numbers (from 0, in the order of booting) of machines whose setup fails; `gpus`, the GPUs of machines that boot from
+    now on; `has_instance_connect`, whether the image lets keys log in that EC2 Instance Connect sends.
     """
 
-    def __init__(
-        self, sim: Any, folder: Path, python: str = sys.executable, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, sim: Any, folder: Path) -> None:
         self.sim = sim
         self.folder = folder.resolve()
-        self.python = python
-        self.env = dict(env or {})
+        self.env: dict[str, str] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._restore_defaults()
         self.sockets = Path(tempfile.mkdtemp(prefix="imgs-", dir="/tmp"))  # a socket's path has 107 characters at most
@@ -90,9 +86,9 @@ class SimulatedMachines:
 
     def _restore_defaults(self) -> None:
         self.ssh_delay_seconds = 0.0
-        self.failing_machines: Collection[Any] = ()
-        self.gpus = 0
+        self.failing_machines: Collection[int] = ()
         self.has_instance_connect = True
+        self.gpus = 0
         self.count = 0
 
     def close(self) -> None:
@@ -177,19 +173,12 @@ class SimulatedMachines:
         machine = self.machines.get(id)
         if instance is None or machine is None:
             return None
-        metadata = {
+        return {
             "instance-id": id,
-            "instance-type": instance.type,
-            "local-ipv4": instance.private,
-            "public-ipv4": instance.public or "",
-            "placement/availability-zone": instance.zone,
-            "placement/region": instance.zone[:-1],
-            "user-data": instance.user_data or "",
             "iam/security-credentials/": IAM_ROLE,
             f"iam/security-credentials/{IAM_ROLE}": json.dumps(CREDENTIALS),
             **machine.notices,
         }
-        return {path: text for path, text in metadata.items() if text}
 
     def break_gpu(self, id: str, how: str) -> None:
         """Break a GPU of a machine. Raises `KeyError` for an unknown machine, `ValueError` for an unknown way."""
@@ -286,12 +275,12 @@ class SimulatedMachines:
             if self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
                 self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
             else:
-                machine.finish_setup(self.folder / "efs", self.python, NO_INTERNET)
+                machine.finish_setup(self.folder / "efs", NO_INTERNET)
             return
         if self.sim.boot_download_bytes:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
-        fails = not {id, machine.address, machine.number}.isdisjoint(self.failing_machines)
-        machine.finish_setup(self.folder / "efs", self.python, SETUP_FAILURE if fails else "")
+        failure = SETUP_FAILURE if machine.number in self.failing_machines else ""
+        machine.finish_setup(self.folder / "efs", failure)
 
     def _end(self, id: str) -> None:
         if id in self.machines:

@@ -1,6 +1,6 @@
 """The places where the simulated cloud replaces parts of moto.
 
-These parts are private to moto. Therefore its version is pinned, and tests/simcloud/test_layer.py fails on changes.
+These parts are private to moto. Therefore its version is pinned, and tests/simcloud/test_rules.py fails on changes.
 """
 
 import traceback

@@ -36,7 +36,6 @@ ON_DEMAND = {
     "t3.micro": 0.0104,
 }
 PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
-ADDRESS_QUOTA = "L-0263D0A3"
 NEW_ACCOUNT_VCPU = 5.0  # of the standard types, none of P and G. Source: AWS, "Spot Instance quotas"
 
 
@@ -101,7 +100,7 @@ def _product(type: str, price: float, region: str) -> dict[str, Any]:
 
 
 def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Answer GetServiceQuota of Service Quotas: vCPU of EC2, or the number of elastic addresses."""
+    """Answer GetServiceQuota of Service Quotas: the vCPU of EC2."""
     from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
 
     return _quota(arguments, {id: sim.quota_vcpu.get(id, PLENTY_VCPU) for id in QUOTAS})
@@ -117,13 +116,10 @@ def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) 
 
 
 def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:
-    from support.simcloud.addresses import MAX_ADDRESSES
-
     code = arguments.get("QuotaCode", "")
-    values = {**vcpus, ADDRESS_QUOTA: float(MAX_ADDRESSES)}
-    if arguments.get("ServiceCode") != "ec2" or code not in values:
+    if arguments.get("ServiceCode") != "ec2" or code not in vcpus:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
-    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(values[code])}}
+    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(vcpus[code])}}
 
 
 TARGETS = {

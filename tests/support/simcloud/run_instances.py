@@ -127,11 +127,6 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
         backend.associate_iam_instance_profile(instance.id, request.profile["Name"], request.profile["Arn"])
     for interface in instance.nics.values():
         interface.add_tags(request.tags.get("network-interface", {}))
-    for mapping in request.disks:
-        block = instance.block_device_mapping.get(mapping.get("DeviceName"))
-        for name in ("Iops", "Throughput"):
-            if block is not None and (mapping.get("Ebs") or {}).get(name):
-                setattr(backend.volumes[block.volume_id], name.lower(), int(mapping["Ebs"][name]))
     sim.market.open_request(sim, request, instance)
     sim.add_instance(instance)
 
@@ -155,8 +150,6 @@ def prep_nics(
     for index, spec in enumerate(specs):
         subnet = backend.get_subnet(spec.get("SubnetId") or self._subnet_id or _default_subnet(self))
         is_public = spec.get("AssociatePublicIpAddress")
-        if is_public is None:
-            is_public = subnet.map_public_ip_on_launch
         address = SimulatedAws.current.next_address() if index == 0 else None
         interface = backend.create_network_interface(
             subnet,

@@ -137,8 +137,6 @@ class AwsRentalPlan(RentalPlan):
             file_system="fs-of-the-stack",
             access_point="fsap-of-the-stack",
             key_name="imgnet-key",
-            key_file="",
-            instance_profile="imgnet-machine",
             bucket=None,
         )
         image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
@@ -333,7 +331,7 @@ def _candidate_places(
 ) -> list[Place]:
     """Return all places of a region that offer one of the types. Offline, one place per type and market."""
     if account is None:
-        builtin_offers = {offer.type: offer for offer in offers.list_offers(None, names=types, offline=True)}
+        builtin_offers = {offer.type: offer for offer in offers.list_offers(None, names=types)}
         return [
             Place(
                 region=region,

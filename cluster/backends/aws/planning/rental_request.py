@@ -75,8 +75,8 @@ def choose_instance_types(
         account = request.account
         if request.reservation:
             preferred_types = [request.reservation.type]
-        names, notes = offers.choose_types(account, preferred_types, request.options.types, offline=request.offline)
-        known_types = offers.list_instance_types(account, names, offline=request.offline)
+        names, notes = offers.choose_types(account, preferred_types, request.options.types)
+        known_types = offers.list_instance_types(account, names)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
     names = [name for name in names if name in known_types]

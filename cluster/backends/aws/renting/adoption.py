@@ -255,7 +255,7 @@ class AwsAdoption(JobAdoption):
 
     def _log_in_to(self, name: str) -> None:
         instance, host = self.instances[name], self.hosts[name]
-        public_key = key_pairs.read_public_key(Path(self.stack.key_file))
+        public_key = key_pairs.read_public_key(key_pairs.KEY_PATH.expanduser())
         instances.admit_key(self.account, instance, str(host.user), public_key)
         try:
             with SSHConnector(host, f"machine {name} ({host.host})") as connector:

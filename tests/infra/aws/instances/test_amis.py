@@ -62,11 +62,6 @@ def test_resolve_image_without_pytorch_uses_the_base_image_or_asks_for_ami(front
     assert refusal(shared_account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
-def test_resolve_image_asks_for_all_parameters_in_one_call(front: AwsFrontend) -> None:
-    amis.resolve_image(shared_account(), "sm_80")
-    assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")] and len(amis.AMI_PARAMETERS) <= 10
-
-
 def project_torch() -> tuple[SpecifierSet, str]:
     """Return the versions of PyTorch that the project accepts, and the one with which it is tested."""
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

@@ -1,9 +1,7 @@
 """The way of machines to the internet: public addresses, and the NAT gateway of a job with all its parts."""
 
-from typing import Any
-
 import pytest
-from support.aws_gang import Crash, GangTestbed, bed
+from support.aws_gang import GangTestbed, bed
 
 from infra.aws import tags
 from infra.aws.instances import instances, internet
@@ -71,37 +69,15 @@ def test_jump_host_does_not_take_the_address_of_the_nat_gateway(bed: GangTestbed
     assert count_parts(bed)["describe_addresses"] == 2
 
 
-def kill_at(bed: GangTestbed, step: int | None) -> int:
-    """Create the parts, killed at a request or response, and return the number of those."""
-    count = 0
-
-    def count_step(**_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == step:
-            raise Crash
-
-    for event in ("before-send.ec2", "response-received.ec2"):
-        bed.hook(bed.account.ec2, event, count_step)
-    try:
-        ensure(bed)
-        assert step is None
-    except Crash:
-        pass
-    finally:
-        bed.remove_faults()
-    return count
-
-
 @pytest.mark.rehearsal
 def test_creation_killed_at_any_step_and_repeated_has_each_part_once(bed: GangTestbed, gateway: str) -> None:
-    steps = kill_at(bed, None)
+    steps = bed.count_steps(lambda: ensure(bed), None)
     assert steps >= 20
     for step in range(1, steps + 1):
         bed.end_job()
         bed.jobs += 1
         bed.uid = f"job-{bed.jobs}-9073e811"
-        kill_at(bed, step)
+        bed.count_steps(lambda: ensure(bed), step)
         ensure(bed)
         assert count_parts(bed) == PARTS, step
 

@@ -147,7 +147,7 @@ def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:
         *(TerminationFinished(time=time) for time in (2000, 9000)),
     )
     billed_seconds = {
-        now: billing.jump_host_address_dollars(Journal(path), now) / prices.ADDRESS_PER_HOUR * 3600
+        now: billing.job_cost(Journal(path), now).shared_address_dollars / prices.ADDRESS_PER_HOUR * 3600
         for now in (50, 150, 500, 1500, 99_999)
     }
     assert billed_seconds == pytest.approx({50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 1100})
@@ -156,7 +156,7 @@ def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:
 def test_nat_gateway_dollars_are_by_the_begun_hour(tmp_path: Path) -> None:
     path = tmp_path / "cloud.jsonl"
     write_journal(path, NatGatewayRequested(time=1000, region="us-east-1"), TerminationFinished(time=1000 + 3700))
-    dollars = {now: billing.nat_gateway_dollars(Journal(path), now) for now in (900, 1060, 99_999)}
+    dollars = {now: billing.job_cost(Journal(path), now).nat_dollars for now in (900, 1060, 99_999)}
     address = prices.ADDRESS_PER_HOUR / 3600
     assert dollars == pytest.approx({900: 0, 1060: 0.045 + 60 * address, 99_999: 2 * 0.045 + 3700 * address})
 

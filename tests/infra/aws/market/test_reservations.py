@@ -105,15 +105,6 @@ def test_reservation_that_cannot_be_used_now_is_refused(
     assert refusal(reserve_block(front, **details)).startswith(reason)
 
 
-def test_reservation_of_another_type_or_zone_is_refused(front: AwsFrontend) -> None:
-    id = reserve_block(front)
-    other_type = refusal(id, types=["p4d.24xlarge"])
-    assert other_type == f"it has machines of type {TYPE}, not p4d.24xlarge; leave out --type, or pass --type {TYPE}"
-    assert refusal(id, zones=["us-east-1b"]) == f"it is in {ZONE}; leave out --zone, or pass --zone {ZONE}"
-    assert refusal(id, market="on-demand") == "its market is capacity-block, not on-demand"
-    assert find(id, types=[TYPE], zones=["us-east-1b", ZONE], market="capacity-block").id == id
-
-
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 

@@ -67,13 +67,6 @@ def test_ensure_derives_addresses_from_the_zone_alone(
     assert list(network.ensure(work).subnets) == ["us-west-1a", "us-west-1b"]
 
 
-def test_mark_without_efs_leaves_the_zone_out(account: RecordingAccount, work: StackContext) -> None:
-    created = network.ensure(work)
-    network.mark_without_efs(work, "us-west-1a", created.subnets["us-west-1a"])
-    for stack_network in (network.inspect_network(work), network.ensure(work)):
-        assert list(stack_network.subnets) == ["us-west-1b"] and stack_network.missing_parts == ()
-
-
 @pytest.mark.parametrize(
     "part, label",
     [

@@ -191,6 +191,18 @@ def test_user_policy_allows_a_change_of_what_is_ours_alone(
     assert not iam.is_allowed(policy, action, resource, {})
 
 
+@pytest.mark.parametrize(
+    "resource",
+    [
+        f"{EC2}capacity-reservation/cr-1",
+        "arn:aws:resource-groups:us-east-1:123456789012:group/mine",
+        "arn:aws:ec2:us-east-1::image/ami-1",
+    ],
+)
+def test_user_policy_allows_launches_from_images_and_into_reservations_of_others(resource: str) -> None:
+    assert iam.is_allowed(policies.user_policy("123456789012", "us-east-1"), "ec2:RunInstances", resource, {})
+
+
 def test_user_policy_changes_only_resources_with_our_tag() -> None:
     """Each statement that allows a change has the stack tag in its condition, or names the one thing it is about."""
     for statement in policies.user_policy()["Statement"]:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount, account, aws, home, work
 
 from infra.aws.stack import key_pairs, policies, role, security_group
 from infra.aws.stack.resources import StackContext
@@ -20,33 +20,6 @@ TRUST = json.dumps(policies.trust_policy())
 @pytest.fixture
 def vpc(work: StackContext) -> str:
     return str(work.account.ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"])
-
-
-def test_security_group_allows_own_machines_and_one_ssh_address(
-    account: RecordingAccount, work: StackContext, vpc: str
-) -> None:
-    group = security_group.ensure_security_group(work, vpc)
-    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
-    (description,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
-
-    def rules(key: str) -> list[Any]:
-        return sorted(
-            (
-                rule["IpProtocol"],
-                rule.get("FromPort"),
-                [pair["GroupId"] for pair in rule["UserIdGroupPairs"]],
-                [ip_range["CidrIp"] for ip_range in [*rule["IpRanges"], *rule["Ipv6Ranges"]]],
-            )
-            for rule in description[key]
-        )
-
-    assert rules("IpPermissions") == [("-1", None, [group], []), ("tcp", 22, [], [OWN_CIDR])]
-    egress = rules("IpPermissionsEgress")
-    assert [own_group for rule in egress for own_group in rule[2]] == [group], "EFA needs it"
-    assert [address for rule in egress for address in rule[3]] == ["0.0.0.0/0"] and {rule[0] for rule in egress} == {
-        "-1"
-    }
-    assert security_group.is_complete(description)
 
 
 def test_foreign_security_group_is_refused_and_stays(account: RecordingAccount, work: StackContext, vpc: str) -> None:
