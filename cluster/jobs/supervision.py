@@ -184,10 +184,12 @@ class Supervision:
     def _end(self, backend: Backend) -> bool:
         """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
 
+        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on.
         The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
         of another computer.
         """
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        is_frozen = self._silent_seconds >= FROZEN_SECONDS
+        for signal_number in (signal.SIGKILL,) if is_frozen else (signal.SIGTERM, signal.SIGKILL):
             pid = lock_holder(self.path / SUPERVISOR_LOCK)
             if pid is None or not command_line(pid).endswith(" ".join(backend.supervisor_argv()[-2:])):
                 break
