@@ -268,15 +268,20 @@ def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make
 
 
 @pytest.mark.parametrize(("jump_hours", "hours", "is_over"), [(5.0, 3.0, False), (-5.0, 1.0, True)])
+@pytest.mark.parametrize("is_limit_of_price", [False, True])
 def test_no_limit_follows_the_wall_clock(
-    make_instances: Any, monkeypatch: pytest.MonkeyPatch, jump_hours: float, hours: float, is_over: bool
+    make_instances: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    is_limit_of_price: bool,
+    jump_hours: float,
+    hours: float,
+    is_over: bool,
 ) -> None:
     """The machines have run for two hours when the clock of this computer is set."""
-    grant = granted(1, NOW - 2 * HOUR, place(10.0), "0")
-    by_time = make_instances(1, *grant, max_hours=hours)
-    by_price = make_instances(1, *grant, max_hours=100.0, rental={"max_dollars": 10.0 * hours})
+    limits = {"max_hours": None, "rental": {"max_dollars": 10 * hours}} if is_limit_of_price else {"max_hours": hours}
+    job_instances = make_instances(1, *granted(1, NOW - 2 * HOUR, place(10.0), "0"), **limits)
     monkeypatch.setattr(time, "time", lambda: NOW + jump_hours * HOUR)
-    assert (by_time.is_overdue, by_price.is_price_limit_reached) == (is_over, is_over)
+    assert (job_instances.is_price_limit_reached if is_limit_of_price else job_instances.is_overdue) is is_over
 
 
 def test_limits_keep_expected_traffic_back_and_shorten_with_more(make_instances: Any) -> None:
