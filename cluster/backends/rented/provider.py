@@ -76,7 +76,7 @@ class CloudProvider(ABC, Generic[MachineT]):
     @property
     @abstractmethod
     def first_machine_time(self) -> float | None:
-        """When the first machine of this launch was granted, in seconds since 1970; None before it."""
+        """When the first machine of this launch was granted, by `host.unix_time`; None before it."""
 
     @property
     @abstractmethod
