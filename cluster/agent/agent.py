@@ -39,7 +39,7 @@ from .gpu_check import GpuCheck
 from .processes.attempt_state import AttemptState
 from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
-from .status_writer import StatusWriter, continue_clock, read_previous_status
+from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
 from .temp_folder import TempFolder, temp_parents
 from .traffic import TrafficMeter
 from .trainers import Trainers
@@ -88,7 +88,7 @@ class Agent:
         self.watchdog = Watchdog(
             work,
             self.spec.max_hours,
-            elapsed_seconds,
+            max(elapsed_seconds, elapsed_by_statuses(shared, machine, self.spec.machine_names, self.launch_id)),
             self.spec.metadata_address,
             self.hard_exit,
             self.spec.poweroff_grace,
@@ -175,6 +175,7 @@ class Agent:
             risk_reason=self.watchdog.risk_reason,
             limit=self.watchdog.limit,
             limit_share=self.watchdog.limit_share,
+            elapsed_seconds=self.watchdog.elapsed_seconds,
             fault=self.fault,
             asks_exit=self.trainers.is_exit_requested and self.phase == AgentPhase.RUNNING,
         )

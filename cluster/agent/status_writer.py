@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from .traffic import TrafficMeter
 
 # A change of one of these fields is written at once, all other changes with the next heartbeat.
 URGENT_FIELDS = ("phase", "state", "attempt", "leave_reason", "fault", "kept_step", "doing", "asks_exit", "ended")
-JUMP_SECONDS = 2.0  # by which the wall clock must be set at once to count as a jump
 
 
 def read_previous_status(shared: Path, machine: str) -> MachineStatus | None:
@@ -37,15 +37,26 @@ def read_previous_status(shared: Path, machine: str) -> MachineStatus | None:
 def continue_clock(previous: MachineStatus | None) -> None:
     """Let this process's clock go on from that of the machine's previous agent, with this last status.
 
-    So all agents and trainers of a machine have one clock, which nobody sets. After a boot it starts from the wall
-    clock again, but never goes back.
+    So all agents and trainers of a machine have one clock, which nobody sets.
     """
-    if previous is None:
-        return
-    if previous.boot_id and previous.boot_id == host.boot_id():
-        host.steady_clock.offset = previous.clock_offset
-    else:
-        host.steady_clock.offset = max(host.steady_clock.offset, previous.time - host.seconds_since_boot())
+    if previous is not None:
+        host.steady_clock.go_on_from(previous.boot_id, previous.clock_offset, previous.clock_jump, previous.time)
+
+
+def elapsed_by_statuses(shared: Path, machine: str, names: Iterable[str], launch_id: str) -> float:
+    """Return how much of the launch's time limit has passed by the last statuses of its machines, 0.0 without any.
+
+    Whoever starts an agent may not know it: another computer that adopted the job, or one whose clock was set. Call
+    `continue_clock` first. The time since a status counts only where one clock tells it: on this machine, in one boot.
+    """
+    seconds = 0.0
+    for name in names:
+        status = read_previous_status(shared, name)
+        if status and status.launch == launch_id:
+            has_same_clock = name == machine and status.boot_id == host.boot_id()
+            since = max(0.0, host.unix_time() - status.time) if has_same_clock else 0.0
+            seconds = max(seconds, status.elapsed_seconds + since)
+    return seconds
 
 
 class StatusWriter:
@@ -71,7 +82,6 @@ class StatusWriter:
         self.last_status: MachineStatus | None = None
         self.sampler = HostSampler()
         self.boot_id = host.boot_id()
-        self.last_jump = 0.0
         self._log_end_of_previous_agent()
 
     def write(self, status: MachineStatus) -> None:
@@ -86,6 +96,8 @@ class StatusWriter:
         if not is_urgent and now - self.last_written < self.heartbeat_seconds:
             return
         self.last_written = now
+        if jump := host.steady_clock.new_jump():
+            print(f"the clock jumped by {jump:+.0f} s; all times go on as before", flush=True)
         status = replace(
             status,
             launch=self.launch_id,
@@ -94,7 +106,7 @@ class StatusWriter:
             time=host.unix_time(),
             boot_id=self.boot_id,
             clock_offset=host.steady_clock.offset,
-            clock_jump=self._check_jump(),
+            clock_jump=host.steady_clock.jump(),
         )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
@@ -106,14 +118,6 @@ class StatusWriter:
             )
             self._append_to_state_log(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
-
-    def _check_jump(self) -> float:
-        """Return by how much the wall clock was set forward, and print it when that has just happened."""
-        jump = host.steady_clock.jump()
-        if abs(jump - self.last_jump) > JUMP_SECONDS:
-            print(f"the clock jumped by {jump - self.last_jump:+.0f} s; all times go on as before", flush=True)
-            self.last_jump = jump
-        return jump
 
     def _log_end_of_previous_agent(self) -> None:
         """If the previous agent ended without a final status, log the time of its last heartbeat as its end."""

@@ -86,8 +86,7 @@ class Watchdog:
     def start(self) -> None:
         """Start the thread. Call it once, in the main thread."""
         if self.poweroff_grace is not None and self.max_hours is not None:
-            elapsed_seconds = time.monotonic() - self.start_time
-            self.schedule_poweroff(3600 * self.max_hours - elapsed_seconds + self.poweroff_grace)
+            self.schedule_poweroff(3600 * self.max_hours - self.elapsed_seconds + self.poweroff_grace)
         self._signal_pipe, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -135,9 +134,14 @@ class Watchdog:
         return self.limit_name or f"the limit of {self.max_hours:g} hours (--max-hours)"
 
     @property
+    def elapsed_seconds(self) -> float:
+        """The seconds of the time limit that have passed."""
+        return time.monotonic() - self.start_time
+
+    @property
     def limit_share(self) -> float | None:
         """The share of the time limit that has passed, None without one."""
-        return (time.monotonic() - self.start_time) / (3600 * self.max_hours) if self.max_hours else None
+        return self.elapsed_seconds / (3600 * self.max_hours) if self.max_hours else None
 
     def poll_once(self, now: float) -> None:
         """Check the limit, then the notice file and the metadata service.

@@ -95,6 +95,7 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
     """Return the statuses of a runs folder's jobs by name (None: damaged), and the rows of `-o json`."""
     from cluster.display.tables import DAMAGED
     from cluster.jobs import store
+    from cluster.state.states import JobState
     from train.tools.records import encode
 
     statuses: dict[str, JobStatus | None] = {}
@@ -102,8 +103,10 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
     for job in store.all_jobs(folder):
         try:
             refresh(job)
-            statuses[job.name] = job.status()
-            rows.append({**encode(statuses[job.name]), "hparams": job.hparams})
+            statuses[job.name] = status = job.status()
+            rows.append({**encode(status), "hparams": job.hparams})
+            if status.warning and status.state != JobState.ADOPTED:
+                warn(f"{job.name}: {status.warning}")
         except (ClusterError, OSError) as error:  # one job must not hide the others
             warn(error)
             statuses[job.name] = None

@@ -28,6 +28,7 @@ from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import HParamValue
 from train.metrics.records import VAL_SCALARS, EpochRow, StepRow, val_scalars
+from train.tools import host
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.filesystem import NO_FILE_ERRORS, to_json_bytes, write_atomic
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
@@ -67,7 +68,8 @@ class Job:
     def run(self) -> Run:
         """The job's specification with its run folder. Raises `ClusterError` when job.json is missing or damaged."""
         try:
-            return replace(Run.read(self.path), folder=self.run_folder)
+            clock = host.unix_time if self.is_supervisor else supervisor_records.home_clock(self.path)
+            return replace(Run.read(self.path), folder=self.run_folder, clock=clock)
         except DamagedRecord as error:
             raise self._damage(error) from error
         except OSError as error:
@@ -287,8 +289,10 @@ class Job:
     def _advance(self) -> None:
         if self.is_waiting:
             return queue_state.ensure_queue_process(self.path.parent, self.spec.queue)
-        if self.backend.is_remote and not self.is_supervisor:
-            return self.supervision.ensure(self.backend)
+        if not self.is_supervisor:
+            if self.backend.is_remote:
+                return self.supervision.ensure(self.backend)
+            self.supervision.end_frozen(self.backend)
         # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive, and a
         # launch that begins meanwhile is not the one that has ended.
         launch_id = self.run_folder.launch_id
@@ -365,6 +369,7 @@ class Job:
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
             supervisor_records.write_trouble(self.path, None)
+            (self.path / supervisor_records.HEARTBEAT_FILE).unlink(missing_ok=True)  # its clock is of the last launch
             write_atomic(self.run_folder.launch_path, uuid4().hex.encode())
             self.backend.launch()
         except (ClusterError, OSError):

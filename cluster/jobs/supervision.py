@@ -19,6 +19,9 @@ PROCESS_START_SECONDS = 20.0  # for a new agent to write its first status, for a
 START_MARKER = ".supervised"  # in the run folder; changed whenever a command starts a supervisor
 END_SECONDS = 5.0  # for a supervisor to end, after each signal
 END_POLL_SECONDS = 0.05
+SILENCE_SECONDS = 60.0  # after so long without a heartbeat, `status` warns that the supervisor does not answer
+FROZEN_SECONDS = 300.0  # after so long without one, the supervisor is killed, and another one started
+MAX_CLOCK_JUMP_SECONDS = 60.0  # by more, `status` says that the computer's clock was set
 ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
 
 
@@ -73,8 +76,38 @@ class Supervision:
         signs = [path.stat().st_mtime for path in (self.path / START_MARKER, *other_signs) if path.exists()]
         return is_recent(max(signs, default=0.0))
 
+    @property
+    def _silent_seconds(self) -> float:
+        """For how long the process that holds the supervisor's lock has been alive without writing a heartbeat."""
+        heartbeat = supervisor_records.read_heartbeat(self.path)
+        is_holder = heartbeat is not None and heartbeat.pid == lock_holder(self.path / SUPERVISOR_LOCK)
+        return heartbeat.silent_seconds if heartbeat and is_holder else 0.0
+
+    def _describe_silence(self) -> str:
+        """Return that the supervisor does not answer, and what to type, "" when it does."""
+        if (silent_seconds := self._silent_seconds) < SILENCE_SECONDS:
+            return ""
+        pid = lock_holder(self.path / SUPERVISOR_LOCK)
+        since = time.strftime("%H:%M", time.localtime(time.time() - silent_seconds))
+        return (
+            f"the supervisor (process {pid}) does not answer since {since}; lost machines are not replaced. If it was "
+            f"suspended, type: kill -CONT {pid}. After {FROZEN_SECONDS / 60:.0f} minutes of silence this replaces it: "
+            f"imgnet-cluster status {self.path.name}"
+        )
+
+    def _describe_clock(self) -> str:
+        """Return that the clock of this computer was set while the supervisor was at work, "" when it was not."""
+        heartbeat = supervisor_records.read_heartbeat(self.path)
+        if heartbeat is None or abs(heartbeat.clock_jump) < MAX_CLOCK_JUMP_SECONDS:
+            return ""
+        minutes = round(heartbeat.clock_jump / 60)
+        return f"the clock of this computer was set by {minutes:+d} minutes; the job's times and limits go on as before"
+
     def describe_trouble(self, backend: Backend) -> str:
         """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong."""
+        return self._describe_silence() or self._describe_absence(backend) or self._describe_clock()
+
+    def _describe_absence(self, backend: Backend) -> str:
         trouble = self._trouble()
         if backend.is_supervised() or not backend.is_remote:
             if trouble is None or not trouble.lacks_access:
@@ -107,7 +140,7 @@ class Supervision:
 
         Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
         but keep out a supervisor that has them. A supervisor whose credentials the cloud refuses is replaced when the
-        cloud accepts those of this process.
+        cloud accepts those of this process, and one that is frozen.
         """
         with contextlib.suppress(JobBusy), job_lock(self.path):
             trouble = self._trouble()
@@ -115,7 +148,8 @@ class Supervision:
                 self.access_error = trouble.error
                 return
             lacked_access = trouble is not None and trouble.lacks_access
-            if not lacked_access and (backend.is_supervised() or self._was_started_recently()):
+            is_at_work = backend.is_supervised() and self._silent_seconds < FROZEN_SECONDS
+            if not lacked_access and (is_at_work or self._was_started_recently()):
                 self.access_error = ""
                 return
             if time.monotonic() < self.next_access_check:
@@ -134,6 +168,12 @@ class Supervision:
                 (self.path / START_MARKER).touch()
                 backend.launch()
 
+    def end_frozen(self, backend: Backend) -> None:
+        """Kill a supervisor that has been frozen for long. Its job on this computer then gets another one."""
+        if self._silent_seconds >= FROZEN_SECONDS:
+            with contextlib.suppress(JobBusy), job_lock(self.path):
+                self._end(backend)
+
     def ensure_end_is_told(self, backend: Backend) -> None:
         """Start the supervisor of an ended job again: the last one was killed before it told users of the end."""
         with contextlib.suppress(JobBusy, ClusterError), job_lock(self.path):
@@ -144,10 +184,12 @@ class Supervision:
     def _end(self, backend: Backend) -> bool:
         """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
 
+        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on.
         The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
         of another computer.
         """
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        is_frozen = self._silent_seconds >= FROZEN_SECONDS
+        for signal_number in (signal.SIGKILL,) if is_frozen else (signal.SIGTERM, signal.SIGKILL):
             pid = lock_holder(self.path / SUPERVISOR_LOCK)
             if pid is None or not command_line(pid).endswith(" ".join(backend.supervisor_argv()[-2:])):
                 break

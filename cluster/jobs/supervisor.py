@@ -13,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +27,7 @@ from cluster.state import status, supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
-from train.tools import process_log
+from train.tools import host, process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
 from train.tools.records import DamagedRecord
@@ -39,6 +41,7 @@ logger = logging.getLogger(
 
 SUPERVISOR_POLL_SECONDS = 1.0
 SUPERVISOR_RETRY_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 2.0
 REPORT_LOG = "report.log"  # in the run folder: what the process that writes the report prints
 REPORT_TIMEOUT_SECONDS = 90.0  # the report is a convenience; it must not delay anything
@@ -123,7 +126,7 @@ def main() -> int:
     print(f"supervisor of {path.name}: copies its files here, replaces lost machines, writes the result", flush=True)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
-        with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
+        with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS), heartbeats(path):
             job = Job(path, is_supervisor=True)
             notifier = Notifier(job.run)
             exit_code = supervise(job, notifier)
@@ -137,6 +140,32 @@ def main() -> int:
         notifier.finish(SupervisorView())
         write_job_report(Job(path))
     return exit_code
+
+
+@contextlib.contextmanager
+def heartbeats(path: Path) -> Iterator[None]:
+    """Write heartbeats to the run folder meanwhile, by the clock of the job's last supervisor.
+
+    A thread writes them, because one round of the supervisor may take hours. It logs each jump of the wall clock.
+    """
+    if last := supervisor_records.read_heartbeat(path):
+        host.steady_clock.go_on_from(last.boot_id, last.clock_offset, last.clock_jump, last.time)
+    supervisor_records.write_heartbeat(path)
+    is_over = threading.Event()
+
+    def write_all() -> None:
+        while not is_over.wait(HEARTBEAT_SECONDS):
+            if jump := host.steady_clock.new_jump():
+                logger.warning("the clock of this computer jumped by %+.0f s; the job's times go on as before", jump)
+            supervisor_records.write_heartbeat(path)
+
+    writer = threading.Thread(target=write_all, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        writer.join(HEARTBEAT_SECONDS)  # the disk may hang
 
 
 def log_signal(signal_number: int, _: FrameType | None) -> None:

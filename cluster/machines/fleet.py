@@ -26,6 +26,7 @@ from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import AGENT_LOCK, REHEARSED_NOTICE, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
+from train.tools import host
 
 from .code_archive import PackedCode, pack_code
 from .mirror import Mirror
@@ -374,7 +375,7 @@ class Fleet:
     @property
     def elapsed_seconds(self) -> float:
         """Seconds of the job's time limit that have passed."""
-        return max(0.0, time.time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
+        return max(0.0, host.unix_time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
         self.setup_progress.restart(name)

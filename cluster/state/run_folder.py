@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,6 +12,7 @@ from typing import Self
 
 from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
 from train.metrics.step_search import first_and_last_step
+from train.tools import host
 from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
 from train.tools.filesystem import (
     GrowingFile,
@@ -265,7 +265,7 @@ class Run:
 
     spec: JobSpec
     folder: RunFolder
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = host.unix_time
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,15 +1,20 @@
-"""What the supervisor writes to the run folder about its work: set-up of the machines, activity, and trouble."""
+"""What the supervisor writes to the run folder about its work: heartbeat, set-up of the machines, activity, trouble."""
 
 import contextlib
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from train.tools import host
 from train.tools.filesystem import to_json_bytes, write_atomic
-from train.tools.records import encode, read_record
+from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.shared_files import overwrite_below
 
 from .states import SetupStep
 
+HEARTBEAT_FILE = "supervisor.json"
 CLOUD_ACTIVITY_FILE = "cloud.json"
 TROUBLE_FILE = "trouble.json"
 
@@ -76,6 +81,56 @@ class SupervisorTrouble:
     error: str
     lacks_access: bool = False
     adopted_since: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorHeartbeat:
+    """The last sign of life of the supervisor's process, supervisor.json in the run folder.
+
+    `monotonic` is when it was written by the clock of the kernel that stands still while the computer sleeps. The rest
+    is the job's clock at home, with the names of a `MachineStatus`: `time` goes on when the wall clock is set.
+    """
+
+    pid: int
+    monotonic: float
+    time: float
+    boot_id: str
+    clock_offset: float
+    clock_jump: float
+
+    @property
+    def silent_seconds(self) -> float:
+        """The seconds since then, without those in which the computer slept; 0.0 after a boot."""
+        return max(0.0, time.monotonic() - self.monotonic) if self.boot_id == host.boot_id() else 0.0
+
+
+def write_heartbeat(run_path: Path) -> None:
+    """Write that this process, the supervisor, lives, and its clock. A full disk must not end the job."""
+    heartbeat = SupervisorHeartbeat(
+        pid=os.getpid(),
+        monotonic=time.monotonic(),
+        time=host.unix_time(),
+        boot_id=host.boot_id(),
+        clock_offset=host.steady_clock.offset,
+        clock_jump=host.steady_clock.jump(),
+    )
+    with contextlib.suppress(OSError):
+        overwrite_below(run_path, HEARTBEAT_FILE, to_json_bytes(encode(heartbeat)))
+
+
+def read_heartbeat(run_path: Path) -> SupervisorHeartbeat | None:
+    """Return the last heartbeat; None before the first, and for one that is just being overwritten."""
+    with contextlib.suppress(DamagedRecord):
+        return read_record(run_path / HEARTBEAT_FILE, SupervisorHeartbeat)
+    return None
+
+
+def home_clock(run_path: Path) -> Callable[[], float]:
+    """Return the clock of the job's supervisor (seconds since 1970), or that of this process before there is one."""
+    heartbeat = read_heartbeat(run_path)
+    if heartbeat and heartbeat.boot_id and heartbeat.boot_id == host.boot_id():
+        return host.SteadyClock(heartbeat.clock_offset).time
+    return host.unix_time
 
 
 def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> bool:

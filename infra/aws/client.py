@@ -6,6 +6,7 @@ All other clients retry up to eight times.
 """
 
 import contextlib
+import email.utils
 import getpass
 import os
 import re
@@ -22,6 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 
 from infra.errors import NoAnswer, NoCredentials
+from train.tools import host
 
 from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
 from .tags import Resource, Tags, make_filters
@@ -31,6 +33,7 @@ CHECK_IP_URL = "https://checkip.amazonaws.com"
 RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=10, read_timeout=60)
 NO_RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=130)
 QUICK_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=5, read_timeout=10)
+MAX_CLOCK_ERROR_SECONDS = 20.0  # by which our clock may differ from AWS's: a Date has whole seconds and takes a way
 CONSISTENCY_TIMEOUT_SECONDS = 60.0  # how long AWS may take to show in one call what another call has created
 CONSISTENCY_POLL_SECONDS = 2.0
 Response = TypeVar("Response")
@@ -56,6 +59,7 @@ class Account:
             region = region or os.environ.get("AWS_REGION")
             self._session = boto3.session.Session(profile_name=profile, region_name=region)
             _forbid_questions(self._session)
+            _follow_clock(self._session)
         if not self._session.region_name:
             with _explain_errors("AWS"):
                 has_credentials = self._session.get_credentials() is not None
@@ -177,6 +181,27 @@ def _forbid_questions(session: Any) -> None:  # Any: boto3 ships no types
 
     provider = session._session.get_component("credential_provider").get_provider("assume-role")
     provider._prompter = refuse
+
+
+def _follow_clock(session: Any) -> None:  # Any: boto3 ships no types
+    """Let the clock of this process follow that of AWS, which each answer tells: nobody sets it.
+
+    So limits of time and money hold although the clock of this computer is wrong, for example after a reboot.
+    """
+
+    def note_start(context: dict[str, float], **_: object) -> None:
+        context["imgnet_start"] = host.seconds_since_boot()
+
+    def compare(http_response: Any, context: dict[str, float], **_: object) -> None:
+        answer_time = email.utils.parsedate_tz(http_response.headers.get("Date"))
+        is_quick = host.seconds_since_boot() - context["imgnet_start"] < MAX_CLOCK_ERROR_SECONDS
+        if answer_time and is_quick:  # a slow answer may have been on its way for long
+            aws_time = float(email.utils.mktime_tz(answer_time))
+            if abs(aws_time - host.unix_time()) > MAX_CLOCK_ERROR_SECONDS:
+                host.steady_clock.set_time(aws_time)
+
+    session.events.register("before-call", note_start)
+    session.events.register("after-call", compare)
 
 
 def get_public_address() -> str:

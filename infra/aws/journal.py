@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+from train.tools import host
 
 from .journal_events import (
     InstanceEnded,
@@ -56,7 +57,7 @@ class Journal:
 
         Raises `OSError`. The caller must then not make the AWS call.
         """
-        self.copy(replace(event, time=time.time()))
+        self.copy(replace(event, time=host.unix_time()))
 
     def copy(self, *events: JournalEvent) -> None:
         """Append events of another journal, with the times that they have. Returns when they are on disk.

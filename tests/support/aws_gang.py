@@ -21,7 +21,6 @@ from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import account_at
 
 from infra.aws import client as aws_client
-from infra.aws import journal
 from infra.aws.client import Account
 from infra.aws.instances import gang as instances_gang
 from infra.aws.instances import instances
@@ -35,6 +34,7 @@ from infra.aws.journal_events import JournalEvent
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
+from train.tools import host
 
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -45,13 +45,16 @@ class Crash(BaseException):
 
 
 class Clock:
-    """Replaces the module `time` by the clock of the cloud."""
+    """Replaces the module `time`, and the steady clock of this process, by the clock of the cloud."""
 
     def __init__(self, sim: Any) -> None:
         self.time = self.monotonic = sim.now
         self.sim = sim
         self.pauses: list[float] = []
         self.meanwhile: list[Callable[[], Any]] = []
+
+    def set_time(self, unix_time: float) -> None:
+        """Ignore the dates of the answers, which are those of the real web server."""
 
     def sleep(self, seconds: float) -> None:
         """Move the clock instead of waiting. Each call runs the next function of `meanwhile`."""
@@ -258,8 +261,9 @@ def bed(
     """A stack without machines, at 20:00. After the test the job is ended, and nothing may be left of it."""
     front.sim.clock = lambda: START
     testbed = GangTestbed(front, front_of_session[1], tmp_path)
-    for module in (aws_client, instances_gang, instances, journal):
+    for module in (aws_client, instances_gang, instances):
         monkeypatch.setattr(module, "time", testbed.clock)
+    monkeypatch.setattr(host, "steady_clock", testbed.clock)
     with log_lines("infra") as testbed.log_lines:
         yield testbed
     testbed.end_job()

@@ -3,7 +3,6 @@
 Its machines are entries of a dictionary, and nothing runs on them: a test replaces the fleet.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +13,7 @@ from cluster.connectors.hosts_file import Host
 from infra.costs import JobCost
 from infra.errors import MachinesRefused, NoMachines
 from infra.rented_machine import RentedMachine
+from train.tools import host
 
 
 class ToyCloud(CloudProvider[RentedMachine]):
@@ -43,7 +43,7 @@ class ToyCloud(CloudProvider[RentedMachine]):
             journal.write(f"rent {name}\n")
         cls = type(self)
         cls.free_machines -= 1
-        cls.first_time = cls.first_time or time.time()
+        cls.first_time = cls.first_time or host.unix_time()
         number = len(cls.rented) + len(cls.released) + 1
         machine = RentedMachine(id=f"toy-{number}", name=name, private_ip=f"10.0.0.{number}", public_ip="127.0.0.1")
         cls.rented[machine.id] = machine

@@ -20,6 +20,7 @@ RECORDED_PACKAGES = ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow")
 GIT_TIMEOUT_SECONDS = 20
 KIB = 1024  # bytes; /proc/meminfo says kB and means KiB
 LOOPBACK = "lo"
+JUMP_SECONDS = 2.0  # by which the wall clock must be set at once to count as a jump
 CLOCK_OFFSET_VARIABLE = "IMGNET_CLOCK_OFFSET"  # set by the agent, so that its trainers have the same clock
 ROOT_VARIABLE = "IMGNET_HOST_ROOT"  # the folder that stands for / on a machine of the simulated cloud
 
@@ -135,6 +136,7 @@ class SteadyClock:
     def __init__(self, offset: float | None = None) -> None:
         given = os.environ.get(CLOCK_OFFSET_VARIABLE)
         self.offset = offset if offset is not None else float(given) if given else self.wall_offset()
+        self.last_jump = 0.0  # the one that was reported last
 
     @staticmethod
     def wall_offset() -> float:
@@ -145,9 +147,31 @@ class SteadyClock:
         """Return the Unix time in seconds."""
         return self.offset + seconds_since_boot()
 
+    def go_on_from(self, last_boot_id: str, last_offset: float, last_jump: float, last_time: float) -> None:
+        """Go on from the clock of an earlier process of this computer, of which these were the last values.
+
+        After a boot this clock starts from the wall clock again, but never goes back.
+        """
+        if last_boot_id and last_boot_id == boot_id():
+            self.offset, self.last_jump = last_offset, last_jump
+        else:
+            self.offset = max(self.offset, last_time - seconds_since_boot())
+
+    def set_time(self, unix_time: float) -> None:
+        """Take over the time of another clock, which is known to be right."""
+        self.offset = unix_time - seconds_since_boot()
+
     def jump(self) -> float:
         """Return by how many seconds the wall clock was set forward since this clock was started."""
         return self.wall_offset() - self.offset
+
+    def new_jump(self) -> float:
+        """Return by how many seconds the wall clock was set forward since the last jump; 0 when it was not set."""
+        new_jump = self.jump() - self.last_jump
+        if abs(new_jump) <= JUMP_SECONDS:
+            return 0.0
+        self.last_jump += new_jump
+        return new_jump
 
 
 def seconds_since_boot() -> float:

@@ -27,6 +27,7 @@ from cluster.state.spec import JobSpec, RentalFacts, RequestedLimits
 from infra.costs import JobCost, TrafficForecast
 from infra.errors import Interrupted
 from infra.rented_machine import RentedMachine
+from train.tools import host
 
 JOURNAL_FILE = "cloud.jsonl"  # in the run folder; without it, nothing was ever rented
 REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
@@ -75,7 +76,7 @@ class CloudProvider(ABC, Generic[MachineT]):
     @property
     @abstractmethod
     def first_machine_time(self) -> float | None:
-        """When the first machine of this launch was granted, in seconds since 1970; None before it."""
+        """When the first machine of this launch was granted, by `host.unix_time`; None before it."""
 
     @property
     @abstractmethod
@@ -209,7 +210,7 @@ class CloudProvider(ABC, Generic[MachineT]):
     @property
     def earlier_cost(self) -> float:
         """The cost of the job's earlier launches, in dollars."""
-        return self.total_dollars(self.first_machine_time or time.time())
+        return self.total_dollars(self.first_machine_time or host.unix_time())
 
     def change_limits(self, hours: float | None, dollars: float | None) -> None:
         """Let this object use other limits than the requested ones, those that are not None."""
@@ -259,7 +260,7 @@ class CloudProvider(ABC, Generic[MachineT]):
     def _seconds_until_closing(self) -> float:
         """The seconds from the first machine of this launch until the cloud ends all machines."""
         closing_time = self.closing_time
-        return math.inf if closing_time is None else closing_time - (self.first_machine_time or time.time())
+        return math.inf if closing_time is None else closing_time - (self.first_machine_time or host.unix_time())
 
     def _explain_limit(self, max_hours: float, grace_seconds: float) -> str:
         """Return what set this time limit when it was not the requested hours, else ""."""
@@ -279,7 +280,7 @@ class CloudProvider(ABC, Generic[MachineT]):
         dollars_once = self.expected_traffic.dollars_once
         if not dollars_per_hour or start is None:
             return self.earlier_cost + dollars_once
-        now = time.time()
+        now = host.unix_time()
         if self.has_moved:  # the earlier machines had another price
             return self.total_dollars(now) - dollars_per_hour * (now - start) / 3600 + dollars_once
         cost, earlier_cost = (self.job_cost(self.run_folder.path, moment) for moment in (now, start))
@@ -294,7 +295,7 @@ class CloudProvider(ABC, Generic[MachineT]):
         The agents stop at the time limit that was computed when the machines were rented. More traffic than was
         expected then shortens the time.
         """
-        now = time.time()
+        now = host.unix_time()
         if self.max_dollars is None:
             return False
         if self.total_dollars(now) >= self.max_dollars:
@@ -309,7 +310,7 @@ class CloudProvider(ABC, Generic[MachineT]):
         if self.first_machine_time is None:
             return False
         max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
-        return time.time() - self.first_machine_time > 3600 * max_hours + grace_seconds
+        return host.unix_time() - self.first_machine_time > 3600 * max_hours + grace_seconds
 
 
 def compute_limits(

@@ -15,6 +15,7 @@ from uuid import uuid4
 from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus, parse_status
 from infra.costs import NO_TRAFFIC, Traffic
+from train.tools import host
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import encode, read_record
 
@@ -75,7 +76,7 @@ class TrafficLog:
         self.last_count_time = now
         statuses = [parse_status(content) for content, _ in fleet.mirror.last_status.values()]
         with contextlib.suppress(OSError):  # a full disk: a later call writes it
-            self.update(filter(None, statuses), fleet.received_bytes, time.time())
+            self.update(filter(None, statuses), fleet.received_bytes, host.unix_time())
 
     def leave(self, fleet: Fleet) -> None:
         """Take over what a fleet's machines have reported, for the last time: the job moves to others."""

@@ -159,7 +159,7 @@ class SlurmBackend(SharedFolderBackend):
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running, or may be: its job waits, or Slurm does not answer."""
         status = state_status.read_agent_status(self.run.folder, machine)
-        silence = max(0.0, self.run.clock() - status.time - status.clock_jump) if status else math.inf
+        silence = max(0.0, time.time() - status.time - status.clock_jump) if status else math.inf
         has_ended = status is not None and status.ended
         heartbeat_seconds = max(1.0, self.run.spec.heartbeat_seconds)
         if not has_ended and silence < FRESH_HEARTBEATS * heartbeat_seconds:

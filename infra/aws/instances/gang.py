@@ -28,6 +28,7 @@ from infra.aws.launch_request import Place
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.errors import CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
+from train.tools import host
 
 from . import instances
 from .instances import Instance
@@ -202,7 +203,7 @@ class Gang:
             request = recorded.request
             if (request.place.zone, request.place.type, request.place.market) == (place.zone, place.type, place.market):
                 has_no_capacity = isinstance(recorded.outcome, RequestRefused) and recorded.outcome.has_no_capacity
-                return has_no_capacity and time.time() - request.time < CAPACITY_COOLDOWN_SECONDS
+                return has_no_capacity and host.unix_time() - request.time < CAPACITY_COOLDOWN_SECONDS
         return False
 
     def request_instances(
@@ -435,7 +436,7 @@ class Gang:
         known_ids = self.journal.ended_ids | {instance.id for instance in visible}
         for recorded in self._requests_in_region():
             expiry_time = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
-            end_time = min(time.time(), expiry_time or time.time())
+            end_time = min(host.unix_time(), expiry_time or host.unix_time())
             for instance_id in recorded.ids:
                 if instance_id not in known_ids:
                     self._record(

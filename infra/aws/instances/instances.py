@@ -20,6 +20,7 @@ from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from infra.rented_machine import RentedMachine
+from train.tools import host
 
 from . import internet
 
@@ -116,7 +117,7 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
     reason = description.get("StateTransitionReason", "")
     match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
     if not match:
-        return max(launch_time, time.time())
+        return max(launch_time, host.unix_time())
     return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
 
 
@@ -274,7 +275,7 @@ def terminate_and_wait(
             terminate(account, new_ids)
             requested_ids |= set(new_ids)
         remaining = [instance for instance in instances if instance.state != "terminated"]
-        may_appear = time.time() - last_request_time < INSTANCE_VISIBILITY_SECONDS
+        may_appear = host.unix_time() - last_request_time < INSTANCE_VISIBILITY_SECONDS
         if not remaining and not may_appear:
             return []
         if time.monotonic() > deadline:

@@ -247,8 +247,13 @@ def test_agent_kills_children_of_trainers(agents: Fixture, hand_made: Fixture) -
     assert not agents.place.pids("sleep 1234")
 
 
-def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(max_hours=0.5 / 3600)
+@pytest.mark.parametrize(("max_hours", "elapsed_seconds"), [(0.5 / 3600, 0.0), (1.0, 3600.0)])
+def test_agent_max_hours_saves_and_stops(
+    agents: Fixture, hand_made: Fixture, max_hours: float, elapsed_seconds: float
+) -> None:
+    """The time of the machine's previous agent counts, although whoever starts this one does not know of it."""
+    run = hand_made(max_hours=max_hours)
+    run.write_status("training", elapsed_seconds=elapsed_seconds)
     assert agents.run(run, SAVE_WHEN_ASKED) == 0
     state, reason = agents.end(run)
     assert state == "stopped" and "--max-hours" in reason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.status_writer import StatusWriter, continue_clock, read_previous_status
+from cluster.agent.status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
@@ -113,6 +113,26 @@ def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: 
             pass
     writer.write(replace(STATUS, step=9))
     assert read_status(full_disk)["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "expected"),
+    [
+        ("1", {}, 150.0),
+        ("1", {"boot_id": "an earlier one"}, 100.0),  # nobody knows how long the machine was off
+        ("0", {}, 100.0),  # whose clock may differ
+        ("1", {"launch": "an earlier one"}, 0.0),
+    ],
+)
+def test_time_of_a_launch_goes_on_from_the_last_status_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, changes: dict[str, Any], expected: float
+) -> None:
+    monkeypatch.setattr(host, "boot_id", lambda: "this one")
+    monkeypatch.setattr(host, "unix_time", lambda: 1050.0)
+    status = {"id": f"{machine}.a", "launch": "now", "time": 1000.0, "boot_id": "this one", "elapsed_seconds": 100.0}
+    (tmp_path / "status").mkdir()
+    (tmp_path / f"status/{machine}.json").write_text(json.dumps({**status, **changes}))
+    assert elapsed_by_statuses(tmp_path, "1", ("0", "1"), "now") == expected
 
 
 @pytest.mark.parametrize(("boot_id", "since_boot", "expected"), [("first", 60.0, 1010.0), ("second", 2.0, 1000.0)])

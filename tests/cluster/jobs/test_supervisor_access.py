@@ -1,26 +1,32 @@
-"""The supervisor of a rented job and credentials: who starts one, who ends one, and what `status` says of it."""
+"""The supervisor of a rented job: who starts one, who ends one, and what `status` says of it."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
+from cluster.backends.local import LocalBackend
+from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.display.progress import follow
 from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
 from cluster.jobs import billing
+from cluster.jobs.job import Job
 from cluster.jobs.supervision import START_MARKER
-from cluster.jobs.supervisor import supervise
+from cluster.jobs.supervisor import heartbeats, supervise
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.supervisor_records import SupervisorTrouble
 from infra.errors import AdoptedElsewhere, NoCredentials
+from train.tools import host
 
 Fixture = Any
 REFUSED = SupervisorTrouble(error="the toy cloud refuses the credentials", lacks_access=True)
@@ -192,6 +198,61 @@ def test_supervisor_that_is_refused_stays_without_better_credentials(
     job.refresh()
     assert holder.poll() is None and job.sessions == []
     assert job.status().warning.startswith(REFUSED.error)
+
+
+@pytest.mark.parametrize("backend", ["toy", "local"])
+@pytest.mark.parametrize("silent_seconds", [20.0, 120.0, 600.0])
+def test_supervisor_that_is_frozen_is_named_and_after_long_replaced(
+    job: Any, start_holder: Fixture, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, backend: str
+) -> None:
+    """It holds its lock, so nothing else shows that it does no work."""
+    if backend == "local":
+        monkeypatch.setattr(tmux, "is_owned_by", lambda *_: True)
+        monkeypatch.setattr(tmux, "add_window", lambda name, window, argv: job.sessions.append(window))
+        monkeypatch.setattr(LocalBackend, "agents_alive", lambda _: True)
+        job.backend = LocalBackend(job.run)
+    holder = start_holder()
+    holder.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(os, "getpid", lambda: holder.pid)
+    supervisor_records.write_heartbeat(job.path)
+    now = time.monotonic() + silent_seconds
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    warning = job.status().warning
+    assert (f"(process {holder.pid}) does not answer since" in warning) == (silent_seconds > 60) == (warning != "")
+    job.refresh()
+    if silent_seconds < 300:
+        assert holder.poll() is None and job.sessions == []
+    else:
+        assert holder.wait(120) == -signal.SIGKILL and job.sessions == ["supervisor"]
+
+
+def test_clock_of_home_that_is_set_while_a_supervisor_is_at_work_or_dead(
+    job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host, "steady_clock", host.SteadyClock())
+    monkeypatch.setattr("cluster.jobs.supervisor.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(ToyBackend, "is_supervised", lambda _: True)
+    start = host.unix_time()
+
+    def set_wall_clock(hours: float) -> None:
+        moment = start + 3600 * hours
+        monkeypatch.setattr(time, "time", lambda: moment)
+
+    def wait_for_log(text: str) -> None:
+        while text not in caplog.text:
+            threading.Event().wait(0.01)
+
+    with heartbeats(job.path):
+        set_wall_clock(5)
+        wait_for_log("the clock of this computer jumped by +")
+        assert host.unix_time() < start + 3600
+    assert "was set by +300 minutes" in job.status().warning and Job(job.path).run.clock() < start + 3600
+    set_wall_clock(-2)
+    monkeypatch.setattr(host, "steady_clock", host.SteadyClock())  # that of another process
+    with heartbeats(job.path):
+        assert start <= host.unix_time() < start + 3600
+        wait_for_log("jumped by -25")
+    assert caplog.text.count("jumped by") == 2
 
 
 def test_other_process_that_holds_the_lock_is_not_ended(job: Any, start_holder: Fixture) -> None:

@@ -11,6 +11,7 @@ from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.errors import ErrorKind
 from infra.errors import CloudError, NoCredentials
+from train.tools import host
 
 __all__ = ["bed"]
 
@@ -46,6 +47,19 @@ def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
         monkeypatch.delenv(name)
     with pytest.raises(NoCredentials, match="aws configure export-credentials --profile mfa"):
         Account("us-east-1").ec2.describe_vpcs()
+
+
+@pytest.mark.parametrize("error_hours", [-5.0, 0.0, 5.0])
+def test_answers_of_aws_set_a_clock_that_is_wrong(
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch, error_hours: float
+) -> None:
+    """For example after a boot. A small difference is only the way of the answer."""
+    right_offset = host.SteadyClock.wall_offset()
+    clock = host.SteadyClock(right_offset + 3600 * error_hours + 3)
+    monkeypatch.setattr(host, "steady_clock", clock)
+    Account("us-east-1").ec2.describe_vpcs()
+    assert abs(clock.offset - right_offset) < aws_client.MAX_CLOCK_ERROR_SECONDS
+    assert (clock.offset == right_offset + 3) == (error_hours == 0.0)
 
 
 @pytest.mark.parametrize(

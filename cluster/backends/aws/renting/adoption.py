@@ -6,7 +6,6 @@ prices are AWS's of today. The machines' host keys are tags too, so the first lo
 """
 
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -45,6 +44,7 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing, offers
 from infra.aws.stack import claims, key_pairs, security_group, stack
 from infra.errors import CloudError
+from train.tools import host
 from train.tools.records import DamagedRecord, encode
 
 from . import ssh_access
@@ -288,14 +288,14 @@ class AwsAdoption(JobAdoption):
     def take_over(self, run_path: Path, launch_id: str) -> None:
         """Write the job's journal to a run folder, and claim the job for this computer."""
         journal = Journal(run_path / JOURNAL_FILE)
-        journal.copy(LaunchStarted(time=time.time(), launch_id=launch_id), *self.events)
+        journal.copy(LaunchStarted(time=host.unix_time(), launch_id=launch_id), *self.events)
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.
         known_dollars = billing.job_cost(journal, self.terms.at - TERMS_ROUNDING_SECONDS).dollars
         claim = uuid4().hex
         journal.write(JobAdopted(claim=claim, dollars=max(0.0, self.terms.spent - known_dollars)))
         hours = MAX_HOURS_WITHOUT_LIMIT if self.terms.hours is None else self.terms.hours
         with cloud_errors_as_cluster_errors():
-            claims.write_claim(self.account, self.uid, claim, time.time() + 3600 * hours + CLAIM_SECONDS)
+            claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
 
 
 def adopted_options(rental_spec: RentalSpec) -> AwsOptions:

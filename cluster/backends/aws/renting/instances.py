@@ -42,6 +42,7 @@ from infra.aws.market.reservations import find_reservation
 from infra.aws.stack import claims, key_pairs, security_group, stack
 from infra.aws.stack.resources import StackContext
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
+from train.tools import host
 
 from . import ssh_access
 from .instance_history import InstanceHistory
@@ -110,7 +111,7 @@ class JobInstances(InstanceHistory):
             return
         claim = claims.read_claim(self.account, self.spec.uid)
         if claim.id != self.claim:
-            since = claim.since or time.time()
+            since = claim.since or host.unix_time()
             holder = f" ({claim.holder})" if claim.holder else ""
             raise AdoptedElsewhere(
                 f"{self.spec.name} was adopted by another computer{holder}, which supervises it since "
@@ -267,8 +268,9 @@ class JobInstances(InstanceHistory):
         """
         if not place.reservation:
             return place
+        now = host.unix_time()
         reservation = find_reservation(
-            self.account, [place.region], place.reservation.id, time.time(), [place.type], [place.zone], place.market
+            self.account, [place.region], place.reservation.id, now, [place.type], [place.zone], place.market
         )
         return reservation.place(place.price)
 
@@ -334,7 +336,7 @@ class JobInstances(InstanceHistory):
         """
         assert self.stack
         instance_type = self.instance_types[place.type]
-        now = time.time()
+        now = host.unix_time()
         image_key = place.region, instance_type.gpu_arch
         if image_key not in self.resolved_images:
             # Resolved once per process: a newer image would change a request that is repeated with the same token.
@@ -424,7 +426,7 @@ class JobInstances(InstanceHistory):
     def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry of all live instances, which `gc` reads, and the terms by their tags. Raises `CloudError`."""
         instance_ids = [instance.id for instance in self.list_machines().values()]
-        new_tags = {tags.EXPIRES: tags.format_time(expiry_time), tags.TERMS: self.terms(time.time()).to_tag()}
+        new_tags = {tags.EXPIRES: tags.format_time(expiry_time), tags.TERMS: self.terms(host.unix_time()).to_tag()}
         instances.set_tags(self.account, instance_ids, new_tags)
 
     # --- terminating --------------------------------------------------------------------------------------------------
@@ -436,7 +438,7 @@ class JobInstances(InstanceHistory):
         for region in self.used_regions - {self.region}:
             leftovers += self._uninterruptible_gang(self.account.in_region(region)).terminate_job()
         with contextlib.suppress(CloudError, OSError):
-            billing.record_spot_costs(self.account, self.journal, time.time())
+            billing.record_spot_costs(self.account, self.journal, host.unix_time())
         return leftovers
 
     def _uninterruptible_gang(self, account: Account) -> Gang:

@@ -267,6 +267,23 @@ def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make
     assert job_instances.external_termination_reason()
 
 
+@pytest.mark.parametrize(("jump_hours", "hours", "is_over"), [(5.0, 3.0, False), (-5.0, 1.0, True)])
+@pytest.mark.parametrize("is_limit_of_price", [False, True])
+def test_no_limit_follows_the_wall_clock(
+    make_instances: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    is_limit_of_price: bool,
+    jump_hours: float,
+    hours: float,
+    is_over: bool,
+) -> None:
+    """The machines have run for two hours when the clock of this computer is set."""
+    limits = {"max_hours": None, "rental": {"max_dollars": 10 * hours}} if is_limit_of_price else {"max_hours": hours}
+    job_instances = make_instances(1, *granted(1, NOW - 2 * HOUR, place(10.0), "0"), **limits)
+    monkeypatch.setattr(time, "time", lambda: NOW + jump_hours * HOUR)
+    assert (job_instances.is_price_limit_reached if is_limit_of_price else job_instances.is_overdue) is is_over
+
+
 def test_limits_keep_expected_traffic_back_and_shorten_with_more(make_instances: Any) -> None:
     rental = {"max_dollars": 40.0, "traffic": TrafficForecast(dollars_once=2.0, dollars_per_hour=1.0)}
     job_instances = make_instances(1, *granted(1, NOW - HOUR, place(10.0), "0"), max_hours=100.0, rental=rental)
