@@ -4,6 +4,7 @@ Start-up must stay fast: a command imports what it needs inside its function, so
 package.
 """
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import click
 
 from cluster.display.terminal import prepare_standard_streams
-from cluster.errors import EXIT_INTERRUPTED, EXIT_USAGE
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
 from . import checks, cloud, completion, data, data_fetch, evaluate, inspect, launch, plan, record, run
 from .options import CommandGroup, exit_with_error
@@ -71,9 +72,25 @@ for command in data_fetch.COMMANDS:
     data.data.add_command(command)
 
 
+def prepare_environment() -> None:
+    """Name the user and the home where this computer knows neither, as in `docker run --user`: libraries ask for both.
+
+    Exits with one line when the current folder is gone: relative paths and the folder `runs` mean nothing then.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ |= {"HOME": "/", "LOGNAME": os.environ.get("LOGNAME") or f"uid-{os.getuid()}"}
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        exit_with_error("the current folder was deleted; change to another one, such as: cd ~", EXIT_ERROR)
+
+
 def main() -> None:
     """Run the command line and exit. Usage errors that click finds are one line too."""
     prepare_standard_streams()
+    prepare_environment()
     try:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:

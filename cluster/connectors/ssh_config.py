@@ -139,13 +139,22 @@ def _user_config_argv() -> list[str]:
     OpenSSH takes the home of the password database instead of $HOME. The option is only needed where they differ.
     """
     config = Path("~/.ssh/config").expanduser()
-    if str(Path.home()) == pwd.getpwuid(os.getuid()).pw_dir:
+    if str(Path.home()) == _passwd_home():
         return []
     return ["-F", str(config) if config.exists() else "none"]
 
 
+def _passwd_home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        raise ClusterError(
+            f"ssh refuses a user without a name: add a line for uid {os.getuid()} to /etc/passwd"
+        ) from None
+
+
 def _expand_path(text: str) -> Path:
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    home = _passwd_home()
     if text.startswith(f"{home}/.ssh/"):
         text = "~" + text[len(home) :]
     return Path(_expand_tokens(text, {"d": "~", "h": "%h"})).expanduser()

@@ -27,6 +27,7 @@ NOTHING_THERE = re.compile(
     r"no server running|error connecting to .*\((No such file or directory|Connection refused)\)|can't find"
     rf"|no such session|lost server|{SERVER_ENDED}"
 )
+NO_SOCKET_FOLDER = ("couldn't create directory", "error creating")  # printed by tmux for the folder of its socket
 NO_VARIABLE = "unknown variable"  # printed by tmux for a session that lacks it
 DETACH_KEYS = "Ctrl-b d"
 NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
@@ -124,8 +125,16 @@ def _ask(*words: str) -> list[str] | None:
     if NOTHING_THERE.match(error):
         return None
     if error and not error.startswith(NO_VARIABLE):
-        raise ClusterError(f"tmux -L {SOCKET_NAME}: {error}")
+        raise _failure(completed.stderr)
     return completed.stdout
+
+
+def _failure(stderr: list[str]) -> ClusterError:
+    """Return the error for what tmux has printed. Its socket lies in $TMUX_TMPDIR, else in /tmp."""
+    error = " ".join(stderr)
+    is_folder = error.startswith(NO_SOCKET_FOLDER)
+    remedy = "; name a folder that can be written: export TMUX_TMPDIR=FOLDER" if is_folder else ""
+    return ClusterError(f"tmux -L {SOCKET_NAME}: {error}{remedy}")
 
 
 def session_names() -> set[str]:
@@ -181,7 +190,7 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
         # The server ends with its last session. A command that reaches it at that moment is lost; the next one starts
         # another server.
         if SERVER_ENDED not in completed.stderr or time.monotonic() > deadline:
-            raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+            raise _failure(completed.stderr)
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
@@ -194,7 +203,7 @@ def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = Fal
         completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
         if not completed.stderr:
             return
-    raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+    raise _failure(completed.stderr)
 
 
 def _new_session(name: str, window: str, owner: str) -> list[str]:

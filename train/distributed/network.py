@@ -90,8 +90,13 @@ def library_variables(root: Path = Path("/")) -> dict[str, str]:
 def compile_cache_variables(folder: Path) -> dict[str, str]:
     """Return variables that keep what torch.compile makes in a folder, except those that the user has set.
 
-    By default it lies in the temporary folder, which ends with the agent: each resume would compile anew.
+    By default it lies in the temporary folder, which ends with the agent: each resume would compile anew. So it does
+    where the folder cannot be written: torch makes it in every training, also in one that compiles nothing.
     """
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        return {}
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     return {name: value for name, value in variables.items() if name not in os.environ}
 

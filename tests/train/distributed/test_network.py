@@ -89,6 +89,7 @@ def test_compile_cache_outlives_the_temporary_folder(monkeypatch: pytest.MonkeyP
     assert network.compile_cache_variables(tmp_path) == variables
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
     assert network.compile_cache_variables(tmp_path) == {"TORCHINDUCTOR_CACHE_DIR": inductor}
+    assert network.compile_cache_variables(Path("/proc/cannot/be/made")) == {}
 
 
 def test_nccl_gets_the_whole_name_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
