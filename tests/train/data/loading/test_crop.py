@@ -1,4 +1,4 @@
-"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images."""
+"""Tests of crops: equal to PIL's, of drawn images."""
 
 import io
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def mean_difference(pixels: Any, expected: Any) -> float:
 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (352, 288), (None, 128), (None, 224)])
-def test_crop_and_resize_matches_pil(short: int | None, size: int, route: str) -> None:
+def test_crop_and_resize_matches_pil(short: int | None, size: int) -> None:
     shape = (size, size)
     differences = [
         mean_difference(random_crop(data, image_size, box, mirror, shape), random_crop_by_pil(data, box, mirror, shape))
