@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 
 from train.data.index.open import DataError, Index, load_index
-from train.data.loading import loader
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
 from train.data.order.rng import random_boxes, random_position_boxes
@@ -258,20 +257,6 @@ def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) 
         with pytest.raises(DataError, match=r"has 33x44 pixels, expected .*changed since") as caught:
             changed.decode_batch(request)
         assert str(caught.value).startswith(f"{index.location(5)}: ")
-
-
-def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
-    """The kernel kills only workers that asked for it before their parent died. Another one would wait forever."""
-
-    def init_with_living_parent(_: object) -> str:
-        loader._init_worker(os.getppid(), 0, 0)
-        return "continues"
-
-    assert in_group(1, init_with_living_parent) == ["continues"]
-    if not (child := os.fork()):
-        loader._init_worker(os.getpid(), 0, 0)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_stream_batches_without_sigchld_raises_at_next_batch(
