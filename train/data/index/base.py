@@ -16,7 +16,6 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-SPLITS = ("train", "val")
 ImageIds = NDArray[np.int64]
 
 

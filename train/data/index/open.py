@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from train.data.manifest import SPLITS
 from train.data.validation_split import held_out_names
 from train.tools.process_log import Progress, no_progress
 
 from . import folder as index_folder
 from . import packed
-from .base import SPLITS, DataError, Index, stem
+from .base import DataError, Index, stem
 
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
