@@ -285,7 +285,4 @@ def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> Non
         ("dog/z.JPEG", "a broken symbolic link"),
     )
     write(root / "val/loose.JPEG", jpeg(2))
-    assert data_error_of(check_layout, root) == (
-        f"{root}/val: images lie beside the class folders: 1 in all, the first is loose.JPEG; move each into the "
-        "folder of its class"
-    )
+    assert data_error_of(check_layout, root).startswith(f"{root}/val/loose.JPEG: an image beside the class folders")
