@@ -50,18 +50,11 @@ def random_schedules() -> list[Schedule]:
 SCHEDULES = random_schedules()
 
 
-@pytest.mark.parametrize("gpus", [3, 4])
-def test_schedule_on_other_gpus_follows_the_linear_rule_with_a_note(gpus: int) -> None:
-    schedule = Schedule(make_recipe(make_phase(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2), 16 * 480, gpus)
-    (phase,) = schedule.scheduled_phases
-    assert phase.global_batch == 16 * gpus
-    assert phase.scaled_lr_endpoints == pytest.approx((0.4 * gpus / 4, 0.8 * gpus / 4))
-    per_256 = schedule.table()[0].lr_per_256
-    assert per_256 == pytest.approx([0.4 * 256 / 64, 0.8 * 256 / 64])  # the rule keeps the rate per 256 images
-    if gpus == 4:
-        assert schedule.scaling_note == ""
-    else:
-        assert f"stated for 4 GPUs; on {gpus} " in schedule.scaling_note and f"{gpus / 4:g}" in schedule.scaling_note
+def test_schedule_on_other_gpus_has_a_note() -> None:
+    recipe = make_recipe(make_phase(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2)
+    assert Schedule(recipe, 7680, 4).scaling_note == ""
+    note = Schedule(recipe, 7680, 3).scaling_note
+    assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2
 
 
 @pytest.mark.parametrize(
