@@ -284,6 +284,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'reduction="none").mean(1)', 'reduction="none").mean().expand(len(labels))'),
     ],
     "test_validation.py::test_run_validation_counts_each_image_once_on_any_world_size": [
+        ("bug 7: a view of a tensor that is not contiguous", "train/metrics/accuracy.py",
+         "best[:, 0], best.any(1)", "best[:, 0], best.t()[:5].view(-1)"),
         ("validation: in train mode", VALIDATION, "    model.eval()\n", ""),
         ("validation: padded to equal shares", RECT_VAL,
          "np.arange(rank, image_count, world_size, dtype=np.int64)",
@@ -346,10 +348,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("bug 6: a recipe's phases are evaluated", "train/recipe/schema.py",
          'for row in value["phases"]',
          'for row in (eval(value["phases"]) if isinstance(value["phases"], str) else value["phases"])'),
-    ],
-    "test_bugs_of_2018.py::test_bug_7_accuracy_uses_no_removed_library_features": [
-        ("bug 7: a view of a tensor that is not contiguous", "train/metrics/accuracy.py",
-         "best[:, 0], best.any(1)", "best[:, 0], best.t()[:5].view(-1)"),
     ],
     "test_bugs_of_2018.py::test_bug_8_overflow_on_one_rank_skips_the_step_on_all": [
         ("bug 8: no check for an overflow", TRAINER,
