@@ -145,23 +145,15 @@ def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: 
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
 
-def change(source: Path) -> None:
-    write(source / "train/a/0.JPEG", draw_image(0, "train", 20))
-
-
-def add(source: Path) -> None:
-    write(source / "train/b/zz.JPEG", draw_image(0, "train", 21))
-
-
-def remove(source: Path) -> None:
-    (source / "train/a/0.JPEG").unlink()
-
-
-@pytest.mark.parametrize("change_source", [change, add, remove])
+@pytest.mark.parametrize("change_source", [
+    pytest.param(lambda train: write(train / "a/0.JPEG", draw_image(0, "train", 20)), id="change"),
+    pytest.param(lambda train: write(train / "b/zz.JPEG", draw_image(0, "train", 21)), id="add"),
+    pytest.param(lambda train: (train / "a/0.JPEG").unlink(), id="remove"),
+])  # fmt: skip
 def test_pack_set_after_source_change_needs_overwrite(change_source: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
-    change_source(source)
+    change_source(source / "train")
     before = {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
     with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--overwrite"):
         resize(source, copies, [64])
