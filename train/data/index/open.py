@@ -18,7 +18,9 @@ from train.tools.process_log import Progress, no_progress
 
 from . import folder as index_folder
 from . import packed
-from .base import DataError, Index, stem
+from .base import DataError as DataError  # also for those who import it from here
+from .base import Index as Index
+from .base import stem
 
 STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
@@ -210,20 +212,3 @@ def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) 
         f"create it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
         f"--sizes {copy.folder.parent.name}{fraction} --overwrite"
     )
-
-
-__all__ = [
-    "SPLITS",
-    "DataError",
-    "Index",
-    "archives",
-    "check_layout",
-    "check_same_images",
-    "class_names",
-    "empty_classes",
-    "has_held_out_val",
-    "images_by_class",
-    "layout_problems",
-    "load_index",
-    "too_few_images",
-]

@@ -177,33 +177,24 @@ def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest
     assert torch.equal(pinned.images, decoded.images) and pinned.images is not decoded.images
 
 
-class CountingRequests:
-    """Requests that count how many of them were taken."""
-
-    def __init__(self, requests: list[BatchRequest]) -> None:
-        self.requests = requests
-        self.taken = 0
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        for request in self.requests:
-            self.taken += 1
-            yield request
-
-
 @pytest.mark.parametrize(("largest_batch_bytes", "prefetch"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stream_batches_prefetches_within_memory_limit(
     largest_batch_bytes: float, prefetch: int, workers: int, decoder: BatchDecoder
 ) -> None:
     """This holds across epochs, sizes and validation, which are one stream to the loader."""
-    requests = CountingRequests(
-        [BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)]
-    )
-    batches = stream_batches(decoder, requests, workers, CPU, int(largest_batch_bytes))
-    assert requests.taken == prefetch * workers
+    taken: list[int] = []
+
+    def requests() -> Iterator[BatchRequest]:
+        for number in range(100):
+            taken.append(number)
+            yield BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2)
+
+    batches = stream_batches(decoder, requests(), workers, CPU, int(largest_batch_bytes))
+    assert len(taken) == prefetch * workers
     for number in range(1, 20):
         next(batches)
-        assert requests.taken == prefetch * workers + number
+        assert len(taken) == prefetch * workers + number
     assert prefetch == 2 or prefetch * largest_batch_bytes <= PREFETCH_BYTES_PER_WORKER
     del batches
 
