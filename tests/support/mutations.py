@@ -77,8 +77,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'case "constant_warmup":\n                return last / k',
          'case "constant_warmup":\n                return last'),
         ("step decay: a tenth in the first step of each phase", SCHEDULE,
-         "first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)",
-         "first, last = (rate * self.lr_factor * (0.1 if step == 0 else 1) for rate in self.phase.lr_endpoints)"),
+         "first, last = (lr * self.lr_factor for lr in self.phase.lr_endpoints)",
+         "first, last = (lr * self.lr_factor * (0.1 if step == 0 else 1) for lr in self.phase.lr_endpoints)"),
     ],
     "test_rates.py::test_warmup_has_no_effect_on_256_images_or_fewer": [
         ("warm-up below 256 images: from a higher learning rate", SCHEDULE,

@@ -9,7 +9,7 @@ import pytest
 
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule, split_step
-from train.recipe.schema import LR_SHAPES, SINGLE_RATE_SHAPES
+from train.recipe.schema import LR_SHAPES, SINGLE_LR_SHAPES
 
 
 def make_recipe(*phases: Phase, **changes: Any) -> Recipe:
@@ -133,7 +133,7 @@ def test_table_describes_each_phase() -> None:
 
 @pytest.mark.parametrize("shape", LR_SHAPES)
 def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
-    rate = 0.5 if shape in SINGLE_RATE_SHAPES else (0.1, 0.5)
+    rate = 0.5 if shape in SINGLE_LR_SHAPES else (0.1, 0.5)
     phase = make_phase(0, 4, lr=rate, shape=shape, size=(32, 64))
     schedule = Schedule(make_recipe(phase, gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
     lrs = all_lrs(schedule)

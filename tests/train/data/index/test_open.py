@@ -219,11 +219,16 @@ def test_check_layout_with_unknown_val_class_raises(root: Path) -> None:
     assert f"{root}/val/eel: " in data_error_of(load_index, root, "val", ("cat", "dog"))
 
 
+def remove_train_classes(root: Path) -> None:
+    for path in (root / "train").iterdir():
+        shutil.rmtree(path)
+
+
 @pytest.mark.parametrize(("remove_folders", "named"), [
     (lambda root: shutil.rmtree(root), ""),
     (lambda root: shutil.rmtree(root / "train"), ""),
     (lambda root: shutil.rmtree(root / "val"), ""),
-    (lambda root: [shutil.rmtree(path) for path in (root / "train").iterdir()], "/train"),
+    (remove_train_classes, "/train"),
 ])  # fmt: skip
 def test_check_layout_with_missing_folder_names_it(
     remove_folders: Callable[[Path], None], named: str, root: Path
