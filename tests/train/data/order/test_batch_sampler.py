@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.trainer_in_process import make_phase, make_recipe
 
 from train.data.index.base import Index
 from train.data.index.folder import FolderIndex, Texts
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
-from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
 CASES = [  # images, batch, gpus
@@ -30,11 +30,10 @@ WORLDS = range(1, 6)
 
 def make_schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
     phases = [
-        Phase(epochs=(0, 1), size=32, batch=batch, lr=0.1, copy=64, min_scale=0.3),
-        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True, rect_train=rect_train, augment=False),
+        make_phase((0, 1), batch, 0.1, size=32, copy=64, min_scale=0.3),
+        make_phase((1, epochs), batch, 0.1, size=64, rect_val=True, rect_train=rect_train, augment=False),
     ]
-    data = Data(name="some", root="some", train=images, val=23)
-    return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=phases), images, gpus)
+    return Schedule(make_recipe(*phases), images, gpus)
 
 
 def make_index(images: int) -> FolderIndex:
