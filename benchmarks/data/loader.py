@@ -305,20 +305,13 @@ def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]
     column_titles = " | ".join(f"{short_side}-px copies to {size}" for short_side, size in GOAL_BY_SIZES)
     return [
         f"{source}; {core_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the area; "
-        f"our side decodes with {decoder_name()}. Median (min-max) of {rounds} passes in turn.",
+        f"median (min-max) of {rounds} passes in turn.",
         *([] if peers else ["", f"{NO_PEERS_MESSAGE}; only ours and the bare loop."]),
         "",
         f"| images/s | {column_titles} |",
         f"|---|{'---|' * len(GOAL_BY_SIZES)}",
         *table(measurements),
     ]
-
-
-def decoder_name() -> str:
-    """Return the name of the decoder that our side uses on this machine."""
-    from train.data.decode import region_decoder
-
-    return "simplejpeg, whole images" if region_decoder(0) is None else "nvimgcodec, only the crop"
 
 
 SIDE_TITLES = {

@@ -20,26 +20,6 @@ CLASSES = 10
 IMAGES = 40
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-@pytest.mark.parametrize("name", resnet.PUBLISHED_RESNETS)
-def test_exported_resnet_computes_the_same_bits(name: str, library: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = MODEL_BUILDERS[name](CLASSES)
-    assert isinstance(net, resnet.ResNet)
-    net.train()
-    with torch.no_grad():
-        net(torch.randn(4, 3, 64, 64))  # statistics that are not those of a fresh network
-    net.eval()
-    images = [torch.randn(2, 3, *shape) for shape in ((96, 96), (64, 96))]
-    torch.save(images, tmp_path / "images.pt")
-    torch.save(resnet.to_torchvision_keys(net.state_dict(), net.block_counts), tmp_path / "weights.pt")
-    files = (tmp_path / "weights.pt", tmp_path / "images.pt", tmp_path / "scores.pt")
-    run_script("load_exported.py", library, name, CLASSES, *files, module=library)
-    with torch.no_grad():
-        for batch, scores in zip(images, torch.load(tmp_path / "scores.pt", weights_only=True), strict=True):
-            assert torch.equal(net(batch), scores)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     """A ResNet-18 that tells the classes of a few images apart, as a run leaves it, and these images."""

@@ -9,20 +9,16 @@ from torch import nn
 
 from train.models import resnet
 from train.models.blurpool import BlurredConvolution
-from train.models.registry import MODEL_BUILDERS
 
 
 def test_tensors_have_torchvisions_names_shapes_and_order() -> None:
     names = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
     shapes = run_script("torchvision_resnet.py", "shapes", *names, module="torchvision")
     for name in names:
-        empty = {key: torch.empty(shape, device="meta") for key, shape in shapes[name].items()}
-        theirs = resnet.convert_torchvision_keys(empty)
         with torch.device("meta"):
-            ours = MODEL_BUILDERS[name](1000).state_dict()
-        assert [(key, value.shape) for key, value in ours.items()] == [
-            (key, value.shape) for key, value in theirs.items()
-        ]
+            net = resnet.RESNET_BUILDERS[name](1000)
+        ours = resnet.to_torchvision_keys(net.state_dict(), net.block_counts)
+        assert [(key, list(value.shape)) for key, value in ours.items()] == list(shapes[name].items())
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
@@ -33,8 +29,8 @@ def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path:
     arguments = ("run", name, tmp_path / "images.pt", tmp_path / "theirs.pt")
     run_script("torchvision_resnet.py", *arguments, module="torchvision")
     theirs = torch.load(tmp_path / "theirs.pt", weights_only=True)
-    net = MODEL_BUILDERS[name](1000)
-    net.load_state_dict(resnet.convert_torchvision_keys(theirs["weights"]))
+    net = resnet.RESNET_BUILDERS[name](1000)
+    net.load_state_dict(resnet.from_torchvision_keys(theirs["weights"], net))
     net.eval()
     with torch.no_grad():
         for batch, scores in zip(images, theirs["eval_scores"], strict=True):
@@ -44,7 +40,7 @@ def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path:
     torch.testing.assert_close(train_scores.detach(), theirs["train_scores"])
     train_scores.logsumexp(1).sum().backward()
     for ours, key in ((dict(net.named_parameters()), "gradients"), (dict(net.named_buffers()), "buffers")):
-        expected = resnet.convert_torchvision_keys({**theirs["weights"], **theirs[key]})
+        expected = resnet.from_torchvision_keys({**theirs["weights"], **theirs[key]}, net)
         for name_of_tensor, tensor in ours.items():
             actual = tensor.grad if key == "gradients" else tensor
             torch.testing.assert_close(actual, expected[name_of_tensor], rtol=1e-4, atol=1e-5)

@@ -76,6 +76,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("constant warm-up: at the full learning rate", SCHEDULE,
          'case "constant_warmup":\n                return last / k',
          'case "constant_warmup":\n                return last'),
+        ("step decay: a tenth in the first step of each phase", SCHEDULE,
+         "first, last = (lr * self.lr_factor for lr in self.phase.lr_endpoints)",
+         "first, last = (lr * self.lr_factor * (0.1 if step == 0 else 1) for lr in self.phase.lr_endpoints)"),
     ],
     "test_rates.py::test_warmup_has_no_effect_on_256_images_or_fewer": [
         ("warm-up below 256 images: from a higher learning rate", SCHEDULE,
@@ -94,16 +97,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("one-cycle shape: later peak", SCHEDULE, "peak_lr / 25 / 1e4, ONE_CYCLE_PEAK", "peak_lr / 25 / 1e4, 0.4"),
         ("restart: the steps of earlier phases count", SCHEDULE,
          "(self.number - self.scheduled_phase.phase.epochs[0])", "self.number"),
-    ],
-    "test_rates.py::test_step_decay_divides_lr_by_ten_at_the_boundaries": [
-        ("step decay: a tenth in the first step of each phase", SCHEDULE,
-         "first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)",
-         "first, last = (rate * self.lr_factor * (0.1 if step == 0 else 1) for rate in self.phase.lr_endpoints)"),
-    ],
-    "test_rates.py::test_doubled_batch_halves_steps_and_lr_per_image": [
-        ("batch growth: the steps of the first phase", SCHEDULE,
-         "math.ceil(self.images / (phase.batch * self.gpus))",
-         "math.ceil(self.images / (self.recipe.phases[0].batch * self.gpus))"),
     ],
     "test_rates.py::test_larger_images_restart_lr_as_in_2018_tables": [
         ("larger images: no restart of the learning rate", "recipes/resnet50_18min.py",
@@ -147,6 +140,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "done = step / (self.steps - 1) if self.steps > 1 else 0.0"),
     ],
     "test_momentum.py::test_trainer_follows_equation_9_through_lr_jumps": [
+        ("batch growth: the steps of the first phase", SCHEDULE,
+         "math.ceil(self.images / (phase.batch * self.gpus))",
+         "math.ceil(self.images / (self.recipe.phases[0].batch * self.gpus))"),
         ("momentum correction: applied where none is needed", OPTIMIZER,
          '        group["lr"] = lr',
          '        group["momentum"] = group.get("momentum", 0.9) * (lr / group["lr"] if group["lr"] else 1.0)\n'
@@ -288,6 +284,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'reduction="none").mean(1)', 'reduction="none").mean().expand(len(labels))'),
     ],
     "test_validation.py::test_run_validation_counts_each_image_once_on_any_world_size": [
+        ("bug 7: a view of a tensor that is not contiguous", "train/metrics/accuracy.py",
+         "best[:, 0], best.any(1)", "best[:, 0], best.t()[:5].view(-1)"),
         ("validation: in train mode", VALIDATION, "    model.eval()\n", ""),
         ("validation: padded to equal shares", RECT_VAL,
          "np.arange(rank, image_count, world_size, dtype=np.int64)",
@@ -350,10 +348,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("bug 6: a recipe's phases are evaluated", "train/recipe/schema.py",
          'for row in value["phases"]',
          'for row in (eval(value["phases"]) if isinstance(value["phases"], str) else value["phases"])'),
-    ],
-    "test_bugs_of_2018.py::test_bug_7_accuracy_uses_no_removed_library_features": [
-        ("bug 7: a view of a tensor that is not contiguous", "train/metrics/accuracy.py",
-         "best[:, 0], best.any(1)", "best[:, 0], best.t()[:5].view(-1)"),
     ],
     "test_bugs_of_2018.py::test_bug_8_overflow_on_one_rank_skips_the_step_on_all": [
         ("bug 8: no check for an overflow", TRAINER,

@@ -5,23 +5,9 @@ simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files t
 formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that ends before its last pixel
 is refused, because decoders fill the rest with gray. EXIF orientation is not applied, because ImageNet's readers do not
 apply it.
-
-Where the extra `nvimgcodec` is installed, a region of an image is decoded without the rest. The pixels are the same,
-bit for bit. A tenth of the image takes half the time; a region of MAX_REGION_FRACTION takes as long as the whole
-image. The region decoder reads the file only as far as it must, so damage that only a checksum would show can stay
-unseen; a file that was cut short is recognized by its missing end marker.
 """
 
-import contextlib
-import functools
-import importlib
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -31,15 +17,11 @@ from PIL import Image, UnidentifiedImageError
 from train.tools.filesystem import one_line_error
 
 JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
-JPEG_END = b"\xff\xd9"  # the marker that a JPEG file ends with
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
 MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
 LOST_PIXELS = "premature end of data segment"  # libjpeg's words for a JPEG whose data ends before its last pixel
-
-# Share of an image's pixels. From here on, decoding the whole image and slicing it is as fast, at 160 pixels as at 352.
-MAX_REGION_FRACTION = 0.7
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 ImageSize = tuple[int, int]  # height, width
@@ -74,13 +56,10 @@ def decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels:
 
     Raises `BadImage` for a file that cannot be decoded, and for an image whose size is not `size`.
     """
-    top, left, height, width = box
-    region = _try_decode_region(data, size, box)
-    if region is not None:
-        return region
     pixels = decode_image(data)
     if pixels.shape[:2] != size:
         raise BadImage(f"has {pixels.shape[1]}x{pixels.shape[0]} pixels, expected {size[1]}x{size[0]}")
+    top, left, height, width = box
     return pixels[top : top + height, left : left + width]
 
 
@@ -99,67 +78,6 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
         raise
     except Exception as error:  # PIL's readers may raise any exception on a damaged file
         raise BadImage(one_line_error(error) or type(error).__name__) from error
-
-
-def _try_decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels | None:
-    """Decode only a box of a plain JPEG, or return None.
-
-    None means that the caller has to decode the whole image, which also finds out what is wrong with a bad file. CMYK
-    files always return None: nvimgcodec's black is one gray level off.
-    """
-    decoder = region_decoder(threading.get_native_id())
-    if decoder is None or box[2] * box[3] > MAX_REGION_FRACTION * size[0] * size[1]:
-        return None
-    if not (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
-        return None
-    try:
-        height, width, color_space, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    return decoder(data, box) if (height, width) == size and color_space in ("YCbCr", "Gray", "RGB") else None
-
-
-@functools.lru_cache(maxsize=64)
-def region_decoder(_thread_id: int) -> Callable[[bytes, Box], Pixels | None] | None:
-    """Return the region decoder of a thread, or None where nvimgcodec is not installed.
-
-    The native thread ID is only the key of the cache: each thread gets its own decoder.
-    """
-    try:
-        with _silence_stderr():  # on import it reports to stderr that this machine has no nvJPEG
-            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")  # Any: it may be missing
-            backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
-            decoder = nvimgcodec.Decoder(
-                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=backends, max_num_cpu_threads=1
-            )
-            params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
-    except (ImportError, AttributeError, RuntimeError):
-        return None
-
-    def decode_box(data: bytes, box: Box) -> Pixels | None:
-        top, left, height, width = box
-        region = nvimgcodec.Region(top, left, top + height, left + width)
-        try:
-            image = decoder.decode(nvimgcodec.CodeStream(data).get_sub_code_stream(0, region), params=params)
-        except RuntimeError:
-            return None
-        return None if image is None else np.asarray(image.cpu())
-
-    return decode_box
-
-
-@contextlib.contextmanager
-def _silence_stderr() -> Iterator[None]:
-    """Discard everything that the process writes to stderr in this context, from C code too."""
-    sys.stderr.flush()
-    saved_stderr = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as devnull:
-            os.dup2(devnull.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved_stderr, 2)
-        os.close(saved_stderr)
 
 
 def encode_jpeg(pixels: ArrayLike, quality: int) -> bytes:

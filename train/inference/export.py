@@ -22,8 +22,10 @@ ONNX_PACKAGES = ("onnx", "onnxscript")  # that torch.onnx needs
 @reserve_stdout()
 def export_network(options: ExportOptions) -> None:
     """Write the network and its classes, and print one message. Raises `TrainingError` and `OSError`."""
-    if options.format is FileFormat.ONNX:
-        require_onnx_packages()
+    missing = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
+    if options.format is FileFormat.ONNX and missing:
+        packages, words = " ".join(missing), " and ".join(missing)
+        raise TrainingError(f"--format onnx needs {words}, not installed here; install: pip install {packages}")
     file = Path(options.file)
     trained = open_trained(Path(options.source), options.model)
     description = trained.description
@@ -85,14 +87,6 @@ def named_weights(trained: TrainedNetwork, names: ParameterNames) -> dict[str, t
 
 def _contiguous(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-
-
-def require_onnx_packages() -> None:
-    """Raise `TrainingError` when a package is missing that an export as ONNX needs."""
-    if missing := [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]:
-        raise TrainingError(
-            f"--format onnx needs {' and '.join(missing)}, not installed here; install: pip install {' '.join(missing)}"
-        )
 
 
 def write_onnx(trained: TrainedNetwork, file: Path) -> None:

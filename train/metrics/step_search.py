@@ -73,20 +73,16 @@ def _find_last_until(path: Path, version: FileVersion, step: int) -> StepTime | 
     if step >= ends.last.step:
         return ends.last
     last = ends.first
-    # Lines are about equally long, so the step lies near its share of the file: first the places around it are tried.
-    guess = version.size * (step - ends.first.step) // (ends.last.step - ends.first.step)
-    places = [guess + SEARCH_BYTES // 2, guess - SEARCH_BYTES // 2]
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         # No line that begins before `begin` is beyond the step, and all that begin at `end` or later are.
         begin, end = 0, version.size
         while end - begin > SEARCH_BYTES:
-            place = places.pop() if places else (begin + end) // 2
-            if begin < place < end:
-                offset, found = next(_steps_from(file, place), (end, None))
-                if found and found.step <= step:
-                    begin, last = offset, found
-                else:
-                    end = place
+            middle = (begin + end) // 2
+            offset, found = next(_steps_from(file, middle), (end, None))
+            if found and found.step <= step:
+                begin, last = offset, found
+            else:
+                end = middle
         for offset, found in _steps_from(file, begin):
             if offset >= end or found.step > step:
                 break

@@ -69,8 +69,8 @@ def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
 
     A peak that is higher than both is put between them: "0.1 to 0.4 to 0.0".
     """
-    rates = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
-    return " to ".join(dict.fromkeys(f"{rate:.4g}" for rate in rates))
+    lrs = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
+    return " to ".join(dict.fromkeys(f"{lr:.4g}" for lr in lrs))
 
 
 def describe_training(recipe: Recipe) -> str:

@@ -40,7 +40,7 @@ def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
     An error is printed and does not end the run.
     """
     with _print_errors():
-        _write(index, choose_images(index), THUMBNAIL_PIXELS, _path(log_dir, "val", attempt))
+        _write(index, choose_images(index), THUMBNAIL_PIXELS, log_dir, f"val-{attempt_name(attempt)}")
 
 
 def write_class_thumbnails(index: Index, labels: Sequence[int], log_dir: Path, attempt: int) -> None:
@@ -51,35 +51,29 @@ def write_class_thumbnails(index: Index, labels: Sequence[int], log_dir: Path, a
     with _print_errors():
         label_of_image = index.labels[:]
         numbers = [int(matches.argmax()) for label in labels if (matches := label_of_image == label).any()]
-        _write(index, numbers, CLASS_THUMBNAIL_PIXELS, _path(log_dir, "classes", attempt))
+        _write(index, numbers, CLASS_THUMBNAIL_PIXELS, log_dir, f"classes-{attempt_name(attempt)}")
 
 
 def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
-    """Return the thumbnails of the first attempt that wrote them.
-
-    Files that cannot be read are skipped. The list is empty when there are none.
-    """
-    return _read(sorted((log_dir / LOGS_FOLDER).glob("val-*.json")))
+    """Return the thumbnails of the first attempt that wrote readable ones, [] when there are none."""
+    return _read_first(sorted((log_dir / LOGS_FOLDER).glob("val-*.json")))
 
 
 def read_class_thumbnails(log_dir: Path) -> list[Thumbnail]:
     """Return the images that stand for classes, of the last attempt that wrote some: its validation chose the classes.
 
-    Files that cannot be read are skipped. The list is empty when there are none.
+    The list is empty when there are none.
     """
-    return _read(sorted((log_dir / LOGS_FOLDER).glob("classes-*.json"), reverse=True))
+    return _read_first(sorted((log_dir / LOGS_FOLDER).glob("classes-*.json"), reverse=True))
 
 
-def _path(log_dir: Path, kind: str, attempt: int) -> Path:
-    return log_dir / LOGS_FOLDER / f"{kind}-{attempt_name(attempt)}.json"
-
-
-def _write(index: Index, numbers: Sequence[int], pixels: int, path: Path) -> None:
+def _write(index: Index, numbers: Sequence[int], pixels: int, log_dir: Path, name: str) -> None:
     thumbnails = []
     for number in numbers:
         jpeg, shown = shrink_to_jpeg(index.read(number), pixels)
         label, size = index.classes[int(index.labels[number])], (int(index.widths[number]), int(index.heights[number]))
         thumbnails.append(Thumbnail(label=label, size=size, shown=shown, jpeg=jpeg))
+    path = log_dir / LOGS_FOLDER / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(encode(thumbnails)).encode(), durable=False)
 
@@ -92,7 +86,7 @@ def _print_errors() -> Iterator[None]:
         print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
 
 
-def _read(paths: Iterable[Path]) -> list[Thumbnail]:
+def _read_first(paths: Iterable[Path]) -> list[Thumbnail]:
     for path in paths:
         with contextlib.suppress(DamagedRecord):
             return read_record(path, list[Thumbnail]) or []

@@ -32,8 +32,9 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     own = net.state_dict()
     loaded = read_state_dict(path)
     if isinstance(net, resnet.ResNet):
-        loaded = resnet.convert_torchvision_keys(strip_wrapper_prefix(loaded, {"layer1.0.conv1.weight", *own}))
-    loaded = strip_wrapper_prefix(loaded, own)
+        loaded = resnet.from_torchvision_keys(strip_wrapper_prefix(loaded, {"layer1.0.conv1.weight", *own}), net)
+    else:
+        loaded = strip_wrapper_prefix(loaded, own)
 
     wrong_kind = [name for name in own if name in loaded and not is_compatible_dtype(loaded[name], own[name])]
     if wrong_kind:

@@ -140,52 +140,26 @@ RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
 # Those that torchvision and timm have too, under the same names.
 PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
-# Names of torchvision and timm beside ours. Their ResNets have had the v1.5 form since 2017, so the weights fit.
-TORCHVISION_KEYS = (
-    (re.compile(r"^conv1\."), "stem.0."),
-    (re.compile(r"^bn1\."), "stem.1."),
-    (re.compile(r"^(layer\d+\.\d+)\.bn(\d)\."), r"\1.norm\2."),
-    (re.compile(r"^(layer\d+\.\d+)\.downsample\."), r"\1.shortcut."),
-)
-STAGE_KEY = re.compile(r"^layer(\d+)\.(\d+)\.")
-
-
-def convert_torchvision_keys(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict of torchvision's or timm's ResNets under our names; any other state dict unchanged."""
-    if "layer1.0.conv1.weight" not in state:
-        return dict(state)
-    block_counts: dict[int, int] = {}  # by stage, counted from 1
-    for key in state:
-        if match := STAGE_KEY.match(key):
-            stage, position = map(int, match.groups())
-            block_counts[stage] = max(block_counts.get(stage, 0), position + 1)
-
-    def convert(key: str) -> str:
-        for pattern, replacement in TORCHVISION_KEYS:
-            key = pattern.sub(replacement, key)
-        match = STAGE_KEY.match(key)
-        if not match:
-            return key
-        stage, position = map(int, match.groups())
-        earlier_blocks = sum(block_counts.get(earlier_stage, 0) for earlier_stage in range(1, stage))
-        return f"stages.{earlier_blocks + position}.{key[match.end() :]}"
-
-    return {convert(key): tensor for key, tensor in state.items()}
-
-
+# The names of torchvision and timm beside ours. Their ResNets have had the v1.5 form since 2017, so the weights fit.
 BLOCK_KEY = re.compile(r"^stages\.(\d+)\.")
 
 
 def to_torchvision_keys(state: Mapping[str, torch.Tensor], block_counts: Sequence[int]) -> dict[str, torch.Tensor]:
     """Return the state dict of a ResNet with `block_counts` blocks by stage under torchvision's names, also timm's."""
+    return {_torchvision_key(key, block_counts): tensor for key, tensor in state.items()}
+
+
+def from_torchvision_keys(state: Mapping[str, torch.Tensor], net: ResNet) -> dict[str, torch.Tensor]:
+    """Return a state dict with torchvision's names for a network under its own names. Other names stay."""
+    own_keys = {_torchvision_key(key, net.block_counts): key for key in net.state_dict()}
+    return {own_keys.get(key, key): tensor for key, tensor in state.items()}
+
+
+def _torchvision_key(key: str, block_counts: Sequence[int]) -> str:
+    match = BLOCK_KEY.match(key)
+    if not match:
+        return key.replace("stem.0.", "conv1.").replace("stem.1.", "bn1.")
     first_blocks = list(accumulate(block_counts, initial=0))  # of each stage
-
-    def convert(key: str) -> str:
-        match = BLOCK_KEY.match(key)
-        if not match:
-            return key.replace("stem.0.", "conv1.").replace("stem.1.", "bn1.")
-        stage = bisect_right(first_blocks, int(match[1]))  # counted from 1
-        rest = key[match.end() :].replace("norm", "bn").replace("shortcut.", "downsample.")
-        return f"layer{stage}.{int(match[1]) - first_blocks[stage - 1]}.{rest}"
-
-    return {convert(key): tensor for key, tensor in state.items()}
+    stage = bisect_right(first_blocks, int(match[1]))  # counted from 1
+    rest = key[match.end() :].replace("norm", "bn").replace("shortcut.", "downsample.")
+    return f"layer{stage}.{int(match[1]) - first_blocks[stage - 1]}.{rest}"

@@ -19,7 +19,7 @@ def build_loss(optim: Optim) -> LossFunction:
         return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
     if optim.loss == "bce":
         return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
-    return CustomLoss(user_code.import_function("optim, loss", optim.loss), optim.loss)
+    return check_losses(user_code.import_function("optim, loss", optim.loss), optim.loss)
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -36,31 +36,27 @@ def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoot
     return binary_cross_entropy_with_logits(scores, answers, reduction="none").mean(1)
 
 
-class CustomLoss:
-    """A user's loss function, checked to return one loss per image.
+def check_losses(function: LossFunction, name: str) -> LossFunction:
+    """Return a user's loss function, checked to return one loss per image.
 
-    The training step divides by the whole batch itself: with a function that returns a mean it would divide twice.
+    The training step divides by the whole batch itself: with a function that returns a mean it would divide twice. The
+    returned function raises `TrainingError` when the user's returns something else, or fails the first time. A function
+    that has worked before fails for another reason, such as a device error; its exception then keeps its traceback.
     """
+    has_succeeded = False
 
-    def __init__(self, function: LossFunction, name: str) -> None:
-        self.function = function
-        self.name = name
-        self.has_succeeded = False
-
-    def __call__(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the losses [n] for scores [n, classes] and labels [n].
-
-        Raises `TrainingError` when the function returns something else, or fails the first time. A function that has
-        worked before fails for another reason, such as a device error; its exception then keeps its traceback.
-        """
-        if self.has_succeeded:
-            losses = self.function(scores, labels)
+    def losses_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal has_succeeded
+        if has_succeeded:
+            losses = function(scores, labels)
         else:
-            losses = user_code.call_user_code("optim, loss", self.name, lambda: self.function(scores, labels))
+            losses = user_code.call_user_code("optim, loss", name, lambda: function(scores, labels))
         if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
             returned = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise TrainingError(
-                f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {returned}"
+                f"optim, loss: {name} must return each image's loss {list(labels.shape)}, not {returned}"
             )
-        self.has_succeeded = True
+        has_succeeded = True
         return losses
+
+    return losses_of

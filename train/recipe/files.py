@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import importlib.util
 import json
-import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -171,22 +170,7 @@ def _error_line_suffix(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    if not lines or lines[-1] is None:
-        return ""
-    row = re.search(r", row (\d+)[,:]", str(error))
-    return f", line {_phase_line(path, lines[-1], int(row[1])) if row else lines[-1]}"
-
-
-def _phase_line(path: Path, line: int, row: int) -> int:
-    """Return the line of a row of the phases that a call at `line` has as a list; `line` itself if it has none."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
-            for keyword in node.keywords:
-                if keyword.arg == "phases" and isinstance(keyword.value, ast.List):
-                    phases = keyword.value.elts
-                    if row <= len(phases) and all(isinstance(phase, ast.Call) for phase in phases):
-                        return phases[row - 1].lineno
-    return line
+    return f", line {lines[-1]}" if lines else ""
 
 
 def _describe_error(error: BaseException) -> str:

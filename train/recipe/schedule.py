@@ -87,7 +87,7 @@ class ScheduledPhase:
         The first step has the stated first rate and the last step the stated last rate. The step of a phase with a
         single step has the first rate.
         """
-        first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)
+        first, last = (lr * self.lr_factor for lr in self.phase.lr_endpoints)
         done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0
         # Goyal et al. 2017, section 2.2: warm-up starts at the rate of 256 images. Up to that batch there is none.
         k = max(1.0, self.global_batch / REFERENCE_BATCH)

@@ -24,7 +24,7 @@ from . import validators
 from .components import PRECISIONS, RESNETS, Comm, Data, Model, Optim
 
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
-SINGLE_RATE_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
+SINGLE_LR_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
 FIXRES = "fixres"  # a value of `frozen`
 VALIDATION_POLICIES = ("each", "last", "near", "never")
 SIZE_STEP = 32  # pixels: networks halve the image five times; the step of ffcv-imagenet
@@ -110,9 +110,9 @@ class Phase:
             if len(self.lr) != 2:
                 raise ValueError(f"{where}, lr: must be a number or a pair (first, last), not {self.lr!r}")
             object.__setattr__(self, "lr", tuple(self.lr))
-        for rate in self.lr_endpoints:
-            validators.check_number(where, "lr", rate)
-        if self.shape in SINGLE_RATE_SHAPES and not isinstance(self.lr, int | float):
+        for lr in self.lr_endpoints:
+            validators.check_number(where, "lr", lr)
+        if self.shape in SINGLE_LR_SHAPES and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, its target rate, not {self.lr!r}")
         validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:

@@ -66,7 +66,7 @@ class TrackerLoop:
     def log_new_rows(self) -> None:
         """Log the rows that are new. Opens the run first."""
         if self.run is None:
-            self.run = import_module(f"train.trackers.{self.request.tracker}_run").open_run(self.request)
+            self.run = import_module(f"train.trackers.{self.request.tracker}_run").TrackerRun(self.request)
         with contextlib.suppress(FileNotFoundError), open_regular(Path(self.request.metrics)) as file:
             file.seek(self.offset)
             for line in file:

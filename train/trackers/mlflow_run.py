@@ -8,7 +8,7 @@ RUN_ID_TAG = "imgnet.run_id"
 MEASURED_SCALAR = "loss/train"  # is logged at every interval, so its history says how far a run was logged
 
 
-class MlflowRun:
+class TrackerRun(TrackedRun):
     """The run of a job, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that steps that are done again after a loss are left out here.
@@ -48,8 +48,3 @@ class MlflowRun:
     def finish(self, is_complete: bool) -> None:
         """End the run; one that is not complete counts as killed until a later attempt goes on with it."""
         self.client.set_terminated(self.run_id, "FINISHED" if is_complete else "KILLED")
-
-
-def open_run(request: TrackerRequest) -> TrackedRun:
-    """Begin the run, or go on with it."""
-    return MlflowRun(request)

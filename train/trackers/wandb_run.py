@@ -5,7 +5,7 @@ import os
 from .protocol import PROJECT, TrackedRun, TrackerRequest
 
 
-class WandbRun:
+class TrackerRun(TrackedRun):
     """The run of a job. Its step is the number of images seen, as in TensorBoard.
 
     wandb drops values whose step is smaller than the last one. After a loss, the steps that are done again are
@@ -32,8 +32,3 @@ class WandbRun:
     def finish(self, is_complete: bool) -> None:
         """End the run; one that is not complete is marked as failed until a later attempt goes on with it."""
         self.run.finish(exit_code=0 if is_complete else 1)
-
-
-def open_run(request: TrackerRequest) -> TrackedRun:
-    """Begin the run, or go on with it."""
-    return WandbRun(request)

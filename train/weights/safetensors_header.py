@@ -27,22 +27,10 @@ MAX_LENGTH = 2**40  # of a dimension
 MAX_DIMENSIONS = 64  # torch's own limit; the product of more numbers, of a damaged header, could take hours
 ALIGNMENT = 8  # of the values in the file
 DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "C64": 8,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "BOOL": 1,
+    **dict.fromkeys(("F64", "C64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "F8_E4M3", "F8_E5M2", "BOOL"), 1),
 }
 
 

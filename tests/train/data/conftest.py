@@ -1,26 +1,13 @@
-"""Fixtures of the data tests: both ways to decode an image, and packed sets."""
+"""Fixtures of the data tests: packed sets."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
 
-from train.data import decode
 from train.data.packing.pack import copy_targets, pack_set
-
-
-@pytest.fixture(params=["whole", "region"])
-def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Decode whole images, or only regions with nvimgcodec."""
-    if request.param == "region":
-        pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    else:
-        monkeypatch.setattr(decode, "region_decoder", lambda _: None)
-    yield request.param
 
 
 @pytest.fixture(scope="session")

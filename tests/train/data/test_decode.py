@@ -2,9 +2,6 @@
 
 import io
 import os
-import subprocess
-import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data import decode
-from train.data.decode import BadImage, Pixels, decode_image, decode_region, region_decoder
+from train.data.decode import BadImage, decode_image, decode_region
 from train.data.packing.synthetic import draw_image
 
 
@@ -118,7 +114,7 @@ def unusual_files() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", unusual_files())
-def test_decode_matches_pil_and_a_region_is_a_slice(name: str, route: str) -> None:
+def test_decode_matches_pil_and_a_region_is_a_slice(name: str) -> None:
     data = unusual_files()[name]
     whole = decode_image(data)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.int64)
@@ -134,31 +130,8 @@ def test_decode_matches_pil_and_a_region_is_a_slice(name: str, route: str) -> No
         assert (part == whole[top : top + height, left : left + width]).all()
 
 
-def test_decode_region_uses_region_decoder_for_plain_jpegs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the region decoder, so that the test runs where nvimgcodec is not installed."""
-    decoded: list[bytes] = []
-
-    def decode_box(data: bytes, box: decode.Box) -> Pixels:
-        decoded.append(data)
-        return np.full((*box[2:], 3), 7, np.uint8)
-
-    monkeypatch.setattr(decode, "region_decoder", lambda _: decode_box)
-    files = unusual_files()
-    for data in files.values():
-        decode_region(data, (120, 180), (3, 4, 50, 60))
-        decode_region(data, (120, 180), (0, 0, 120, 180))
-    left_to_others = ("CMYK", "PNG", "BMP", "junk after the end")
-    assert decoded == [data for name, data in files.items() if not name.startswith(left_to_others)]
-
-
-def test_decode_region_falls_back_when_region_decoder_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "region_decoder", lambda _: lambda *_: None)
-    data = unusual_files()["plain"]
-    assert (decode_region(data, (120, 180), (3, 4, 50, 60)) == decode_image(data)[3:53, 4:64]).all()
-
-
 @pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000, -2])
-def test_decode_of_truncated_file_raises_one_line(keep: int, route: str) -> None:
+def test_decode_of_truncated_file_raises_one_line(keep: int) -> None:
     data = draw_image(0, "train", 3)
     height, width, _ = decode_image(data).shape
     with pytest.raises(BadImage) as caught:
@@ -166,33 +139,6 @@ def test_decode_of_truncated_file_raises_one_line(keep: int, route: str) -> None
     assert str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_decode_region_with_wrong_size_raises(route: str) -> None:
+def test_decode_region_with_wrong_size_raises() -> None:
     with pytest.raises(BadImage, match=r"^has 180x120 pixels, expected 120x180$"):
         decode_region(unusual_files()["plain"], (180, 120), (0, 0, 30, 30))
-
-
-def test_region_decoder_is_per_thread() -> None:
-    pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    decoders = [region_decoder(threading.get_native_id()) for _ in range(2)]
-    thread = threading.Thread(target=lambda: decoders.append(region_decoder(threading.get_native_id())))
-    thread.start()
-    thread.join()
-    assert decoders[0] is decoders[1] is not None and decoders[2] not in (decoders[0], None)
-
-
-def test_region_decoder_loads_silently() -> None:
-    """On import, nvimgcodec reports to stderr everything that this machine lacks."""
-    pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    code = "import sys, train.data.decode as d; print(d.region_decoder(0) is None); print('only this', file=sys.stderr)"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (completed.stdout, completed.stderr) == ("False\n", "only this\n")
-
-
-def test_region_decoder_without_extra_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)  # makes the import fail
-    monkeypatch.setitem(sys.modules, "nvidia", None)
-    region_decoder.cache_clear()
-    try:
-        assert region_decoder(threading.get_native_id()) is None
-    finally:
-        region_decoder.cache_clear()

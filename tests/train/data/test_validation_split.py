@@ -122,9 +122,3 @@ def test_classes_without_validation_images_are_named_in_the_log(tmp_path: Path) 
     assert pack_set(root, {None: tmp_path / "packed"}, val_fraction=FRACTION).messages == [f"warning: {note}"]
     assert notes_on_empty_classes([], list("abcde"), 9)[0].endswith(": a, b, c and 2 more")
     assert len(notes_on_empty_classes(["a"], ["b"], 9)) == 2 and notes_on_empty_classes([], [], 9) == []
-
-
-@pytest.mark.parametrize("value", [-0.1, 0.95, 1, float("nan"), "0.1", True])
-def test_data_refuses_a_fraction_out_of_range(value: Any) -> None:
-    with pytest.raises(ValueError, match="data, val_fraction: must be "):
-        recipe(value)

@@ -1,44 +1,27 @@
 """The settings of a run as a flat row, and the events from which TensorBoard's HParams plugin reads them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.trainer_in_process import make_phase, make_recipe
 
 from train.metrics import hparams
-from train.recipe import Data, Model, Optim, Phase, Recipe
+from train.recipe import Phase
 from train.recipe.schedule import Schedule
 
 SETTINGS: dict[str, int | float | str] = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
 
 
-def make_phase(start: int, end: int, lr: Any, batch: int = 64, size: int = 32, shape: str = "linear") -> Phase:
-    """Return a phase with the given settings."""
-    return Phase(epochs=(start, end), size=size, batch=batch, lr=lr, shape=shape)
-
-
-def make_schedule(*phases: Phase, gpus: int = 2, **changes: Any) -> Schedule:
-    """Return the schedule of a recipe for two GPUs."""
-    recipe = Recipe(
-        name="r",
-        data=Data(name="d", root="/d", train=6400, val=20),
-        model=Model(name="resnet18"),
-        gpus=2,
-        phases=phases,
-    )
-    return Schedule(replace(recipe, **changes), 6400, gpus)
-
-
 def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
-    optim = Optim(momentum=0.8, nesterov=True, weight_decay=5e-5, label_smoothing=0.1)
+    optim: dict[str, Any] = {"momentum": 0.8, "nesterov": True, "weight_decay": 5e-5, "label_smoothing": 0.1}
     phases = (
-        make_phase(0, 2, (0.1, 0.4)),
-        make_phase(2, 6, (0.4, 0.2), batch=128, size=64),
-        make_phase(6, 8, (0.2, 0.0), batch=96),
+        make_phase((0, 2), 64, (0.1, 0.4)),
+        make_phase((2, 6), 128, (0.4, 0.2), size=64),
+        make_phase((6, 8), 96, (0.2, 0.0)),
     )
-    assert hparams.flat_settings(make_schedule(*phases, optim=optim, seed=7), 3) == {
-        "recipe": "r", "model": "resnet18", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
+    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2, seed=7, **optim), 6400, 2), 3) == {
+        "recipe": "rule", "model": "resnet10_tiny", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
         "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
         "momentum": 0.8, "weight_decay": 5e-5,
         "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
@@ -46,16 +29,16 @@ def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
 
 
 @pytest.mark.parametrize("phases, epochs", [
-    ([make_phase(0, 8, 0.1)], 0),
-    ([make_phase(0, 8, (0.1, 0.0), shape="cosine")], 0),
-    ([make_phase(0, 5, (0.0, 0.1)), make_phase(5, 8, 0.1)], 5),
-    ([make_phase(0, 2, (0.0, 0.1)), make_phase(2, 5, (0.1, 0.3)), make_phase(5, 8, (0.3, 0.0))], 5),
-    ([make_phase(0, 3, 0.4, batch=512, shape="gradual_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
-    ([make_phase(0, 3, 0.4, batch=512, shape="constant_warmup"), make_phase(3, 8, 0.4, batch=512)], 3),
-    ([make_phase(0, 5, 0.1), make_phase(5, 8, (0.0, 0.1))], 0),
+    ([make_phase((0, 8), 64, 0.1)], 0),
+    ([make_phase((0, 8), 64, (0.1, 0.0), shape="cosine")], 0),
+    ([make_phase((0, 5), 64, (0.0, 0.1)), make_phase((5, 8), 64, 0.1)], 5),
+    ([make_phase((0, 2), 64, (0.0, 0.1)), make_phase((2, 5), 64, (0.1, 0.3)), make_phase((5, 8), 64, (0.3, 0.0))], 5),
+    ([make_phase((0, 3), 512, 0.4, shape="gradual_warmup"), make_phase((3, 8), 512, 0.4)], 3),
+    ([make_phase((0, 3), 512, 0.4, shape="constant_warmup"), make_phase((3, 8), 512, 0.4)], 3),
+    ([make_phase((0, 5), 64, 0.1), make_phase((5, 8), 64, (0.0, 0.1))], 0),
 ])  # fmt: skip
 def test_warmup_epochs_counts_the_rising_first_phases(phases: list[Phase], epochs: int) -> None:
-    assert hparams.flat_settings(make_schedule(*phases), 2)["warmup_epochs"] == epochs
+    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2), 6400, 2), 2)["warmup_epochs"] == epochs
 
 
 def test_write_settings_and_session_end_in_the_run_folder(tmp_path: Path) -> None:

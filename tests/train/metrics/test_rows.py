@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from support.trainer_in_process import make_phase, make_recipe
 
 from train.metrics.accuracy import Accuracy
 from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
-from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
 SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
@@ -15,9 +15,8 @@ SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
 @pytest.fixture
 def epoch() -> Epoch:
     """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
-    phases = [Phase(epochs=(0, 2), size=64, batch=16, lr=(0.0, 0.7))]
-    data = Data(name="some", root="some", train=100, val=20)
-    return Schedule(Recipe(name="r", data=data, model=Model(name="resnet18"), gpus=2, phases=phases), 100, 2).epochs[1]
+    recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
+    return Schedule(recipe, 100, 2).epochs[1]
 
 
 def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:

@@ -5,25 +5,16 @@ from dataclasses import replace
 from support.train_records import make_epoch
 
 from train.metrics.text import EPOCH_COLUMNS, describe_training, epoch_header, epoch_line
-from train.recipe import SAMPLE, Comm, Model, Phase, Recipe
+from train.recipe import SAMPLE, Model, Phase, Recipe
 
 PHASES = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
 RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=False), phases=PHASES)
 
 
-def test_describe_training_names_unusual_settings() -> None:
-    frozen = [replace(phase, frozen=True) for phase in PHASES[:2]]
-    phases = [*frozen, PHASES[2], replace(PHASES[3], augment=False)]
-    model = Model(name="resnet18", weights="own.pt", compile=True)
-    description = describe_training(replace(RECIPE, model=model, comm=Comm(hook="fp16"), phases=phases))
-    settings = "zero gamma, weights own.pt, compiled, comm hook fp16, frozen in epochs 0-2, not augmented in epochs 3-4"
-    assert description == f"sgd, momentum 0.9, weight decay 0.0001 (not on norms), cross_entropy, {settings}"
-    own = describe_training(replace(RECIPE, model=Model(name="nets:small")))
-    assert own.endswith("cross_entropy, zero gamma where a block's last norm is known")
-    held_out = describe_training(replace(RECIPE, data=replace(RECIPE.data, val_fraction=0.1)))
-    assert held_out.endswith("0.1 of each class held out for validation")
-    rectangular = [replace(phase, rect_train=phase.epochs[0] != 1) for phase in PHASES]
-    assert describe_training(replace(RECIPE, phases=rectangular)).endswith("rectangles in epochs 0-1, 2-4")
+def test_describe_training_joins_adjacent_epochs() -> None:
+    frozen = [replace(phase, frozen=phase.epochs[0] < 2, rect_train=phase.epochs[0] != 1) for phase in PHASES]
+    description = describe_training(replace(RECIPE, model=Model(name="resnet18", weights="own.pt"), phases=frozen))
+    assert description.endswith("weights own.pt, frozen in epochs 0-2, rectangles in epochs 0-1, 2-4")
 
 
 def test_epoch_columns_have_different_names_and_never_touch() -> None:

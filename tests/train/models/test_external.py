@@ -3,6 +3,7 @@
 import copy
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +161,6 @@ def test_build_from_library_unknown_name_suggests_similar_ones(calls: list[dict[
         build_and_log("torchvision:zzz")
 
 
-class WithAuxiliaryOutput(LibraryNet):
-    """Has a second output in train mode, as GoogLeNet."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        scores = super().forward(x)
-        return (scores, scores) if self.training else scores
-
-
 def test_zero_init_residual_of_user_blocks_with_last_norm(mine: Any) -> None:
     mine.net = lambda classes: LibraryNet(classes, BlockWithLastNorm)
     net, log = build_and_log("mine:net")
@@ -252,11 +245,15 @@ def test_network_without_classifier_has_no_fc_std_and_no_frozen_phase(mine: Any,
         freezer.set_frozen(True)
 
 
-class DetachedScores(LibraryNet):
-    """No parameter gets a gradient."""
+class ChangedScores(LibraryNet):
+    """Returns what a function makes of its scores; the function is called with them and whether it is in train mode."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).detach()
+    def __init__(self, change: Callable[[torch.Tensor, bool], Any]) -> None:
+        super().__init__(6)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.change(super().forward(x), self.training)
 
 
 class WithoutParameters(nn.Module):
@@ -270,23 +267,19 @@ class WithoutParameters(nn.Module):
         return x.mean((2, 3))[:, :1].repeat(1, self.classes)
 
 
-class ExitingInForward(LibraryNet):
-    """Exits the program in its forward pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sys.exit("on purpose")
-
-
 @pytest.mark.parametrize(("builder", "message"), [
     (lambda classes: 1 / 0, "mine:net fails, ZeroDivisionError: division by zero"),
     (lambda classes: "net", "mine:net must return a torch.nn.Module, not str"),
     (LibraryNet(3), r"mine:net must return scores \[2, 6\] for two images in train mode, not a tensor \[2, 3\]"),
-    (WithAuxiliaryOutput(6), r"mine:net must return scores \[2, 6\] .* not tuple"),
+    (ChangedScores(lambda scores, training: (scores, scores) if training else scores),
+     r"mine:net must return scores \[2, 6\] .* not tuple"),
     (nn.Sequential(nn.Conv2d(3, 6, 4)), r"mine:net must return scores \[2, 6\] .* tensor \[2, 6, 221, 221\]"),
     (WithoutParameters(6), "mine:net has no parameters, so it cannot be trained; make its layers attributes"),
     (LibraryNet(6).requires_grad_(False), "mine:net has requires_grad=False in all its parameters"),
-    (DetachedScores(6), r"no parameter of mine:net gets a gradient from its scores, .* for no_grad\(\) and detach\(\)"),
-    (ExitingInForward(6), "mine:net accepts no images of the usual sizes; at 224 x 224 pixels: SystemExit: on purpose"),
+    (ChangedScores(lambda scores, _: scores.detach()),
+     r"no parameter of mine:net gets a gradient from its scores, .* for no_grad\(\) and detach\(\)"),
+    (ChangedScores(lambda *_: sys.exit("on purpose")),
+     "mine:net accepts no images of the usual sizes; at 224 x 224 pixels: SystemExit: on purpose"),
 ])  # fmt: skip
 def test_network_that_cannot_be_trained_is_refused_in_one_line(mine: Any, builder: Any, message: str) -> None:
     mine.net = (lambda classes: builder) if isinstance(builder, nn.Module) else builder

@@ -1,6 +1,5 @@
 """LARS and LAMB: their state, and what a step costs. Their formulas are in tests/train/rules."""
 
-import copy
 import io
 from typing import Any
 
@@ -81,21 +80,6 @@ def test_load_state_dict_of_half_precision_parameters_continues_with_the_same_bi
     take_steps(resumed, resumed_optimizer, RATES[3:], 3)
     for (key, expected), actual in zip(uninterrupted.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(actual, expected), key
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_step_without_gradient_keeps_weights_and_state(name: str) -> None:
-    optim, model = Optim(**SETTINGS[name]), make_net(torch.float64)
-    optimizer = train(model, optim, RATES[:2])
-    weights = copy.deepcopy(model.first.state_dict())
-    state = copy.deepcopy(optimizer.state[model.first.weight])
-    for step in (2, 3):
-        set_gradients(model, step)
-        model.first.weight.grad = model.first.bias.grad = None
-        optimizer.step()
-    assert all(torch.equal(parameter, weights[key]) for key, parameter in model.first.state_dict().items())
-    for key, value in optimizer.state[model.first.weight].items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(state[key])), key
 
 
 @pytest.mark.parametrize("kind", [Lars, Lamb])

@@ -120,19 +120,6 @@ def test_read_recipes_import_error_names_file_and_line(text: str, expected: str)
     assert re.match(r"bad\.py, line [59]: ", message) and expected in message  # line 9 is in the text, line 5 in make()
 
 
-@pytest.mark.parametrize(("phases", "line"), [
-    ("[\n    Phase(epochs=(0, 2), **rest),\n    Phase(epochs=(3, 4), **rest)]", 5),
-    ("[Phase(epochs=(start, start + 2), **rest) for start in (0, 3)]", 2),
-])  # fmt: skip
-def test_gap_between_phases_names_the_line_of_the_second_one(phases: str, line: int, working_dir: Path) -> None:
-    (working_dir / "gap.py").write_text(
-        "from train.recipe import IMAGENET, Model, Phase, Recipe; rest = dict(size=32, batch=8, lr=1.0)\n"
-        "recipe = Recipe(name='gap', data=IMAGENET, model=Model(name='resnet18'), gpus=1,\n"
-        f"    phases={phases})\n"
-    )
-    assert error_of("gap.py").startswith(f"gap.py, line {line}: ValueError: recipe 'gap', row 2, epochs: starts at 3")
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("", "has no `recipe`"),
     ("recipe = 3", "must be a Recipe"),

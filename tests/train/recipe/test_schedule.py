@@ -9,7 +9,7 @@ import pytest
 
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import PhaseRow, Schedule, split_step
-from train.recipe.schema import LR_SHAPES, SINGLE_RATE_SHAPES
+from train.recipe.schema import LR_SHAPES, SINGLE_LR_SHAPES
 
 
 def make_recipe(*phases: Phase, **changes: Any) -> Recipe:
@@ -50,18 +50,11 @@ def random_schedules() -> list[Schedule]:
 SCHEDULES = random_schedules()
 
 
-@pytest.mark.parametrize("gpus", [3, 4])
-def test_schedule_on_other_gpus_follows_the_linear_rule_with_a_note(gpus: int) -> None:
-    schedule = Schedule(make_recipe(make_phase(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2), 16 * 480, gpus)
-    (phase,) = schedule.scheduled_phases
-    assert phase.global_batch == 16 * gpus
-    assert phase.scaled_lr_endpoints == pytest.approx((0.4 * gpus / 4, 0.8 * gpus / 4))
-    per_256 = schedule.table()[0].lr_per_256
-    assert per_256 == pytest.approx([0.4 * 256 / 64, 0.8 * 256 / 64])  # the rule keeps the rate per 256 images
-    if gpus == 4:
-        assert schedule.scaling_note == ""
-    else:
-        assert f"stated for 4 GPUs; on {gpus} " in schedule.scaling_note and f"{gpus / 4:g}" in schedule.scaling_note
+def test_schedule_on_other_gpus_has_a_note() -> None:
+    recipe = make_recipe(make_phase(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2)
+    assert Schedule(recipe, 7680, 4).scaling_note == ""
+    note = Schedule(recipe, 7680, 3).scaling_note
+    assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +133,7 @@ def test_table_describes_each_phase() -> None:
 
 @pytest.mark.parametrize("shape", LR_SHAPES)
 def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
-    rate = 0.5 if shape in SINGLE_RATE_SHAPES else (0.1, 0.5)
+    rate = 0.5 if shape in SINGLE_LR_SHAPES else (0.1, 0.5)
     phase = make_phase(0, 4, lr=rate, shape=shape, size=(32, 64))
     schedule = Schedule(make_recipe(phase, gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
     lrs = all_lrs(schedule)

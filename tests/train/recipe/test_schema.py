@@ -86,13 +86,13 @@ def test_phase_wrong_value_names_row_and_field(field: str, wrong_values: list[An
     (Optim, "betas", [0.9, (0.9,), (0.9, 1.1), (1.0, 0.99), (0.9, 1), (-0.1, 0.9), None]),
     (Optim, "trust", [*NOT_NUMBERS, 0, 0.0]),
     (Optim, "eps", [*NOT_NUMBERS, 0, 0.0]),
-    (Optim, "eps", NOT_NUMBERS),
     (Optim, "lars_form", ["Google", "", None]),
     (Optim, "bias_decay", ["no", None]),
     (make_data, "name", ["", None, 3]),
     (make_data, "root", ["", None, 3]),
     (make_data, "train", [0, -1, 1.5, "10", None, True]),
     (make_data, "val", [0, -1, 1.5, "10", None, True]),
+    (make_data, "val_fraction", [-0.1, 0.95, 1, NAN, "0.1", True]),
 ])  # fmt: skip
 def test_component_wrong_value_names_the_field(make: Any, field: str, wrong_values: list[Any]) -> None:
     kind = {make_model: "model", make_data: "data"}.get(make, "optim")

@@ -1,6 +1,5 @@
 """The target accuracy of a run: its syntax, its outcome, its clock, and whole runs that end at it."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,24 +65,18 @@ def test_target_from_options_recipe_target_stops_nothing(tiny: Any) -> None:
 
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
-EASY_TARGET = "top5=5"  # with ten classes and 20 images, five guesses for each always hit one
 
-
+@pytest.fixture
 def easy_recipe(tiny: Any) -> Recipe:
+    """A recipe of four epochs. With ten classes and 20 images, five guesses for each reach `top5=5` always."""
     phases = [Phase(epochs=(0, 4), size=32, batch=8, lr=0.01, min_scale=0.35, validate="each")]
     recipe: Recipe = tiny(name="easy", phases=phases)
     return recipe
 
 
-@pytest.fixture(scope="module")
-def reached_run(runs: Any, tiny: Any) -> Path:
-    """A run of two processes that reaches its target in the first epoch of four."""
-    out: Path = runs.folder / "reached"
-    runs.run(out, "--gpus", "2", "--target", EASY_TARGET, world=2, recipe=runs.recipe(easy_recipe(tiny)))
-    return out
-
-
-def test_run_ends_and_saves_after_the_validation_at_the_target(reached_run: Path, runs: Any) -> None:
+def test_run_ends_and_saves_after_the_validation_at_the_target(runs: Any, easy_recipe: Recipe) -> None:
+    reached_run: Path = runs.folder / "reached"
+    runs.run(reached_run, "--gpus", "2", "--target", "top5=5", world=2, recipe=runs.recipe(easy_recipe))
     result = read_result(reached_run)
     outcome, row = result["target"], result["epochs"][-1]
     assert (len(result["epochs"]), result["steps"]) == (1, 4)
@@ -97,22 +90,8 @@ def test_run_ends_and_saves_after_the_validation_at_the_target(reached_run: Path
     assert not runs.alive(reached_run)
 
 
-def test_resumed_run_with_a_higher_target_continues(reached_run: Path, runs: Any, tiny: Any, tmp_path: Path) -> None:
-    out = tmp_path / "on"
-    shutil.copytree(reached_run, out)
-    options = ("--procs", "1", "--gpus", "2", "--target", "top1=100", "--attempt", "2")
-    runs.run(out, *options, recipe=runs.recipe(easy_recipe(tiny)))
-    result, old = read_result(out), read_result(reached_run)
-    assert len(result["epochs"]) == 4 and result["target"]["reached"] is False and result["target"]["epoch"] is None
-    assert result["clock"]["begun"] == old["clock"]["begun"], "the clock goes on"
-    clocks = [row["clock"] for row in result["epochs"]]
-    assert clocks[0] == old["epochs"][0]["clock"] and clocks == sorted(clocks)
-    assert result["target"]["best"] == max(row["top1"] for row in result["epochs"])
-    assert "top-1 of 100 % not reached" in runs.said(out)
-
-
-def test_run_with_a_recipe_target_does_not_end_there(runs: Any, tiny: Any, tmp_path: Path) -> None:
-    out, own_recipe = tmp_path / "own", replace(easy_recipe(tiny), name="own", target=5.0)
+def test_run_with_a_recipe_target_does_not_end_there(runs: Any, easy_recipe: Recipe, tmp_path: Path) -> None:
+    out, own_recipe = tmp_path / "own", replace(easy_recipe, name="own", target=5.0)
     runs.run(out, "--gpus", "2", "--procs", "1", "--max-steps", "5", recipe=runs.recipe(own_recipe))
     result = read_result(out)
     assert len(result["epochs"]) == 2 and (result["target"]["reached"], result["target"]["stops"]) == (True, False)

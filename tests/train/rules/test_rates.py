@@ -1,6 +1,5 @@
 """Rules of the learning rate (lr) of every step: scaling, warm-up, shapes, growth of the batch and of the images."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,28 +86,7 @@ def test_lr_shape_matches_formula_at_every_step(shape: str, gpus: int) -> None:
     np.testing.assert_allclose(lr_by_step, LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15)
 
 
-def test_step_decay_divides_lr_by_ten_at_the_boundaries() -> None:
-    """lr = 0.1 / 10^(boundaries passed), at epochs 30, 60 and 80 of 90 (Goyal et al. 2017, section 5.1)."""
-    boundaries = (0, 30, 60, 80, 90)
-    phases = (make_phase(ends, 32, 0.1 / 10**number) for number, ends in enumerate(pairwise(boundaries)))
-    schedule = Schedule(make_recipe(*phases, gpus=8), 3 * 256, 8)
-    boundaries_passed = np.array([sum(epoch >= boundary for boundary in boundaries[1:4]) for epoch in range(90)])
-    np.testing.assert_allclose(learning_rates(schedule), np.repeat(0.1 * 0.1**boundaries_passed, 3), rtol=1e-14)
-
-
 # --- growth ---------------------------------------------------------------------------------------------------------
-
-
-def test_doubled_batch_halves_steps_and_lr_per_image() -> None:
-    """16 machines of 2018 at epoch 6: 64 to 128 images per GPU at 3.76, instead of a lower lr (seeds.md 1.1)."""
-    schedule = Schedule(resnet50, IMAGENET_IMAGES, 128)
-    first_scheduled, second_scheduled = schedule.scheduled_phases[:2]
-    assert (first_scheduled.global_batch, second_scheduled.global_batch) == (8192, 16384)
-    assert (first_scheduled.steps_per_epoch, second_scheduled.steps_per_epoch) == (157, 79)
-    lr_by_step = learning_rates(schedule)
-    np.testing.assert_allclose(lr_by_step[6 * 157 - 1 : 6 * 157 + 10 * 79], 3.76, rtol=1e-14)
-    per_256 = [row.lr_per_256 for row in schedule.table()[:2]]
-    assert per_256[0][1] == pytest.approx(3.76 / 32) and per_256[1] == pytest.approx([3.76 / 64] * 2)
 
 
 @pytest.mark.parametrize("machines", resnet50.tables)

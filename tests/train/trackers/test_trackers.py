@@ -11,8 +11,6 @@ import pytest
 from support.train_records import step_line
 from support.waiting import wait_for
 
-from train.engine.options import TrainOptions
-from train.tools.option_fields import OptionError
 from train.trackers import process
 from train.trackers.process import TrackerProcess, start_tracker
 from train.trackers.protocol import run_id
@@ -231,12 +229,6 @@ def test_tracker_dies_with_the_trainer(out: Path) -> None:
     trainer.kill()
     trainer.wait()
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
-
-
-def test_option_names_a_tracker_or_none() -> None:
-    assert (TrainOptions(log="wandb").log, TrainOptions(log="none").log) == ("wandb", "")
-    with pytest.raises(OptionError, match=r"'--log': 'comet' is not one of wandb, mlflow and none"):
-        TrainOptions(log="comet")
 
 
 @pytest.mark.rehearsal

@@ -9,14 +9,13 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-SPLITS = ("train", "val")
 ImageIds = NDArray[np.int64]
 
 
@@ -53,9 +52,10 @@ class Index(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @abstractmethod
     def take(self, ids: ImageIds) -> Self:
         """Return an index of only these images, in this order."""
+        columns = {name: getattr(self, name)[ids] for name in ("labels", "widths", "heights")}
+        return replace(self, **columns, known_digests=None)
 
     @abstractmethod
     def read(self, number: int) -> bytes:

@@ -9,7 +9,6 @@ The cache is optional: where it cannot be written or locked beside the folder, i
 where that fails too, every process decodes the images for itself.
 """
 
-import copy
 import hashlib
 import logging
 import os
@@ -46,7 +45,6 @@ class Texts:
         """Take a block in which each text ends with a zero byte."""
         self.block = block
         self._ends = np.flatnonzero(block == 0)
-        self._ids: ImageIds | None = None  # the texts to show, None for all
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
@@ -54,23 +52,14 @@ class Texts:
         return cls(np.frombuffer(b"".join(os.fsencode(text) + b"\0" for text in texts), np.uint8))
 
     def __len__(self) -> int:
-        return len(self._ends if self._ids is None else self._ids)
+        return len(self._ends)
 
     def __getitem__(self, number: int) -> str:
-        position = range(len(self._ends))[number] if self._ids is None else int(self._ids[number])
-        start = self._ends[position - 1] + 1 if position else 0
-        return os.fsdecode(self.block[start : self._ends[position]].tobytes())
+        start = self._ends[number - 1] + 1 if number else 0
+        return os.fsdecode(self.block[start : self._ends[number]].tobytes())
 
     def __iter__(self) -> Iterator[str]:
-        if self._ids is None:
-            return map(os.fsdecode, self.block.tobytes().split(b"\0")[:-1])
-        return (self[number] for number in range(len(self)))
-
-    def take(self, ids: ImageIds) -> "Texts":
-        """Return only these texts, in this order."""
-        taken = copy.copy(self)  # shares the block and where its texts end
-        taken._ids = ids if self._ids is None else self._ids[ids]
-        return taken
+        return map(os.fsdecode, self.block.tobytes().split(b"\0")[:-1])
 
 
 @dataclass
@@ -110,8 +99,7 @@ class FolderIndex(Index):
 
     def take(self, ids: ImageIds) -> Self:
         """Return an index of only these images, in this order."""
-        arrays = {name: getattr(self, name)[ids] for name in ("labels", "widths", "heights")}
-        return replace(self, **arrays, paths=self.paths.take(ids), known_digests=None)
+        return replace(super().take(ids), paths=Texts.of(self.paths[number] for number in ids.tolist()))
 
     def read(self, number: int) -> bytes:
         """Return the bytes of an image file. Raises `OSError`."""

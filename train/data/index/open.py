@@ -12,13 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from train.data.manifest import SPLITS
 from train.data.validation_split import held_out_names
 from train.tools.process_log import Progress, no_progress
 
 from . import folder as index_folder
 from . import packed
-from .base import SPLITS, DataError, Index, stem
+from .base import DataError as DataError  # also for those who import it from here
+from .base import Index as Index
+from .base import stem
 
+STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
 BROKEN_LINK = "a broken symbolic link beside the class folders; remove it, or restore the class that it leads to"
@@ -36,7 +40,7 @@ def check_layout(root: Path, val_fraction: float = 0.0) -> None:
         class_names(root, "train")
         return
     train_classes, val_classes = (class_names(root, split) for split in SPLITS)
-    _check_val_classes(root, val_classes, train_classes)
+    _refuse(_unknown_classes(root, val_classes, train_classes))
 
 
 def has_held_out_val(root: Path, val_fraction: float) -> bool:
@@ -65,13 +69,8 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
     """
     splits = ("train",) if has_held_out_val(root, val_fraction) else SPLITS
     classes = {split: _split_classes(root, split) for split in splits}
-    file_folders = [root / split for split in splits if not packed.is_packed(root / split)]
-    stray_image = "an image beside the class folders; move it into the folder of its class"
-    return [
-        *((str(folder / name), stray_image) for folder in file_folders for name in index_folder.loose_images(folder)),
-        *((str(folder / name), BROKEN_LINK) for folder in file_folders for name in index_folder.broken_links(folder)),
-        *_unknown_classes(root, classes.get("val", ()), classes["train"]),
-    ]
+    strays = [stray for split in splits for stray in _stray_entries(root / split)]
+    return strays + _unknown_classes(root, classes.get("val", ()), classes["train"])
 
 
 def archives(root: Path) -> list[Path]:
@@ -89,8 +88,18 @@ def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequ
     ]
 
 
-def _check_val_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> None:
-    for place, problem in _unknown_classes(root, val_classes, train_classes):
+def _stray_entries(folder: Path) -> list[tuple[str, str]]:
+    """Return (place, problem) of each image and each broken link beside the class folders of a split."""
+    if packed.is_packed(folder):
+        return []
+    return [
+        *((str(folder / name), STRAY_IMAGE) for name in index_folder.loose_images(folder)),
+        *((str(folder / name), BROKEN_LINK) for name in index_folder.broken_links(folder)),
+    ]
+
+
+def _refuse(problems: Sequence[tuple[str, str]]) -> None:
+    for place, problem in problems:
         raise DataError(f"{place}: {problem}")
 
 
@@ -101,16 +110,7 @@ def class_names(root: Path, split: str) -> list[str]:
     folders.
     """
     classes = _split_classes(root, split)
-    folder = root / split
-    if packed.is_packed(folder):
-        return classes
-    for name in index_folder.broken_links(folder):
-        raise DataError(f"{folder / name}: {BROKEN_LINK}")
-    if stray_images := index_folder.loose_images(folder):
-        raise DataError(
-            f"{folder}: images lie beside the class folders: {len(stray_images)} in all, the first is "
-            f"{stray_images[0]}; move each into the folder of its class"
-        )
+    _refuse(_stray_entries(root / split))
     return classes
 
 
@@ -156,7 +156,7 @@ def load_index(
     else:
         names = class_names(root, folder_name)
     if classes is not None:
-        _check_val_classes(root, names, classes)
+        _refuse(_unknown_classes(root, names, classes))
     if packed.is_packed(root / folder_name):
         return packed.load_packed_index(root / folder_name, classes)
     index = index_folder.load_folder_index(root, folder_name, names, classes or names, skip_bad, progress)
@@ -212,20 +212,3 @@ def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) 
         f"create it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
         f"--sizes {copy.folder.parent.name}{fraction} --overwrite"
     )
-
-
-__all__ = [
-    "SPLITS",
-    "DataError",
-    "Index",
-    "archives",
-    "check_layout",
-    "check_same_images",
-    "class_names",
-    "empty_classes",
-    "has_held_out_val",
-    "images_by_class",
-    "layout_problems",
-    "load_index",
-    "too_few_images",
-]

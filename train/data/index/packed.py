@@ -77,22 +77,17 @@ def read_manifest(folder: Path) -> Manifest:
 class MappedColumn:
     """One column of a memory-mapped index, as int64. Only the rows that are indexed are read from disk."""
 
-    def __init__(self, values: NDArray[np.integer], ids: ImageIds | None = None) -> None:
+    def __init__(self, values: NDArray[np.integer]) -> None:
         self._values = values
-        self._ids = ids
 
     def __len__(self) -> int:
-        return len(self._values if self._ids is None else self._ids)
+        return len(self._values)
 
     def __getitem__(self, rows: Any) -> Any:  # Any: as in `IntColumn`
-        return self._values[rows if self._ids is None else self._ids[rows]].astype(np.int64)
+        return self._values[rows].astype(np.int64)
 
     def __array__(self, dtype: DTypeLike = np.int64, copy: bool | None = None) -> NDArray[np.int64]:
         return np.asarray(self[:], dtype)
-
-    def take(self, ids: ImageIds) -> "MappedColumn":
-        """Return the column of only these images."""
-        return MappedColumn(self._values, ids if self._ids is None else self._ids[ids])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +97,6 @@ class PackedIndex(Index):
     `rows` are the memory-mapped rows of all images. `ids` are the images of this index, None for all.
     """
 
-    labels: MappedColumn
-    widths: MappedColumn
-    heights: MappedColumn
     manifest: Manifest
     rows: IndexRows
     shards: ShardReader
@@ -112,14 +104,7 @@ class PackedIndex(Index):
 
     def take(self, ids: ImageIds) -> Self:
         """Return an index of only these images, in this order."""
-        return replace(
-            self,
-            ids=np.asarray(ids, np.int64) if self.ids is None else self.ids[ids],
-            labels=self.labels.take(ids),
-            widths=self.widths.take(ids),
-            heights=self.heights.take(ids),
-            known_digests=None,
-        )
+        return replace(super().take(ids), ids=ids if self.ids is None else self.ids[ids])
 
     def _id(self, number: int) -> int:
         """Return the ID in the whole set of an image of this index."""

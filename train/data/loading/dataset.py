@@ -2,8 +2,9 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from train.data.index.open import (
@@ -22,7 +23,6 @@ from train.data.validation_split import note_on_missing_copies, notes_on_empty_c
 from train.recipe.components import Data
 from train.recipe.schema import Recipe
 from train.tools.host import unix_time
-from train.tools.process_log import Progress
 
 LogFunction = Callable[[str], None]
 
@@ -74,12 +74,9 @@ def open_dataset(
     load_start_time = unix_time()
     fraction = recipe.data.val_fraction if has_held_out_val(root, recipe.data.val_fraction) else 0.0
     check_layout(root, fraction)
-    train = load_index(
-        root, "train", val_fraction=fraction, skip_bad=skip_bad, progress=_indexing_progress(root / "train")
-    )
-    val = load_index(
-        root, "val", train.classes, val_fraction=fraction, skip_bad=skip_bad, progress=_indexing_progress(root / "val")
-    )
+    load = partial(_load, skip_bad=skip_bad)
+    train = load(root, "train", val_fraction=fraction)
+    val = load(root, "val", train.classes, val_fraction=fraction)
     if fraction:
         log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
     for note in notes_on_empty_classes(empty_classes(train), empty_classes(val), len(val.classes)):
@@ -93,9 +90,7 @@ def open_dataset(
             folder = copies / str(copy)
             if not folder.is_dir():
                 continue
-            indexes[split, copy] = load_index(
-                folder, split, train.classes, skip_bad=skip_bad, progress=_indexing_progress(folder / split)
-            )
+            indexes[split, copy] = load(folder, split, train.classes)
             check_same_images(index, indexes[split, copy], fraction)
     missing_copies = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
     if note := note_on_missing_copies(missing_copies, root, copies, fraction, skip_bad):
@@ -124,14 +119,7 @@ def open_val_indexes(
     indexes: dict[IndexKey, Index] = {}
     for copy, folder in folders.items():
         if folder.is_dir():
-            index = load_index(
-                folder,
-                "val",
-                classes,
-                val_fraction=fraction if copy is None else 0.0,
-                skip_bad=skip_bad,
-                progress=_indexing_progress(folder / "val"),
-            )
+            index = _load(folder, "val", classes, val_fraction=fraction if copy is None else 0.0, skip_bad=skip_bad)
             check_same_images(indexes.setdefault(("val", None), index), index, fraction)
             indexes["val", copy] = index
     return _take_subsets(indexes, seed, scale) if scale < 1 else indexes
@@ -152,14 +140,16 @@ def _check_images_present(*indexes: Index) -> None:
             )
 
 
-def _indexing_progress(folder: Path) -> Progress:
-    """Return a callback that prints a line for each tenth of indexing a folder. A cached index prints nothing."""
+def _load(
+    root: Path, split: str, classes: Sequence[str] | None = None, *, val_fraction: float = 0.0, skip_bad: bool
+) -> Index:
+    """Return the index of root/split. Prints a line for each tenth of its files; nothing where it is cached."""
 
     def print_progress(done: int, total: int) -> None:
         if done == total or done % (100 * math.ceil(total / 1000)) == 0:
-            print(f"indexing {folder}: {done} of {total}", file=sys.stderr, flush=True)
+            print(f"indexing {root / split}: {done} of {total}", file=sys.stderr, flush=True)
 
-    return print_progress
+    return load_index(root, split, classes, val_fraction=val_fraction, skip_bad=skip_bad, progress=print_progress)
 
 
 __all__ = ["DataError", "Dataset", "copies_root", "data_root", "open_dataset", "open_val_indexes"]

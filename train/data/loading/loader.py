@@ -185,7 +185,8 @@ def stream_batches(
     buffers = BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes))
     loader: DataLoader[object] = DataLoader(
         _BatchDataset(decoder, buffers),
-        sampler=_RequestSampler(requests, buffers),
+        # (request, slot): DataLoader passes each to a worker as if it were an image ID.
+        sampler=((request, buffers.acquire(request.batch_shape)) for request in requests),
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",
@@ -257,14 +258,3 @@ class _SigchldHandler:
         handler = signal.getsignal(signal.SIGCHLD)
         if callable(handler) and not isinstance(handler, cls):
             signal.signal(signal.SIGCHLD, cls(handler))
-
-
-class _RequestSampler:
-    """A sampler of (request, slot). DataLoader passes each to a worker as if it were an image ID."""
-
-    def __init__(self, requests: Iterable[BatchRequest], buffers: BatchBuffers) -> None:
-        self.requests = requests
-        self.buffers = buffers
-
-    def __iter__(self) -> Iterator[tuple[BatchRequest, int | None]]:
-        return ((request, self.buffers.acquire(request.batch_shape)) for request in self.requests)

@@ -7,6 +7,8 @@ worker carries a random state. Imports no torch.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from train.recipe.schedule import scaled_image_count
+
 from .center_crop import RESIZE_TO_CROP_RATIO
 
 ImageIds = NDArray[np.int64]
@@ -25,8 +27,7 @@ def permutation(seed: int, epoch: int, image_count: int) -> ImageIds:
 
 def subset(seed: int, image_count: int, scale: float) -> ImageIds:
     """Return ceil(image_count x scale) of the image IDs, sorted. The same seed gives the same IDs."""
-    chosen = permutation(seed, SUBSET_EPOCH, image_count)[: max(1, int(np.ceil(image_count * scale)))]
-    return np.sort(chosen)
+    return np.sort(permutation(seed, SUBSET_EPOCH, image_count)[: scaled_image_count(image_count, scale)])
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

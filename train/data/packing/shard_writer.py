@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from train.data.index.base import DataError, encode_name_line, names_crc32, stems_sha256
 from train.data.index.packed import (
     ROW_DTYPE,
     UNFINISHED_MARKER,
-    IndexRows,
     file_crc32,
     is_packed,
     read_manifest,
@@ -36,7 +34,8 @@ from train.data.manifest import (
     PackingInfo,
     shard_name,
 )
-from train.tools.filesystem import read_with_checksum, with_checksum, write_atomic
+from train.tools.filesystem import read_with_checksum, to_json_bytes, with_checksum, write_atomic
+from train.tools.records import decode_json, encode
 
 from .source_images import SourceImages
 
@@ -52,18 +51,20 @@ class EncodedImage(NamedTuple):
     crc: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _FinishedShard:
-    """A finished shard: it covers the source images from `first` to `end`.
+    """What the .rows file beside a finished shard keeps: the shard covers the source images from `first` to `end`.
 
-    `source_numbers` and `rows` are those of the images in it; `skipped_images` are (number, reason) of those left out.
+    `signature` is that of these images. `source_numbers` (int64) and `rows` (`ROW_DTYPE`) are arrays over the images in
+    the shard, as bytes; `skipped_images` are (number, reason) of those left out.
     """
 
     first: int
     end: int
-    source_numbers: NDArray[np.int64]
-    rows: IndexRows
-    skipped_images: list[tuple[int, str]]
+    signature: str
+    source_numbers: bytes
+    rows: bytes
+    skipped_images: tuple[tuple[int, str], ...]
     manifest_entry: FileEntry
 
 
@@ -143,7 +144,7 @@ class SplitWriter:
         return end
 
     def _shard_rows_path(self, number: int) -> Path:
-        return self.folder / f".rows-{number:05d}.npz"
+        return self.folder / f".rows-{number:05d}"
 
     def _shard_signature(self, first: int, end: int) -> str:
         """Return a digest of what must be equal for a shard to be taken over: images, labels, how they are packed."""
@@ -153,28 +154,11 @@ class SplitWriter:
 
     def _load_finished_shard(self, number: int, first: int) -> _FinishedShard | None:
         """Return shard `number` if it is complete, begins at source image `first`, and has the same images."""
-        with (
-            suppress(OSError, ValueError, KeyError),
-            np.load(BytesIO(read_with_checksum(self._shard_rows_path(number))), allow_pickle=False) as arrays,
-        ):
-            end = int(arrays["end"])
-            size = (self.folder / shard_name(number)).stat().st_size
-            if (
-                int(arrays["first"]) == first
-                and str(arrays["how"]) == self._shard_signature(first, end)
-                and size == int(arrays["bytes"])
-            ):
-                return _FinishedShard(
-                    first=first,
-                    end=end,
-                    source_numbers=arrays["numbers"],
-                    rows=arrays["rows"],
-                    skipped_images=[
-                        (int(skipped), str(reason))
-                        for skipped, reason in zip(arrays["bad"], arrays["why"], strict=True)
-                    ],
-                    manifest_entry=FileEntry(bytes=size, sha256=str(arrays["sha256"])),
-                )
+        with suppress(OSError, ValueError):
+            shard = decode_json(_FinishedShard, read_with_checksum(self._shard_rows_path(number)))
+            is_same = shard.first == first and shard.signature == self._shard_signature(first, shard.end)
+            if is_same and (self.folder / shard_name(number)).stat().st_size == shard.manifest_entry.bytes:
+                return shard
         return None
 
     def _remove_leftovers(self, shards_to_keep: int | None) -> None:
@@ -210,25 +194,14 @@ class SplitWriter:
         shard = _FinishedShard(
             first=first,
             end=end,
+            signature=self._shard_signature(first, end),
             manifest_entry=open_shard.commit(),
-            source_numbers=np.array([number for number, _ in open_shard.rows], np.int64),
-            rows=np.array([row for _, row in open_shard.rows], ROW_DTYPE),
-            skipped_images=[(number, reason) for number, reason in self.skipped_images if first <= number < end],
+            source_numbers=np.array([number for number, _ in open_shard.rows], np.int64).tobytes(),
+            rows=np.array([row for _, row in open_shard.rows], ROW_DTYPE).tobytes(),
+            skipped_images=tuple(image for image in self.skipped_images if first <= image[0] < end),
         )
-        arrays = BytesIO()
-        np.savez(
-            arrays,
-            first=first,
-            end=end,
-            how=self._shard_signature(first, end),
-            numbers=shard.source_numbers,
-            rows=shard.rows,
-            bad=np.array([number for number, _ in shard.skipped_images], np.int64),
-            why=np.array([reason for _, reason in shard.skipped_images], np.str_),
-            bytes=shard.manifest_entry.bytes,
-            sha256=shard.manifest_entry.sha256,
-        )
-        write_atomic(self._shard_rows_path(len(self._finished_shards)), with_checksum(arrays.getvalue()))
+        record = with_checksum(to_json_bytes(encode(shard)))
+        write_atomic(self._shard_rows_path(len(self._finished_shards)), record)
         self._finished_shards.append(shard)
 
     def finish_interrupted(self) -> None:
@@ -253,8 +226,10 @@ class SplitWriter:
         if not self._finished_shards:
             raise DataError(f"{self.source.root / self.source.split}: has no images that can be decoded")
         index = BytesIO()
-        np.save(index, np.concatenate([shard.rows for shard in self._finished_shards]), allow_pickle=False)
-        names = [self.source.names[number] for shard in self._finished_shards for number in shard.source_numbers]
+        rows = np.frombuffer(b"".join(shard.rows for shard in self._finished_shards), ROW_DTYPE)
+        np.save(index, rows, allow_pickle=False)
+        numbers = np.frombuffer(b"".join(shard.source_numbers for shard in self._finished_shards), np.int64)
+        names = [self.source.names[number] for number in numbers.tolist()]
         name_lines = b"".join(map(encode_name_line, names))
         files = {shard_name(number): shard.manifest_entry for number, shard in enumerate(self._finished_shards)}
         for file_name, content in ((INDEX_FILE, index.getvalue()), (NAMES_FILE, name_lines)):

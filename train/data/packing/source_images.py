@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from train.data.index import folder as index_folder
 from train.data.index import packed
-from train.data.index.open import SPLITS, DataError, check_layout, class_names, has_held_out_val, too_few_images
+from train.data.index.open import DataError, check_layout, class_names, has_held_out_val, too_few_images
+from train.data.manifest import SPLITS
 from train.data.validation_split import held_out_names
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageDraw
 
+from train.data.manifest import SPLITS
 from train.tools.filesystem import locked, write_atomic
 from train.tools.process import die_with_parent
 from train.tools.process_log import Progress, no_progress
@@ -45,7 +46,6 @@ CLASSES: tuple[str, ...] = (
     "stripes",
     "triangle",
 )
-SPLITS = ("train", "val")
 SAMPLE_VERSION = 1  # increase it when draw_image() changes, so that an older set is not taken for a new one
 
 _COMMON_SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500))
@@ -58,11 +58,8 @@ _IMAGES_PER_CHUNK = 50  # in one task of a worker: about a quarter of a second
 def draw_image(seed: int, split: str, number: int) -> bytes:
     """Return the JPEG bytes of image `number` of a split. Its class is CLASSES[number % 10].
 
-    The bytes are a pure function of the arguments and the versions of the libraries. Raises `ValueError` for a split
-    other than train and val, and for a negative seed or number.
+    The bytes are a pure function of the arguments and the versions of the libraries.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be train or val, not {split!r}")
     rng = np.random.default_rng([seed, SPLITS.index(split), number])
     size = _random_size(rng)
     background_color = rng.uniform(20, 235, 3)
@@ -90,11 +87,9 @@ def draw_sample_set(
     second call at the same time waits for the first. `workers` is the number of processes (default: the cores that
     this process may use). `progress` gets (files present, files in all), in this process, about every 50 images.
 
-    Raises `ValueError` for another sample or other classes in `root` and for a number out of range, and `OSError`
-    where a file cannot be written. No worker process outlives the call.
+    Raises `ValueError` for another sample or other classes in `root`, and `OSError` where a file cannot be written. No
+    worker process outlives the call.
     """
-    if min(seed, train, val, 0 if workers is None else workers - 1) < 0:
-        raise ValueError("seed, train and val must be at least 0, and workers at least 1")
     parameters = {"seed": seed, "train": train, "val": val, "version": SAMPLE_VERSION}
     if _is_complete(root, parameters):
         return 0

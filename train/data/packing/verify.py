@@ -8,9 +8,9 @@ from pathlib import Path
 from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
-from train.data.index.base import SPLITS, DataError, stems_sha256
+from train.data.index.base import DataError, stems_sha256
 from train.data.index.shards import describe_size_mismatch
-from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, Manifest, is_shard, shard_name
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, SPLITS, Manifest, is_shard, shard_name
 from train.data.threads import map_in_threads
 from train.tools.process_log import Progress, no_progress
 

@@ -82,33 +82,20 @@ def test_load_index_sorts_by_class_and_name(root: Path) -> None:
     assert index.read(3) == (root / "train/dog/größer 犬 #1.JPEG").read_bytes()
 
 
-def add(root: Path) -> None:
-    write(root / "train/dog/new.JPEG", jpeg(9))
-
-
-def remove(root: Path) -> None:
-    (root / "train/cat/a.JPEG").unlink()
-
-
-def change(root: Path) -> None:
-    write(root / "train/cat/a.JPEG", jpeg(10, size=(90, 70)))
-
-
-def touch(root: Path) -> None:
-    path = root / "train/cat/a.JPEG"
-    data = path.read_bytes()
+def touch(path: Path) -> None:
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-    assert path.read_bytes() == data
 
 
-def move(root: Path) -> None:
-    (root / "train/cat/a.JPEG").rename(root / "train/dog/a.JPEG")
-
-
-@pytest.mark.parametrize("change_files", [add, remove, change, touch, move])
+@pytest.mark.parametrize("change_files", [
+    pytest.param(lambda train: write(train / "dog/new.JPEG", jpeg(9)), id="add"),
+    pytest.param(lambda train: (train / "cat/a.JPEG").unlink(), id="remove"),
+    pytest.param(lambda train: write(train / "cat/a.JPEG", jpeg(10, size=(90, 70))), id="change"),
+    pytest.param(lambda train: touch(train / "cat/a.JPEG"), id="touch"),
+    pytest.param(lambda train: (train / "cat/a.JPEG").rename(train / "dog/a.JPEG"), id="move"),
+])  # fmt: skip
 def test_load_index_after_file_change_rebuilds(change_files: Callable[[Path], None], root: Path) -> None:
     load_and_watch(root)
-    change_files(root)
+    change_files(root / "train")
     index, was_decoded = load_and_watch(root)
     assert was_decoded and not load_and_watch(root)[1]
     files = sorted(str(path.relative_to(root / "train")) for path in (root / "train").rglob("*.JPEG"))
@@ -232,11 +219,6 @@ def test_check_layout_with_unknown_val_class_raises(root: Path) -> None:
     assert f"{root}/val/eel: " in data_error_of(load_index, root, "val", ("cat", "dog"))
 
 
-def remove_train_images(root: Path) -> None:
-    for path in (root / "train").rglob("*.JPEG"):
-        path.unlink()
-
-
 def remove_train_classes(root: Path) -> None:
     for path in (root / "train").iterdir():
         shutil.rmtree(path)
@@ -256,7 +238,8 @@ def test_check_layout_with_missing_folder_names_it(
 
 
 def test_load_index_without_images_raises(root: Path) -> None:
-    remove_train_images(root)
+    for path in (root / "train").rglob("*.JPEG"):
+        path.unlink()
     check_layout(root)
     assert data_error_of(load_index, root, "train").startswith(f"{root}/train: has no images")
     write(root / "train/cat/x.JPEG", b"no image")
@@ -285,7 +268,4 @@ def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> Non
         ("dog/z.JPEG", "a broken symbolic link"),
     )
     write(root / "val/loose.JPEG", jpeg(2))
-    assert data_error_of(check_layout, root) == (
-        f"{root}/val: images lie beside the class folders: 1 in all, the first is loose.JPEG; move each into the "
-        "folder of its class"
-    )
+    assert data_error_of(check_layout, root).startswith(f"{root}/val/loose.JPEG: an image beside the class folders")

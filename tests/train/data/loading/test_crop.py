@@ -1,8 +1,6 @@
-"""Tests of crops: equal to PIL's, with and without the region decoder, of drawn images."""
+"""Center crops: equal to the crop of the whole resized image, also of long strips. Random ones: test_loader.py."""
 
 import io
-from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,73 +12,6 @@ from torch.nn.functional import interpolate
 from train.data import decode
 from train.data.loading import crop
 from train.data.order.center_crop import center_corner, resized_size
-from train.data.order.rng import random_boxes
-from train.data.packing.synthetic import draw_image
-
-MAX_MEAN_DIFFERENCE = 0.15  # of 255, from PIL's antialiased bilinear crop
-COUNT = 8
-
-
-@cache
-def copies(short: int | None) -> list[bytes]:
-    """Return drawn images as JPEGs with a short side of `short` pixels, None for full size."""
-    full_size = [draw_image(0, "train", number) for number in range(COUNT)]
-    if short is None:
-        return full_size
-    jpegs = []
-    for data in full_size:
-        image = open_image(data)
-        factor = min(1, short / min(image.size))
-        size = (round(image.width * factor), round(image.height * factor))
-        jpegs.append(decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
-    return jpegs
-
-
-def open_image(data: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(data)).convert("RGB")
-
-
-def size_of(data: bytes) -> tuple[int, int]:
-    image = Image.open(io.BytesIO(data))
-    return image.height, image.width
-
-
-def draw_boxes(images: list[bytes]) -> Iterator[tuple[bytes, decode.ImageSize, decode.Box, bool]]:
-    """Yield (JPEG, size, random box, mirror) of each image."""
-    heights, widths = zip(*map(size_of, images), strict=True)
-    boxes, mirrors = random_boxes(3, 0, np.arange(len(images)), widths, heights, 0.08)
-    for data, height, width, box, mirror in zip(images, heights, widths, boxes.tolist(), mirrors, strict=True):
-        yield data, (height, width), tuple(box), bool(mirror)
-
-
-def random_crop(data: bytes, size: decode.ImageSize, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
-    batch = torch.full((1, *shape, 3), 7, dtype=torch.uint8)
-    crop.crop_and_resize(data, size, box, mirror, crop.image_views(batch)[0])
-    return batch[0].numpy()
-
-
-@cache
-def random_crop_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
-    top, left, height, width = box
-    region = (
-        open_image(data).crop((left, top, left + width, top + height)).resize(shape[::-1], Image.Resampling.BILINEAR)
-    )
-    return np.asarray(region.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else region)
-
-
-def mean_difference(pixels: Any, expected: Any) -> float:
-    assert pixels.shape == expected.shape
-    return float(np.abs(pixels.astype(int) - expected.astype(int)).mean())
-
-
-@pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (352, 288), (None, 128), (None, 224)])
-def test_crop_and_resize_matches_pil(short: int | None, size: int, route: str) -> None:
-    shape = (size, size)
-    differences = [
-        mean_difference(random_crop(data, image_size, box, mirror, shape), random_crop_by_pil(data, box, mirror, shape))
-        for data, image_size, box, mirror in draw_boxes(copies(short))
-    ]
-    assert np.mean(differences) <= MAX_MEAN_DIFFERENCE and max(differences) <= 2 * MAX_MEAN_DIFFERENCE
 
 
 def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:

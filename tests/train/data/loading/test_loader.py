@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 
 from train.data.index.open import DataError, Index, load_index
-from train.data.loading import loader
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
 from train.data.order.rng import random_boxes, random_position_boxes
@@ -178,33 +177,24 @@ def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest
     assert torch.equal(pinned.images, decoded.images) and pinned.images is not decoded.images
 
 
-class CountingRequests:
-    """Requests that count how many of them were taken."""
-
-    def __init__(self, requests: list[BatchRequest]) -> None:
-        self.requests = requests
-        self.taken = 0
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        for request in self.requests:
-            self.taken += 1
-            yield request
-
-
 @pytest.mark.parametrize(("largest_batch_bytes", "prefetch"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stream_batches_prefetches_within_memory_limit(
     largest_batch_bytes: float, prefetch: int, workers: int, decoder: BatchDecoder
 ) -> None:
     """This holds across epochs, sizes and validation, which are one stream to the loader."""
-    requests = CountingRequests(
-        [BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)]
-    )
-    batches = stream_batches(decoder, requests, workers, CPU, int(largest_batch_bytes))
-    assert requests.taken == prefetch * workers
+    taken: list[int] = []
+
+    def requests() -> Iterator[BatchRequest]:
+        for number in range(100):
+            taken.append(number)
+            yield BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2)
+
+    batches = stream_batches(decoder, requests(), workers, CPU, int(largest_batch_bytes))
+    assert len(taken) == prefetch * workers
     for number in range(1, 20):
         next(batches)
-        assert requests.taken == prefetch * workers + number
+        assert len(taken) == prefetch * workers + number
     assert prefetch == 2 or prefetch * largest_batch_bytes <= PREFETCH_BYTES_PER_WORKER
     del batches
 
@@ -258,20 +248,6 @@ def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) 
         with pytest.raises(DataError, match=r"has 33x44 pixels, expected .*changed since") as caught:
             changed.decode_batch(request)
         assert str(caught.value).startswith(f"{index.location(5)}: ")
-
-
-def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
-    """The kernel kills only workers that asked for it before their parent died. Another one would wait forever."""
-
-    def init_with_living_parent(_: object) -> str:
-        loader._init_worker(os.getppid(), 0, 0)
-        return "continues"
-
-    assert in_group(1, init_with_living_parent) == ["continues"]
-    if not (child := os.fork()):
-        loader._init_worker(os.getpid(), 0, 0)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_stream_batches_without_sigchld_raises_at_next_batch(

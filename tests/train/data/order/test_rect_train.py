@@ -118,6 +118,3 @@ def test_rect_epoch_order_of_a_million_uses_every_image_once() -> None:
     """The sorting keys pack ratio and position into 64 bits, which must be enough for a million images."""
     order, _ = rect_epoch_order(0, 0, encode_aspect_ratios(*random_sizes(1_000_000)), 256, 224)  # 0.15 s
     assert (np.sort(order) == np.arange(1_000_000)).all()
-
-
-# --- crops -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
+from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 
 
 def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
@@ -15,18 +15,6 @@ def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
     ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
     short = rng.integers(60, 900, images)
     return np.maximum(1, (short * ratios).astype(np.int64)), short
-
-
-@pytest.mark.parametrize(("width", "height", "size", "shape"), [
-    (100, 100, 288, (288, 288)),
-    (500, 375, 288, (288, 384)),
-    (375, 500, 288, (384, 288)),
-    (3000, 100, 288, (288, 416)),
-    (1, 1, 32, (32, 32)),
-    (500, 375, 100, (96, 128)),
-])  # fmt: skip
-def test_rect_crop_shape_of_known_sizes(width: int, height: int, size: int, shape: tuple[int, int]) -> None:
-    assert rect_crop_shape(width, height, size) == shape
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

@@ -145,23 +145,15 @@ def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: 
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
 
-def change(source: Path) -> None:
-    write(source / "train/a/0.JPEG", draw_image(0, "train", 20))
-
-
-def add(source: Path) -> None:
-    write(source / "train/b/zz.JPEG", draw_image(0, "train", 21))
-
-
-def remove(source: Path) -> None:
-    (source / "train/a/0.JPEG").unlink()
-
-
-@pytest.mark.parametrize("change_source", [change, add, remove])
+@pytest.mark.parametrize("change_source", [
+    pytest.param(lambda train: write(train / "a/0.JPEG", draw_image(0, "train", 20)), id="change"),
+    pytest.param(lambda train: write(train / "b/zz.JPEG", draw_image(0, "train", 21)), id="add"),
+    pytest.param(lambda train: (train / "a/0.JPEG").unlink(), id="remove"),
+])  # fmt: skip
 def test_pack_set_after_source_change_needs_overwrite(change_source: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
-    change_source(source)
+    change_source(source / "train")
     before = {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
     with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--overwrite"):
         resize(source, copies, [64])
@@ -222,13 +214,13 @@ def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path, unti
     source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
     for least_shards in (2, 4):
         with start_slow_packing(source, target) as child:
-            until(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*.npz"))) >= least)
+            until(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*"))) >= least)
             child.send_signal(signal.SIGKILL)
         with pytest.raises(DataError, match="not finished; run the command that creates it again"):
             load_index(target / "36", "train")
     before = {name: file for name, file in read_tree(target).items() if name.endswith(".bin") and "/.shard" not in name}
     assert len(before) >= 4
-    finished = [name for name in before if (target / name).with_name(f".rows-{name[-9:-4]}.npz").exists()]
+    finished = [name for name in before if (target / name).with_name(f".rows-{name[-9:-4]}").exists()]
     result = resize(source, target, [32, 36], shard_bytes=10_000)
     assert result.kept > 10 and result.written + result.kept == 2 * 62
     after = read_tree(target)
@@ -241,7 +233,7 @@ def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path, unti
     assert not [name for name in after if "/." in name]
 
 
-@pytest.mark.parametrize("damaged", ["32/train/.rows-00001.npz", "32/train/shard-00001.bin", "source"])
+@pytest.mark.parametrize("damaged", ["32/train/.rows-00001", "32/train/shard-00001.bin", "source"])
 def test_pack_set_does_not_resume_behind_damage_or_changed_images(damaged: str, tmp_path: Path) -> None:
     source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
 
@@ -341,7 +333,7 @@ def test_pack_set_over_folder_of_images_raises(source: Path, tmp_path: Path) -> 
 
 def test_pack_set_removes_leftovers(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
-    leftovers = ["..rows-00004.npz.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
+    leftovers = ["..rows-00004.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
     for name in leftovers:
         (tmp_path / "full/train" / name).write_bytes(b"half")
     pack_set(source, {None: tmp_path / "full"})

@@ -41,23 +41,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_draw_image_depends_on_every_argument() -> None:
-    keys = [(0, "train", 5), (1, "train", 5), (0, "val", 5), (0, "train", 15)]
-    assert len({synthetic.draw_image(*key) for key in keys}) == len(keys)
-
-
-def test_draw_functions_refuse_invalid_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="split must be"):
-        synthetic.draw_image(0, "test", 0)
-    with pytest.raises(ValueError):
-        synthetic.draw_image(0, "train", -1)
-    invalid_arguments: list[dict[str, Any]] = [{"train": -1}, {"val": -1}, {"seed": -1}, {"workers": 0}]
-    for arguments in invalid_arguments:
-        with pytest.raises(ValueError, match="at least"):
-            synthetic.draw_sample_set(tmp_path, **arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_draw_image_has_sizes_and_modes_of_imagenet() -> None:
     images = [open_image(synthetic.draw_image(7, "train", number)) for number in range(300)]
     sizes = np.array([image.size for image in images])
