@@ -78,8 +78,9 @@ def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentia
     renter.run("up", "--stack")
     arguments = [argument for argument in renter.launch_arguments(epochs=100_000) if argument != "-d"]
     launch = renter.sandbox.start(*arguments)
-    renter.wait_for(lambda: renter.training_step(renter.sandbox.job(1)) > 0)
     job = renter.sandbox.job(1)
+    renter.wait_for(lambda: renter.granted_ids(job))
+    renter.wait_for(lambda: renter.training_step(job) > 0)
     os.killpg(launch.pid, signal.SIGINT)
     assert launch.wait(120) == 130
     billed = r"job-1 keeps running and is billed, \$0\.\d\d an hour, until \S+.* imgnet-cluster down job-1"

@@ -278,7 +278,7 @@ def terminate_by_uid(account: Account, uid: str) -> list[str]:
 class _Leftover:
     """What an instance left."""
 
-    tags: Mapping[str, str]
+    tags: dict[str, str]
     description: str  # what it is and costs, "" when it costs nothing
 
 

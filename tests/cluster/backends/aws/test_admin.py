@@ -1,6 +1,6 @@
 """The account without a run folder: what `gc` finds, with its price."""
 
-from support.simcloud.in_process import AwsFrontend
+from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.admin import AwsAdministration
 from infra.aws import tags

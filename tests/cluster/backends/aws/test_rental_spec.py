@@ -181,7 +181,8 @@ def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest
         offline_plan(**types, **{option: 0.01})
     smallest = float(str(refused.value).rpartition(" ")[2])
     planned = offline_plan(**types, **{option: smallest})
-    assert planned.rental_plan and planned.rental_plan.max_hours * 3600 >= 180, "boot and set-up by the presets"
+    assert planned.rental_plan
+    assert 3600 * planned.rental_plan.summary(planned.spec).max_hours >= 180, "boot and set-up by the presets"
     with pytest.raises(BadInput):
         offline_plan(**types, **{option: smallest - 0.02})
 
