@@ -325,7 +325,7 @@ def _describe_billing(job: "Job") -> str:
     if not (rented := job.backend.rented_now()):
         return f" and rents machines, which are billed; {at_once}"
     rate = rented.dollars_per_hour
-    price = "at an unknown price" if rate is None else f"${rate:,.2f} an hour"
+    price = "at an unknown price" if rate is None else f"${rate:,.2f} an hour with the expected traffic"
     return f" and is billed, {price}, until {rented.power_off} at the latest; {at_once}"
 
 
