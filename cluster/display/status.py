@@ -54,7 +54,7 @@ def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
     print_table(columns, rows, optional=("top-5", "img/s", "machines", "step"))
     for name, status in job_statuses.items():
         if status and status.state == JobState.ENDING and status.doing:
-            print_wrapped(f"{name}: {status.doing}; to end them now: imgnet-cluster down {name}")
+            print_wrapped(f"{name}: {status.doing}")
 
 
 def show_status(

@@ -151,7 +151,8 @@ class Job:
         if not self.has_ended:
             if is_ending := self._is_ending(job_status.state):
                 rented = self.backend.rented_now()
-                job_status = replace(job_status, state=JobState.ENDING, doing=str(rented) if rented else "")
+                doing = f"{rented}; to end them now: imgnet-cluster down {self.name}" if rented else ""
+                job_status = replace(job_status, state=JobState.ENDING, doing=doing)
             warning = self.supervision.describe_trouble(self.backend, is_ending)
             job_status = replace(job_status, warning=warning)
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
