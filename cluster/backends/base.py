@@ -19,7 +19,7 @@ from train.tools.process_log import Progress, no_progress
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner
-from .rentals import CloudAdministration, RentalLimit
+from .rentals import CloudAdministration, RentalLimit, RentedNow
 
 
 class Backend(ABC):
@@ -165,6 +165,10 @@ class Backend(ABC):
     def job_cost(self, moment: float | None = None) -> JobCost:
         """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
         return JobCost()
+
+    def rented_now(self) -> RentedNow | None:
+        """Return what the job rents at the moment, None for nothing. Reads the run folder only."""
+        return None
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`.

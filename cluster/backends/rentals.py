@@ -3,6 +3,7 @@
 The fields of rows that commands print as JSON have the names that the JSON has.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,33 @@ class RentalLimit:
 
     hours: float  # from the start of the first machine until the job saves and stops
     dollars: float | None  # cost of the whole job once the machines are off; None: unknown price
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentedNow:
+    """What a job rents at the moment, by its run folder: the cloud is not asked."""
+
+    machines: int
+    dollars_per_hour: float | None = None  # None: unknown price
+    # When the machines power themselves off at the latest, in seconds since 1970; None: the cloud is not set up here.
+    power_off_time: float | None = None
+
+    def __str__(self) -> str:
+        subject = "1 machine" if self.machines == 1 else f"{self.machines} machines"
+        if self.power_off_time and self.power_off_time < time.time():
+            return f"{subject} should be off since {self.power_off}, but nothing has confirmed it"
+        if self.machines == 1:
+            return f"{subject} still runs and is billed; it powers off at {self.power_off}"
+        return f"{subject} still run and are billed; they power off at {self.power_off}"
+
+    @property
+    def power_off(self) -> str:
+        """When the machines power off, in the time zone of this computer; with the date unless it is today's."""
+        if not self.power_off_time:
+            return "the end of their time"
+        moment = time.localtime(self.power_off_time)
+        is_today = moment[:3] == time.localtime()[:3]
+        return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
 
 
 class RentalPlan(ABC):

@@ -309,11 +309,24 @@ def _follow(job: "Job", others: "Sequence[Job]" = ()) -> int:
         return progress.follow(job, others)
     except KeyboardInterrupt:
         click.echo(
-            f"\ndetached; {job.name} keeps running. Follow it: imgnet-cluster logs -f {job.name}; "
+            f"\ndetached; {job.name} keeps running{_describe_billing(job)}. "
+            f"Follow it: imgnet-cluster logs -f {job.name}; "
             f"its session: imgnet-cluster attach {job.name}; stop it: imgnet-cluster stop {job.name}",
             err=True,
         )
         return EXIT_INTERRUPTED
+
+
+def _describe_billing(job: "Job") -> str:
+    """Return what a job that goes on costs, until when, and what ends it at once; "" where nothing is rented."""
+    if not job.backend.is_billed:
+        return ""
+    at_once = f"to end it at once, without saving: imgnet-cluster down {job.name}"
+    if not (rented := job.backend.rented_now()):
+        return f" and rents machines, which are billed; {at_once}"
+    rate = rented.dollars_per_hour
+    price = "at an unknown price" if rate is None else f"${rate:,.2f} an hour with the expected traffic"
+    return f" and is billed, {price}, until {rented.power_off} at the latest; {at_once}"
 
 
 @click.command(cls=FaultTolerantCommand)

@@ -430,13 +430,12 @@ only_option = grouped_option(
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
     """Ask for confirmation on stderr, so that the question is seen when stdout is redirected.
 
-    When the answer is no, the command exits. Raises `ClusterError` when there is no terminal and `assume_yes` is not
-    set.
+    When the answer is no, the command exits. Raises `BadInput` when there is no terminal and `assume_yes` is not set.
     """
     if assume_yes:
         return
     if not sys.stdin.isatty():
-        raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
+        raise BadInput(f"{question} There is no terminal to confirm on; pass -y")
     if not click.confirm(question, default=False, err=True):
         click.echo("nothing was done", err=True)
         sys.exit(EXIT_ERROR)

@@ -120,8 +120,8 @@ def show_cost(report: CostReport) -> None:
         print(f"not included: {', '.join(cost.unknown)}, whose price is unknown")
     if report.warning:
         print_wrapped(f"not included: all since the job was adopted. {report.warning}")
-    elif cost.running:
-        print(f"{cost.running} machines are still billed")
+    elif report.rented_now:
+        print_wrapped(f"{report.rented_now}; to end them now: imgnet-cluster down {report.job}")
     if cost.machines:
         print_wrapped(
             "not included: the data in the stack's shared file system, which is billed until down --stack --delete-data"

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cluster.report.tables import attempts_table
-from cluster.state.states import SetupStep, work_title
+from cluster.state.states import JobState, SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.text import START_TITLES, format_duration, time_table_lines
 from train.tools.records import encode
 
-from .tables import DAMAGED, print_state, print_table
+from .tables import DAMAGED, print_state, print_table, print_wrapped
 from .terminal import cut_text
 
 MAX_REASON_CHARACTERS = 140
@@ -52,6 +52,9 @@ def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
         for name, status in job_statuses.items()
     ]
     print_table(columns, rows, optional=("top-5", "img/s", "machines", "step"))
+    for name, status in job_statuses.items():
+        if status and status.state == JobState.ENDING and status.doing:
+            print_wrapped(f"{name}: {status.doing}")
 
 
 def show_status(

@@ -24,6 +24,7 @@ STATE_COLORS: dict[str, str] = {  # of jobs and machines; states of preparation 
     MachineState.TRAINING: "cyan",
     MachineState.VALIDATING: "cyan",
     JobState.RECOVERING: "yellow",
+    JobState.ENDING: "yellow",
     JobState.STOPPED: "yellow",
     MachineState.STOPPING: "yellow",
     MachineState.LEFT: "yellow",

@@ -14,7 +14,7 @@ from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
 from .store import all_jobs
-from .supervision import job_lock
+from .supervision import job_lock, terminate_machines
 
 DOWN_REASON = "ended by the user (imgnet-cluster down)"
 # For another process to finish its change of the job. A supervisor that ends the job may wait for a minute until
@@ -56,7 +56,7 @@ def terminate_job(job: Job) -> None:
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
     with job_lock(job.path, JOB_LOCK_TIMEOUT_SECONDS):
-        silent_machines = job.backend.terminate()
+        silent_machines = terminate_machines(job.backend)
         try:
             if not job.has_ended:
                 result.write_result(job.run, job.backend, silent_machines, DOWN_REASON, JobState.STOPPED)
@@ -76,6 +76,7 @@ class CostReport:
     to_target: float | None  # spent until validation first reached the target
     wasted: float | None  # spent on steps that had to be repeated, and in the pauses after losses
     wasted_seconds: float
+    rented_now: str = ""  # what is still billed
     warning: str = ""  # why the job may cost more than this computer knows: another one has adopted it
 
     def to_json(self) -> dict[str, object]:
@@ -125,6 +126,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
         wasted_seconds=sum(end - start for start, end in losses),
+        rented_now=str(job.backend.rented_now() or ""),
         warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
     )
 

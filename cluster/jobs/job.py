@@ -34,7 +34,7 @@ from train.tools.filesystem import NO_FILE_ERRORS, to_json_bytes, write_atomic
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
 
 from . import queue_state
-from .supervision import PROCESS_START_SECONDS, JobBusy, Supervision, is_recent, job_lock
+from .supervision import PROCESS_START_SECONDS, JobBusy, Supervision, is_recent, job_lock, terminate_machines
 
 if TYPE_CHECKING:
     from cluster.planning.resume import ResumePlan
@@ -151,7 +151,12 @@ class Job:
             advice = "all shown here is from before then; whether it still rents machines: imgnet-cluster ls --cloud"
             return replace(job_status, state=JobState.ADOPTED, doing="", warning=f"{adoption.error}; {advice}")
         if not self.has_ended:
-            job_status = replace(job_status, warning=self.supervision.describe_trouble(self.backend))
+            if is_ending := self._is_ending(job_status.state):
+                rented = self.backend.rented_now()
+                doing = f"{rented}; to end them now: imgnet-cluster down {self.name}" if rented else ""
+                job_status = replace(job_status, state=JobState.ENDING, doing=doing)
+            warning = self.supervision.describe_trouble(self.backend, is_ending)
+            job_status = replace(job_status, warning=warning)
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
@@ -160,6 +165,11 @@ class Job:
             if not has_training_result:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
+
+    def _is_ending(self, state: JobState) -> bool:
+        """Whether a job without a result only waits for the end of its rented machines. Then it has not stopped yet."""
+        is_over = state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
+        return self.backend.is_billed and is_over
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
@@ -399,7 +409,7 @@ class Job:
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(STOP_POLL_SECONDS)
             self.refresh()
-        self.backend.terminate()
+        terminate_machines(self.backend)
         self.wait(10)
 
     def _leave_queue(self) -> bool:

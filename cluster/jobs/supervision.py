@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.backends.base import Backend
-from cluster.errors import ClusterError, JobAdopted, NoCloudAccess
+from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswer
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
 from cluster.state.supervisor_records import SupervisorTrouble
@@ -52,6 +52,21 @@ def trouble_of(error: Exception) -> SupervisorTrouble:
         lacks_access=isinstance(error, NoCloudAccess),
         adopted_since=error.since if isinstance(error, JobAdopted) else 0.0,
     )
+
+
+def terminate_machines(backend: Backend) -> list[str]:
+    """Terminate a job's machines for a command of the user. Returns those that did not answer.
+
+    Raises `ClusterError` with what is left, and with what is billed meanwhile when the cloud cannot be asked.
+    """
+    try:
+        return backend.terminate()
+    except (NoCloudAccess, NoCloudAnswer) as error:
+        name = backend.run.spec.name
+        raise ClusterError(
+            f"{error}; {name} is ending: {backend.rented_now() or 'its machines are not known'}; to end it, in a "
+            f"shell with credentials for the job's machines: imgnet-cluster down {name}"
+        ) from error
 
 
 class Supervision:
@@ -103,11 +118,14 @@ class Supervision:
         minutes = round(heartbeat.clock_jump / 60)
         return f"the clock of this computer was set by {minutes:+d} minutes; the job's times and limits go on as before"
 
-    def describe_trouble(self, backend: Backend) -> str:
-        """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong."""
-        return self._describe_silence() or self._describe_absence(backend) or self._describe_clock()
+    def describe_trouble(self, backend: Backend, is_ending: bool) -> str:
+        """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong.
 
-    def _describe_absence(self, backend: Backend) -> str:
+        `is_ending`: the job needs no other machines, only the end of those that it has.
+        """
+        return self._describe_silence() or self._describe_absence(backend, is_ending) or self._describe_clock()
+
+    def _describe_absence(self, backend: Backend, is_ending: bool) -> str:
         trouble = self._trouble()
         if backend.is_supervised() or not backend.is_remote:
             if trouble is None or not trouble.lacks_access:
@@ -121,9 +139,10 @@ class Supervision:
             return ""
         else:
             error, lacks_access = "no supervisor is running", False
-        remedy = f"imgnet-cluster status {self.path.name}"
-        if lacks_access:
-            remedy += ", in a shell with credentials for the job's machines"
+        place = ", in a shell with credentials for the job's machines" if lacks_access else ""
+        if is_ending:
+            return f"{error}; to end its machines now, type: imgnet-cluster down {self.path.name}{place}"
+        remedy = f"imgnet-cluster status {self.path.name}{place}"
         are_rented = backend.is_billed
         consequence = "nothing is rented, so lost and broken machines" if are_rented else "lost machines"
         return f"{error}; {consequence} are not replaced until you type: {remedy}"

@@ -211,6 +211,11 @@ class RunFolder:
         """The attempts of the job."""
         return AttemptHistory(self.shared)
 
+    def end_reason(self) -> str:
+        """Return why the job is to end: a stop request, or because it is over; "" while it goes on."""
+        is_finished = self.attempts.is_finished(self.launch_id)
+        return stop_reason(self.shared) or ("the job is over" if is_finished else "")
+
     @cached_property
     def _state_logs(self) -> dict[str, GrowingFile[StateChange]]:
         return {}

@@ -13,6 +13,7 @@ class JobState(StrEnum):
     SETUP = "setup"
     RUNNING = "running"
     RECOVERING = "recovering"
+    ENDING = "ending"  # it trains no more, and its rented machines are not known to be gone
     ADOPTED = "adopted"  # by another computer, which supervises it now: this one does not know how it goes on
     DONE = "done"
     FAILED = "failed"

@@ -264,9 +264,9 @@ def test_on_demand_spare_is_rented_with_the_spot_machines_or_later(renter: Rente
 
 def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) -> None:
     renter.run("up", "--stack")
-    hours_job = renter.launch("--max-hours", "0.028", machines=1, epochs=ENDLESS)
-    # This pays one machine for 111 seconds, with its checkpoints as they are expected.
-    dollars_job = renter.launch("--max-price-total", "0.028", machines=1, epochs=ENDLESS - 1)
+    hours_job = renter.launch("--max-hours", "0.06", machines=1, epochs=ENDLESS)
+    # This pays one machine for about 240 seconds, with its checkpoints as they are expected.
+    dollars_job = renter.launch("--max-price-total", "0.042", machines=1, epochs=ENDLESS - 1)
     traffic_job = renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - 2)
     for job in (hours_job, dollars_job, traffic_job):
         wait_for_steps(renter, job)
@@ -274,7 +274,7 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
         if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
             renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20
     for job, unit in ((hours_job, "hours"), (dollars_job, "dollars"), (traffic_job, "dollars")):
-        result = wait_for_end(renter, job, "stopped", 180)
+        result = wait_for_end(renter, job, "stopped", 300)
         assert unit in result.reason and known(job.status().step) > 0, result.reason
         assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
     assert len(renter.all_instance_ids()) == 3

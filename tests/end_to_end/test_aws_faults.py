@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         os.killpg(launch.pid, signal.SIGINT)
         assert launch.wait(120) == 130
         output = renter.sandbox.output(number - 1)
-        assert f"detached; job-{number} keeps running" in output and "Traceback" not in output, output
+        assert f"detached; job-{number} keeps running and rents machines, which are billed" in output, output
+        assert "Traceback" not in output, output
         assert job.status().state == "acquiring" and renter.wait_for_supervisor()
         renter.run(command, job.name)
         assert job.state == "stopped", job.status()
@@ -70,6 +72,33 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         renter.wait_for(lambda: not renter.supervisor_pids())
         renter.assert_nothing_left()
     assert renter.all_instance_ids() == []
+
+
+def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentials(renter: Renter) -> None:
+    renter.run("up", "--stack")
+    arguments = [argument for argument in renter.launch_arguments(epochs=100_000) if argument != "-d"]
+    launch = renter.sandbox.start(*arguments)
+    job = renter.sandbox.job(1)
+    renter.wait_for(lambda: renter.granted_ids(job))
+    renter.wait_for(lambda: renter.training_step(job) > 0)
+    os.killpg(launch.pid, signal.SIGINT)
+    assert launch.wait(120) == 130
+    billed = r"job-1 keeps running and is billed, \$\d\.\d\d an hour.*, until \S+.* imgnet-cluster down job-1"
+    assert re.search(billed, renter.sandbox.output()), renter.sandbox.output()
+
+    for action in ("DescribeInstances", "GetCallerIdentity"):
+        renter.cloud.post("fault", action=action, code="ExpiredToken", message="too old", times=100_000)
+    still_billed = r"2 machines still run and are billed; they power off at \d"
+    down = renter.cli("down", "-y", job.name)
+    assert down.code == 1 and re.search(f"job-1 is ending: {still_billed}", down.err), down
+    for command in ("ls", "status", "cost"):
+        text = renter.run(command, *(() if command == "ls" else (job.name,)))
+        assert re.search(still_billed, text) and "imgnet-cluster down job-1" in text and "stopped" not in text, text
+        assert command == "cost" or "ending" in text
+    assert len(renter.live_instance_ids()) == 2
+    renter.cloud.post("no_faults")
+    assert renter.run("down", "-y", job.name) == "job-1 is gone\n" and job.state == "stopped"
+    renter.assert_nothing_left()
 
 
 def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.terms.rental_spec import RentalSpec
@@ -18,15 +19,16 @@ from cluster.backends.rentals import (
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
-from infra.aws import s3, tags
+from infra.aws import prices, s3, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import instances, preflight
 from infra.aws.instances.instances import Instance
 from infra.aws.market import offers, reservations
-from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.market.instance_types import BUILTIN_TYPES, ON_DEMAND_PRICES
 from infra.aws.market.reservations import CAPACITY_BLOCK
 from infra.aws.stack import policies as stack_policies
 from infra.aws.stack import stack
+from infra.aws.tags import Resource
 from infra.errors import CloudError
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
@@ -101,7 +103,7 @@ class AwsAdministration(CloudAdministration):
                 for instance in instances.describe(account, {})
                 if instance.state != "terminated"
             }
-            uids = set(owner_by_uid) | set(_leftover_tags_by_job(account))
+            uids = set(owner_by_uid) | set(_leftovers_by_job(account))
             matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
             if not matches:
                 raise NoSuchJob(
@@ -129,15 +131,17 @@ class AwsAdministration(CloudAdministration):
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
-            leftover_tags = _leftover_tags_by_job(account)
+            leftovers = _leftovers_by_job(account)
         to_remove = {}
         to_keep = []
-        for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftover_tags)):
+        for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftovers)):
             job_instances = [instance for instance in billed_instances if instance.job_uid == uid]
-            tag_sets = [instance.tags for instance in job_instances] or leftover_tags[uid]
+            job_leftovers = leftovers.get(uid, [])
+            tag_sets = [instance.tags for instance in job_instances] or [each.tags for each in job_leftovers]
             expires = max(tags.parse_time(tag_set.get(tags.EXPIRES, "")) or 0.0 for tag_set in tag_sets)
-            resources = f"{len(job_instances)} machines" if job_instances else "leftovers of its machines"
-            summary = f"{uid or 'no job'}: {resources} in {region}"
+            parts = [_describe_machines(job_instances)] if job_instances else []
+            parts += [each.description for each in job_leftovers if each.description]
+            summary = f"{uid or 'no job'}: {', '.join(parts) or 'leftovers that cost nothing'} in {region}"
             if expires < now:
                 to_remove[uid] = f"{summary}, past the end of their time ({tags.format_time(expires)})"
             elif local_jobs.get(uid) is False or not uid:
@@ -268,15 +272,47 @@ def terminate_by_uid(account: Account, uid: str) -> list[str]:
     return lines + instances.remove_leftovers(account, uid)
 
 
-def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
-    """Return by job uid the tags of what instances leave, from addresses to NAT gateways."""
-    tags_by_uid: dict[str, list[dict[str, str]]] = {}
-    for resources in instances.list_leftovers(account, {tags.STACK: tags.STACK_VALUE}).values():
+@dataclass(frozen=True, kw_only=True)
+class _Leftover:
+    """What an instance left."""
+
+    tags: dict[str, str]
+    description: str  # what it is and costs, "" when it costs nothing
+
+
+def _leftovers_by_job(account: Account) -> dict[str, list[_Leftover]]:
+    """Return by job uid what instances leave, from addresses to NAT gateways."""
+    leftovers: dict[str, list[_Leftover]] = {}
+    for operation, resources in instances.list_leftovers(account, {tags.STACK: tags.STACK_VALUE}).items():
         for resource in resources:
             resource_tags = tags.read_tags(resource)
             if tags.JOB in resource_tags:
-                tags_by_uid.setdefault(resource_tags[tags.JOB], []).append(resource_tags)
-    return tags_by_uid
+                leftover = _Leftover(tags=resource_tags, description=_describe_leftover(operation, resource))
+                leftovers.setdefault(resource_tags[tags.JOB], []).append(leftover)
+    return leftovers
+
+
+def _describe_leftover(operation: str, resource: Resource) -> str:
+    """Return what a resource of a describing operation is and costs, "" when it costs nothing."""
+    match operation:
+        case "describe_volumes":
+            dollars = resource["Size"] * prices.DISK_PER_GB_HOUR
+            name = f"a disk of {resource['Size']} GB"
+        case "describe_addresses":
+            name, dollars = "an address", prices.ADDRESS_PER_HOUR
+        case "describe_nat_gateways":
+            name, dollars = "a NAT gateway", prices.NAT_PER_HOUR
+        case _:
+            return ""
+    return f"{name} (${dollars * prices.MONTH_HOURS:,.2f} a month)"
+
+
+def _describe_machines(job_instances: Sequence[Instance]) -> str:
+    """Return how many machines a job has and what they cost at most, where the shipped tables have the price."""
+    known_prices = [ON_DEMAND_PRICES.get(instance.type) for instance in job_instances]
+    dollars = sum(price for price in known_prices if price is not None)
+    price = f" (on demand ${dollars:,.2f} an hour)" if None not in known_prices else ""
+    return f"{len(job_instances)} machines{price}"
 
 
 def _machine_row(instance: Instance) -> RentedMachineRow:

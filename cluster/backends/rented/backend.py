@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic
 
 from cluster.backends.remote import RemoteBackend
-from cluster.backends.rentals import RentalLimit
+from cluster.backends.rentals import RentalLimit, RentedNow
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.connectors.ssh_config import require_openssh
@@ -116,6 +116,19 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
                 )
         tmux.kill_session(name, folder.path)
         return []
+
+    def rented_now(self) -> RentedNow | None:
+        """Return what the job rents at the moment, None for nothing. Reads the run folder only."""
+        machines = self.job_cost().running
+        if not machines:
+            return None
+        try:
+            provider = self._open_provider()
+        except CloudError:
+            return RentedNow(machines=machines)
+        return RentedNow(
+            machines=machines, dollars_per_hour=provider.dollars_per_hour, power_off_time=provider.power_off_time
+        )
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""

@@ -21,7 +21,7 @@ from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import supervisor_records
 from cluster.state.heartbeats import MachineStatus
-from cluster.state.run_folder import Run, RunFolder, stop_reason
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_setup_record
@@ -81,8 +81,7 @@ class RentedJobController(Generic[MachineT]):
 
     def get_stop_reason(self) -> str:
         """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""
-        is_finished = self.run_folder.attempts.is_finished(self.run_folder.launch_id)
-        return stop_reason(self.run_folder.shared) or ("the job is over" if is_finished else "")
+        return self.run_folder.end_reason()
 
     # --- renting ------------------------------------------------------------------------------------------------------
 

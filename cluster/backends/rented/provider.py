@@ -33,6 +33,7 @@ JOURNAL_FILE = "cloud.jsonl"  # in the run folder; without it, nothing was ever 
 REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
 # From the time limit until the machine powers off: for the last checkpoint and its download.
 POWEROFF_GRACE_SECONDS = 900
+SHORT_GRACE_SHARE = 0.25  # of the time until power-off, where that is too short for the grace above
 MAX_HOURS_WITHOUT_LIMIT = 48.0
 MachineT = TypeVar("MachineT", bound=RentedMachine)
 
@@ -305,12 +306,15 @@ class CloudProvider(ABC, Generic[MachineT]):
         return bool(self.first_machine_time and is_limited_by_price and now - self.first_machine_time >= 3600 * hours)
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether the time limit and the grace period of this launch are over, so that all machines should be off."""
-        if self.first_machine_time is None:
-            return False
+    def power_off_time(self) -> float:
+        """When the machines of this launch power themselves off at the latest: after time limit and grace period."""
         max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
-        return host.unix_time() - self.first_machine_time > 3600 * max_hours + grace_seconds
+        return (self.first_machine_time or host.unix_time()) + 3600 * max_hours + grace_seconds
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether all machines of this launch should be off."""
+        return self.first_machine_time is not None and host.unix_time() > self.power_off_time
 
 
 def compute_limits(
@@ -333,7 +337,7 @@ def compute_limits(
     if max_dollars is not None and dollars_per_hour:
         seconds = min(seconds, 3600 * max(0.0, max_dollars - spent_dollars) / dollars_per_hour)
     if seconds < 3600 * max_hours + grace_seconds:
-        grace_seconds = min(grace_seconds, max(seconds / 4, seconds - 3600 * max_hours))
+        grace_seconds = min(grace_seconds, max(SHORT_GRACE_SHARE * seconds, seconds - 3600 * max_hours))
         max_hours = min(max_hours, (seconds - grace_seconds) / 3600)
     return max_hours, grace_seconds
 

@@ -21,7 +21,7 @@ __all__ = ["renter", "simcloud"]  # fixtures
 def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_terminal: Fixture) -> None:
     arguments = ("launch", "-d", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
     ran = renter.cli(*arguments)
-    assert ran.code == 1 and ran.err.startswith("error: rent 2 machines for at most $"), ran
+    assert ran.code == 2 and ran.err.startswith("error: rent 2 machines for at most $"), ran
     assert ran.err.endswith("? There is no terminal to confirm on; pass -y\n") and ran.err.count("\n") == 1
     assert "2 hours; the machines power off" in ran.out, "the plan is shown all the same"
 

@@ -14,9 +14,13 @@ import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.local import LocalBackend
+from cluster.backends.rentals import RentedNow
+from cluster.backends.rented.provider import JOURNAL_FILE
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
+from cluster.display.cloud import show_cost
 from cluster.display.progress import follow
+from cluster.display.status import show_jobs
 from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
 from cluster.jobs import billing
 from cluster.jobs.job import Job
@@ -45,6 +49,7 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     rented_job = run.job
     rented_job.backend = ToyBackend(rented_job.run)
     rented_job.sessions = []
+    rented_job.write_status = run.write_status
     monkeypatch.setattr(ToyBackend, "start_session", lambda _: rented_job.sessions.append("supervisor"))
     return rented_job
 
@@ -144,6 +149,33 @@ def test_job_that_another_computer_adopted_is_not_called_running(job: Any, monke
     assert follow(job) == EXIT_UNFINISHED
     report = billing.cost_report(job)
     assert report.warning.startswith(error) and report.to_json()["warning"] == report.warning
+
+
+def test_job_is_ending_until_its_machines_are_known_to_be_gone(
+    job: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Any) -> list[str]:
+        raise NoCredentials(REFUSED.error)
+
+    rented = RentedNow(machines=2, power_off_time=time.time() + 3600)
+    monkeypatch.setattr(ToyBackend, "rented_now", lambda _: rented)
+    monkeypatch.setattr(ToyCloud, "terminate_job", refuse)
+    (job.path / JOURNAL_FILE).write_text("rent 0\n")
+    with pytest.raises(
+        ClusterError, match=f"^{REFUSED.error}; job-1 is ending: {rented}; .*imgnet-cluster down job-1$"
+    ):
+        billing.terminate_job(job)
+    for state in ("training", "stopped"):  # the machines obey the request, also while the cloud refuses this computer
+        for name in ("0", "1"):
+            job.write_status(state, name, ended=state == "stopped")
+        supervisor_records.write_trouble(job.path, REFUSED)
+        status = job.status()
+        assert status.state == "ending" and status.doing.startswith(f"{rented}; ")
+        assert REFUSED.error in status.warning and "imgnet-cluster down job-1" in status.warning
+        assert "replaced" not in status.warning
+    show_jobs({"job-1": status})
+    show_cost(billing.cost_report(job))
+    assert capsys.readouterr().out.count(f"{rented}; to end them now: imgnet-cluster down job-1") == 2
 
 
 def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:

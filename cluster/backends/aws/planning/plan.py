@@ -12,7 +12,7 @@ from cluster.backends.aws.terms.rental_spec import (
     MARKETS,
     METADATA_URL,
     RentalSpec,
-    check_price_limit,
+    check_limits,
     drop_unpriced_places,
     sort_places,
 )
@@ -287,7 +287,9 @@ def plan_rental(
         notes = [*notes, amis.describe_legacy_image(instance_type.gpu_arch, options.ami)]
     spent_dollars = resumed.spent_dollars if resumed else 0.0
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
-    check_price_limit(rental_spec, machine_count, 3600 * max_hours + grace_seconds, spent_dollars)
+    constants = (resumed.constants_for(instance_type.name) if resumed else None) or DEFAULT_CONSTANTS
+    start_seconds = constants.boot_seconds + constants.setup_seconds
+    check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
     if rest_forecast and max_hours < rest_forecast.minutes / 60:
         notes = [
             *notes,

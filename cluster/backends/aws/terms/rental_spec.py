@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from cluster.backends.rented.provider import compute_limits
+from cluster.backends.rented.provider import SHORT_GRACE_SHARE, compute_limits
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import RentalFacts
 from infra.aws import prices
@@ -136,12 +136,32 @@ def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[R
     return replace(rental_spec, places=tuple(priced)), list(unpriced)
 
 
-def check_price_limit(rental_spec: RentalSpec, machine_count: int, seconds: float, spent_dollars: float) -> None:
-    """Raise `BadInput` when the limit in dollars does not pay for the shortest time that EC2 bills."""
+def check_limits(
+    rental_spec: RentalSpec, machine_count: int, max_hours: float | None, spent_dollars: float, start_seconds: float
+) -> None:
+    """Raise `BadInput` for a limit that ends the machines before they train, or is less than EC2 bills at least.
+
+    `start_seconds` are those of boot and set-up. The price is that of the dearest place.
+    """
+    if max_hours is not None and 3600 * max_hours < start_seconds:
+        raise BadInput(
+            f"--max-hours {max_hours:g}: boot and set-up take about {start_seconds:.0f} s, so nothing would be "
+            f"trained; the smallest limit that makes sense: --max-hours {_round_up(start_seconds / 3600)}"
+        )
     max_dollars = rental_spec.max_dollars
-    if max_dollars is None or max_dollars <= spent_dollars or seconds >= MIN_BILLED_SECONDS:
+    if max_dollars is None or max_dollars <= spent_dollars:
         return
-    raise BadInput(
-        f"--max-price-total {max_dollars:g}: pays for {seconds:.0f} s of {machine_count} machines, but EC2 bills at "
-        f"least {MIN_BILLED_SECONDS} s of each; raise it"
-    )
+    rate = max(rental_spec.dollars_per_hour(machine_count, place) or 0.0 for place in rental_spec.places)
+    seconds = max(MIN_BILLED_SECONDS, start_seconds / (1 - SHORT_GRACE_SHARE))
+    least_dollars = spent_dollars + rental_spec.traffic.dollars_once + rate * seconds / 3600
+    if max_dollars < least_dollars:
+        raise BadInput(
+            f"--max-price-total {max_dollars:g}: {machine_count} machines need {seconds:.0f} s to boot, be set up and "
+            f"save, so nothing would be trained; the smallest limit that makes sense: --max-price-total "
+            f"{_round_up(least_dollars)}"
+        )
+
+
+def _round_up(value: float) -> str:
+    """Return a number with two digits after the point, rounded up."""
+    return f"{math.ceil(100 * value) / 100:.2f}"

@@ -174,6 +174,19 @@ def shown(planned: submit.Plan, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["max_hours", "max_dollars"])
+def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest_that_makes_sense(option: str) -> None:
+    types = {"types": ["p4d.24xlarge"], "market": "on-demand", "machines": 2}
+    with pytest.raises(BadInput, match="smallest limit that makes sense: --max-") as refused:
+        offline_plan(**types, **{option: 0.01})
+    smallest = float(str(refused.value).rpartition(" ")[2])
+    planned = offline_plan(**types, **{option: smallest})
+    assert planned.rental_plan
+    assert 3600 * planned.rental_plan.summary(planned.spec).max_hours >= 180, "boot and set-up by the presets"
+    with pytest.raises(BadInput):
+        offline_plan(**types, **{option: smallest - 0.02})
+
+
 def test_several_types_are_tried_in_the_users_order_and_each_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
     types = ["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"]
     text = shown(offline_plan(types=types, market="on-demand", machines=2), capsys)

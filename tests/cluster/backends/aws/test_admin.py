@@ -1,0 +1,32 @@
+"""The account without a run folder: what `gc` finds, with its price."""
+
+from support.simcloud.http_server import AwsFrontend
+
+from cluster.backends.aws.admin import AwsAdministration
+from infra.aws import tags
+from infra.aws.client import Account
+
+REGION = "us-east-1"
+
+
+def test_gc_names_what_is_left_with_its_price(front: AwsFrontend) -> None:
+    ec2 = Account(REGION).ec2
+    own_tags = tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.JOB: "job-3-9073e811"})
+
+    def tagged(kind: str) -> dict[str, object]:
+        return {"TagSpecifications": [{"ResourceType": kind, "Tags": own_tags}]}
+
+    ec2.create_volume(AvailabilityZone="us-east-1a", Size=150, **tagged("volume"))
+    ec2.allocate_address(Domain="vpc", **tagged("elastic-ip"))
+    ec2.create_placement_group(GroupName="left", Strategy="cluster", **tagged("placement-group"))
+
+    def found() -> str:
+        (text,) = (
+            AwsAdministration().find_garbage(REGION, {}, include_unknown=True, now=front.sim.now()).remove.values()
+        )
+        return text
+
+    assert "a disk of 150 GB ($12.00 a month)" in found() and "an address ($3.65 a month)" in found()
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ec2.run_instances(ImageId=image, MinCount=2, MaxCount=2, InstanceType="p4d.24xlarge", **tagged("instance"))
+    assert found().startswith("job-3-9073e811: 2 machines (on demand $43.92 an hour), ")
