@@ -90,7 +90,7 @@ def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after
     uid = "job-7-0123abcd"
     cloud.rented = {"eu-west-1": [uid]}
     refused = run("down", uid)
-    assert refused.exit_code == 1 and not cloud.terminated
+    assert refused.exit_code == 2 and not cloud.terminated
     assert f"terminate {uid}, which has machines in eu-west-1, without saving? There is no terminal" in refused.output
     assert run("down", uid, "-y").exit_code == 0 and cloud.terminated == [("eu-west-1", uid)]
     cloud.rented["us-east-1"] = ["job-7-00000000"]
@@ -126,7 +126,7 @@ def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
     job.write_status("training", step=120, steps=400)
     with job.hold_agent_lock():
         refused = run("down", "job-1")
-        assert refused.exit_code == 1 and not ended, refused.output
+        assert refused.exit_code == 2 and not ended, refused.output
         text = " ".join(refused.output.split())
         assert "job-1 is running, at step 120 of 400. `down` saves nothing: the steps since its last" in text
         assert "imgnet-cluster stop job-1" in text and "error: terminate job-1 without saving? There is no" in text
