@@ -171,7 +171,8 @@ def _first_value(options: dict[str, list[str]], name: str) -> str | None:
 
 def _split_paths(options: dict[str, list[str]], name: str) -> list[str]:
     """Return the paths of an option. ssh prints them without quotes: the next one begins with / or ~, $ or %."""
-    return re.split(r" (?=[/~$%])", _first_value(options, name) or "")
+    value = _first_value(options, name)
+    return re.split(r" (?=[/~$%])", value) if value else []
 
 
 def _expand_tokens(text: str, values: Mapping[str, str]) -> str:
