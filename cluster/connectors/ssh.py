@@ -293,8 +293,9 @@ class SSHConnector:
                     stdout += data
                     on_data()
                 code, stderr = channel.wait_for_exit()
-            if code:
-                raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
+            if code or not channel.has_answered:  # a login shell may end well and have run nothing
+                what = path if channel.has_answered else "its login shell runs no commands"
+                raise ClusterError(f"{self.name}: {what}: {_last_line(stderr) or f'code {code}'}")
             return parse(bytes(stdout))
 
         return self._retry_on_reconnect(attempt)

@@ -16,6 +16,13 @@ from uuid import uuid4
 from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
 from .untrusted import BadAnswer
 
+# Starts a script whatever the login shell. The script is sent on stdin, so that its length does not matter. A start-up
+# file that reads from stdin takes a part of it: then its first line is not the mark, and the rest must not run.
+START_SCRIPT = (
+    'exec sh -c \'echo; echo {mark}; read -r line; [ "$line" = {mark} ] || {{'
+    ' echo "its start-up files read from stdin; let only interactive shells do that" >&2; exit 1; }};'
+    ' eval "$(head -c {length})"\''
+)
 MAX_GREETING_BYTES = 1 << 22  # of what a login shell prints before the script runs
 MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kept
 SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to work
@@ -57,6 +64,7 @@ class SSHChannel:
         self.time_limit = time_limit
         self.limit_bytes = limit_bytes
         self.received_bytes = 0
+        self.has_answered = False  # it has printed the mark
         self.script = script
         self.mark = uuid4().hex
         self.exit_stack = contextlib.ExitStack()
@@ -69,14 +77,11 @@ class SSHChannel:
             self.paramiko_channel = self.exit_stack.enter_context(self.connection.open_session())
             self.paramiko_channel.settimeout(0.5)
             try:
-                # The script is sent on stdin, so that neither its length nor the kind of login shell matters.
-                self.paramiko_channel.exec_command(
-                    f"exec sh -c 'echo;echo {self.mark};eval \"$(head -c {len(self.script)})\"'"
-                )
+                self.paramiko_channel.exec_command(START_SCRIPT.format(mark=self.mark, length=len(self.script)))
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise EOFError(str(error)) from None
             self.stderr = bytearray()
-            self.send(self.script)
+            self.send(f"{self.mark}\n".encode() + self.script)
             self.exit_stack = self.exit_stack.pop_all()
         return self
 
@@ -106,7 +111,7 @@ class SSHChannel:
         """
         deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
         mark = f"\n{self.mark}\n".encode()
-        greeting, greeting_bytes, has_mark = b"", 0, b""  # the end of what came before the mark, and how much that was
+        greeting, greeting_bytes = b"", 0  # the end of what came before the mark, and how much that was
         while True:
             try:
                 data = self.paramiko_channel.recv(1 << 20)
@@ -119,10 +124,11 @@ class SSHChannel:
             if not data:
                 return
             deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
-            if not has_mark:
+            if not self.has_answered:
                 greeting_bytes += len(data)
-                greeting, has_mark, data = (greeting[-len(mark) :] + data).partition(mark)
-                if not has_mark:
+                greeting, found, data = (greeting[-len(mark) :] + data).partition(mark)
+                self.has_answered = bool(found)
+                if not found:
                     self._note_moved(len(greeting))
                     if greeting_bytes > MAX_GREETING_BYTES:
                         raise BadAnswer(f"begins with more than {MAX_GREETING_BYTES / 1e6:.1f} MB of its login shell")

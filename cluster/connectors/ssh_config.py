@@ -3,12 +3,14 @@
 Also writes the job's own ssh_config, with which `ssh -F FILE machine-2` on a terminal takes the same route.
 """
 
+import getpass
 import os
 import pwd
+import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ class Route:
     port: int
     user: str
     key_files: tuple[Path, ...]
+    certificate_files: tuple[Path, ...]  # for these keys; those beside a key file, named -cert.pub, need no entry
     requires_keys: bool  # hosts.toml names the key file, so it is an error if the file is missing
     agent_socket: str | None  # of the ssh-agent whose keys are offered as well; None: of no agent
     identities_only: bool  # of the agent's keys, only those whose public keys lie in the key files
@@ -69,20 +72,21 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
     proxy_command = _first_value(options, "proxycommand") if not host.jump else None
     jump_hosts = host.jump or (_first_value(options, "proxyjump") if not proxy_command else None)
     host_name, port, user = options["hostname"][0], int(options["port"][0]), options["user"][0]
-    tokens = {"h": host_name, "p": str(port), "r": user, "n": host.host}
+    tokens = {"h": host_name, "p": str(port), "r": user, "n": host.host, "u": getpass.getuser(), "d": "~", "%": "%"}
     return Route(
         host=host_name,
         port=port,
         user=user,
-        key_files=tuple(_expand_path(path) for path in key_files),
+        key_files=tuple(_expand_path(path, tokens) for path in key_files),
+        certificate_files=tuple(_expand_path(path, tokens) for path in options.get("certificatefile", [])),
         requires_keys=bool(host.key),
-        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0]),
+        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         identities_only=not host.key and _first_value(options, "identitiesonly") == "yes",
         host_key_alias=_first_value(options, "hostkeyalias"),
         known_hosts_files=tuple(
-            _expand_path(path)
+            _expand_path(path, tokens)
             for scope in ("user", "global")
-            for path in _split_value(options, f"{scope}knownhostsfile")
+            for path in _split_paths(options, f"{scope}knownhostsfile")
         ),
         pinned_host_key=host.host_key,
         proxy_command=_expand_tokens(proxy_command, tokens) if proxy_command else None,
@@ -110,7 +114,7 @@ def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: s
         host_key=pinned_host_key,
     )
     route = resolve_route(jump_host, jump_depth + 1)
-    extra_key_files = [_expand_path(key_file)] if key_file else []
+    extra_key_files = [_expand_path(key_file, {})] if key_file else []
     return Route(**{**vars(route), "key_files": (*route.key_files, *extra_key_files)})
 
 
@@ -153,20 +157,20 @@ def _passwd_home() -> str:
         ) from None
 
 
-def _expand_path(text: str) -> Path:
+def _expand_path(text: str, tokens: Mapping[str, str]) -> Path:
     home = _passwd_home()
     if text.startswith(f"{home}/.ssh/"):
         text = "~" + text[len(home) :]
-    return Path(_expand_tokens(text, {"d": "~", "h": "%h"})).expanduser()
+    return Path(os.path.expandvars(_expand_tokens(text, tokens))).expanduser()
 
 
-def _agent_socket(value: str) -> str | None:
+def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
     """Return the socket that IdentityAgent names: a path, a variable such as $SSH_AUTH_SOCK, or none."""
     if value.lower() == "none":
         return None
     if value == "SSH_AUTH_SOCK" or value.startswith("$"):
         return os.environ.get(value.lstrip("$").strip("{}"))
-    return str(_expand_path(value.strip('"')))
+    return str(_expand_path(value.strip('"'), tokens))
 
 
 def _first_value(options: dict[str, list[str]], name: str) -> str | None:
@@ -174,15 +178,15 @@ def _first_value(options: dict[str, list[str]], name: str) -> str | None:
     return value if value and value.lower() != "none" else None
 
 
-def _split_value(options: dict[str, list[str]], name: str) -> list[str]:
-    return (_first_value(options, name) or "").split()
+def _split_paths(options: dict[str, list[str]], name: str) -> list[str]:
+    """Return the paths of an option. ssh prints them without quotes: the next one begins with / or ~, $ or %."""
+    value = _first_value(options, name)
+    return re.split(r" (?=[/~$%])", value) if value else []
 
 
-def _expand_tokens(text: str, values: dict[str, str]) -> str:
+def _expand_tokens(text: str, values: Mapping[str, str]) -> str:
     """Replace tokens such as %h; ssh_config(5), section TOKENS."""
-    for letter, value in values.items():
-        text = text.replace(f"%{letter}", value)
-    return text.replace("%%", "%")
+    return re.sub("%(.)", lambda token: values.get(token[1], token[0]), text)
 
 
 # --- the job's own configuration ----------------------------------------------------------------------------------
@@ -230,7 +234,12 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
         "ConnectTimeout": 10,
         "ProxyCommand": _proxy_command(name, route, config),
     }
-    key_lines = [f"    IdentityFile {_quote_value(path)}" for path in route.key_files if path.exists()]
+    key_lines = [
+        f"    {option} {_quote_value(path)}"
+        for option, paths in (("IdentityFile", route.key_files), ("CertificateFile", route.certificate_files))
+        for path in paths
+        if path.exists()
+    ]
     option_lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
     jump_lines = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []
     return [*jump_lines, f"Host {name}", *option_lines, *key_lines, ""]

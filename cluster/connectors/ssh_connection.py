@@ -280,7 +280,7 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
         if _read_public_key(path):
             continue  # the key itself is in the agent
         try:
-            yield paramiko.PKey.from_path(path)
+            yield from _with_certificates(paramiko.PKey.from_path(path), path, route)
         except (TypeError, paramiko.PasswordRequiredException):
             passphrase_key_paths.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
@@ -290,6 +290,18 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
                 ) from None
     with _agent_keys(route) as keys:
         yield from keys
+
+
+def _with_certificates(key: "paramiko.PKey", path: Path, route: Route) -> "Iterator[paramiko.PKey]":
+    """Yield a key with each of its certificates, then the key alone: a certificate may have expired."""
+    key_fields = key.asbytes()[4 + len(key.get_name()) :]  # after the length of the type and the type
+    for certificate in (path.with_name(f"{path.name}-cert.pub"), *route.certificate_files):
+        with contextlib.suppress(OSError, ValueError):
+            key.load_certificate(certificate.read_text())
+            if key.public_blob and key_fields in key.public_blob.key_blob:
+                yield key
+    key.public_blob = None
+    yield key
 
 
 def _read_public_key(path: Path) -> bytes | None:

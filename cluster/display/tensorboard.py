@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from cluster.errors import ClusterError
 from cluster.jobs import store
@@ -116,10 +116,11 @@ def _run_server(log_folder: Path, port: int, log_path: Path, description: str, r
 def _wait_until_up(pid: int, port: int, log_path: Path) -> None:
     """Wait until the server answers. Raises `ClusterError` with its last log line when it ended or never answers."""
     deadline = time.monotonic() + TENSORBOARD_START_TIMEOUT_SECONDS
+    opener = build_opener(ProxyHandler({}))  # http_proxy does not know this computer
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-        with contextlib.suppress(OSError), urlopen(f"http://{BIND_ADDRESS}:{port}/", timeout=1):
+        with contextlib.suppress(OSError), opener.open(f"http://{BIND_ADDRESS}:{port}/", timeout=1):
             return
         time.sleep(0.1)
     log_lines = log_path.read_text(errors="replace").strip().splitlines() if log_path.exists() else []

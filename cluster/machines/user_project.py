@@ -27,6 +27,7 @@ from .requirements import find_module, user_functions
 
 MAX_PROJECT_BYTES = 100_000_000
 GIT_TIMEOUT_SECONDS = 60
+GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 # Outside git there is no .gitignore. Results, images, environments and hidden files are left out instead.
 IGNORED_FOLDERS = ("__pycache__", "data", "node_modules", "runs")
 MAX_PLAIN_FILE_BYTES = 1_000_000  # larger ones are weights and results rather than code
@@ -66,8 +67,8 @@ def find_project(recipe: Recipe, recipe_file: str) -> UserProject | None:
     for origin in origins:
         if str(origin.relative_to(folder)) not in sizes:
             raise BadInput(
-                f"{origin}: would not be copied for the job, because git ignores it, a submodule or a link to another "
-                "folder has it or, outside git, it is in a folder of data or above 1 MB; correct .gitignore, or move it"
+                f"{origin}: would not be copied for the job, because git ignores it, a link to another folder "
+                "has it or, outside git, it is in a folder of data or above 1 MB; correct .gitignore, or move it"
             )
     return UserProject(folder=str(folder), search=tuple(str(path.relative_to(folder)) for path in folders))
 
@@ -236,7 +237,8 @@ def _git(folder: Path, *arguments: str) -> bytes:
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             timeout=GIT_TIMEOUT_SECONDS,
-            env={**os.environ, "LC_ALL": "C"},
+            # GIT_DIR and others, which git sets for its hooks, name another repository than that of the folder.
+            env={name: value for name, value in os.environ.items() if name not in GIT_VARIABLES} | {"LC_ALL": "C"},
         )
     except OSError:
         return b""
@@ -249,13 +251,20 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _names_known_to_git(folder: Path) -> list[str]:
-    """Return the files below a folder that git tracks or would track."""
+    """Return the files below a folder that git tracks or would track, also those of repositories in this one.
+
+    Of a submodule, and of a clone inside the repository, git lists only the folder.
+    """
     output = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return [os.fsdecode(name) for name in output.split(b"\0") if name]
+    names: list[str] = []
+    for name in (os.fsdecode(name).rstrip("/") for name in output.split(b"\0") if name):
+        is_repository = (folder / name / ".git").exists() and not (folder / name).is_symlink()
+        names += [f"{name}/{inner}" for inner in _names_known_to_git(folder / name)] if is_repository else [name]
+    return names
 
 
 def _sizes_of(folder: Path, names: list[str]) -> dict[str, int]:
-    """Return the sizes of those names that are copied. git also lists deleted files, and other repositories."""
+    """Return the sizes of those names that are copied. git also lists deleted files."""
     sizes = {name: _copied_size(folder, name) for name in names}
     return {name: size for name, size in sizes.items() if size is not None}
 

@@ -146,14 +146,14 @@ def explain_error(error: Exception, action: str) -> CloudError:
             "type: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
             code,
         )
+    if code == "RequestTimeTooSkewed" or message.startswith(("Signature expired", "Signature not yet current")):
+        return NoCredentials(
+            f"AWS: the clock of this computer is wrong ({_shorten(message)}); set it, by NTP for example"
+        )
     if code in AUTHENTICATION_CODES:
         other_cause = ", or the region is not enabled for the account" if code in DISABLED_REGION_CODES else ""
         return NoCredentials(
             f"AWS does not accept the credentials{other_cause} ({code}: {message}); see: aws sts get-caller-identity"
-        )
-    if code == "RequestTimeTooSkewed":
-        return NoCredentials(
-            f"AWS: the clock of this computer is wrong ({_shorten(message)}); set it, by NTP for example"
         )
     if code in DENIED_CODES and "sts:AssumeRole" in message:
         return NoCredentials(
@@ -170,6 +170,13 @@ def explain_error(error: Exception, action: str) -> CloudError:
             f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
             code,
         )
+    if isinstance(error, boto.SSLError):
+        return NoAnswer(
+            f"{action}: what answers has no certificate of AWS ({_shorten(message)}); behind a company's proxy, set "
+            "AWS_CA_BUNDLE to the file of its certificates"
+        )
+    if isinstance(error, boto.ProxyConnectionError):
+        return NoAnswer(f"{action}: {_shorten(message)}; check HTTPS_PROXY")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
         return NoAnswer(
             f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"

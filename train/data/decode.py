@@ -12,13 +12,15 @@ from io import BytesIO
 import numpy as np
 import simplejpeg
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 from train.tools.filesystem import one_line_error
 
 JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
 MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
+# Of one text or color profile in a PNG: as much as PIL allows for all of them together, not the sixtieth part.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
 LOST_PIXELS = "premature end of data segment"  # libjpeg's words for a JPEG whose data ends before its last pixel
@@ -74,7 +76,7 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
             return np.array(image.convert("RGB"))
     except UnidentifiedImageError as error:
         raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else NOT_AN_IMAGE) from error
-    except BadImage:
+    except (BadImage, MemoryError):  # too little memory is no fault of the file
         raise
     except Exception as error:  # PIL's readers may raise any exception on a damaged file
         raise BadImage(one_line_error(error) or type(error).__name__) from error

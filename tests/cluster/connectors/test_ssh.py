@@ -199,6 +199,20 @@ def test_run_login_without_commands_raises_one_line(own: tuple[Any, SSHConnector
     message = r"^machine 0 \(own\): its login shell runs no commands: This account is closed\.$"
     with pytest.raises(ClusterError, match=message):
         connector.run(["true"])
+    server.configure("ForceCommand echo This account is closed.\n")
+    with pytest.raises(ClusterError, match=r"^machine 0 \(own\): its login shell runs no commands: code 0$"):
+        connector.list_files("~")
+
+
+def test_a_script_of_which_a_start_up_file_has_read_a_part_does_not_run(own: tuple[Any, SSHConnector]) -> None:
+    server, connector = own
+    (server.home / ".bashrc").write_text("read -r line\n")
+    for ask in (lambda: connector.run(["true"]), lambda: connector.write("~/file", b"\ntouch ~/ran\n" * 1000)):
+        with pytest.raises(
+            ClusterError, match=r"its start-up files read from stdin; let only interactive shells do that$"
+        ):
+            ask()
+    assert not (server.home / "ran").exists() and not (server.home / "file").exists()
 
 
 # --- a connection that drops --------------------------------------------------------------------------------------
@@ -552,6 +566,40 @@ def test_connect_uses_default_keys_and_user_ssh_config(shared_bed: Testbed, home
     (home / ".ssh/id_ed25519").chmod(0o600)
     assert can_connect(Host(host="gpu"))
     assert "refused" in refusal_line(Host(host="gpu", port=1), Unreachable)  # hosts.toml wins
+
+
+@pytest.mark.parametrize("name", ["%n of %r", "${KEY_NAME}"])
+def test_connect_expands_paths_of_ssh_config(
+    shared_bed: Testbed, home: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_NAME", "gpu of root")
+    server, folder = shared_bed.machines[0], home / "the keys"
+    shared_bed.known_hosts(folder / "known hosts")
+    (folder / "gpu of root").write_bytes(shared_bed.key.read_bytes())
+    (home / ".ssh/config").write_text(
+        f"Host gpu\n HostName {server.address}\n Port {server.port}\n User root\n"
+        f' UserKnownHostsFile /none "{folder}/known hosts"\n IdentityFile "{folder}/{name}"\n'
+    )
+    assert can_connect(Host(host="gpu"))
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_connect_offers_a_key_with_its_certificates_and_alone(
+    own: tuple[Any, SSHConnector], home: Path, is_expired: bool
+) -> None:
+    server, _ = own
+    bed, machine = server.bed, host(server.bed)
+    authority, key = bed.new_key("authority"), bed.new_key("member")
+    validity = ["-V", "20200101:20200102"] if is_expired else []
+    certify = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", str(machine.user), *validity, f"{key}.pub"]
+    subprocess.run(certify, check=True)
+    if is_expired:
+        bed.authorize(key)
+    else:
+        key.with_name("member-cert.pub").rename(home / "signed.pub")
+        (home / ".ssh/config").write_text(f'CertificateFile "{home}/signed.pub"\n')
+    server.configure(f"TrustedUserCAKeys {authority}.pub\n")
+    assert can_connect(replace(machine, key=str(key)))
 
 
 RELAY_PROGRAM = """\

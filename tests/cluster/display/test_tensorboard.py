@@ -31,6 +31,7 @@ def serve(place_with_job: Fixture) -> Any:
     servers = []
 
     def start(*options: str) -> tuple[str, Callable[..., Any]]:
+        place_with_job.env.update(http_proxy="http://127.0.0.1:1", no_proxy="")  # it does not know this computer
         servers.append(place_with_job.start("tensorboard", *options, "--port", "0"))
         url = place_with_job.wait_for(
             lambda: "until Ctrl-C\n" in place_with_job.output() and place_with_job.output().split()[0]

@@ -80,6 +80,35 @@ def test_project_is_the_git_repository_and_has_what_git_would_track(place: Path)
     assert user_project.describe_project(project).startswith(f"your code travels to the machines: 6 files of {place}")
 
 
+def test_files_of_submodules_and_of_clones_in_the_repository_are_copied(place: Path) -> None:
+    for inner in ("library", "library/deeper", "clone"):
+        write(place / inner / "code.py")
+        git(place / inner, "init")
+        write(place / inner / ".gitignore", "*.pt\n")
+        write(place / inner / "weights.pt")
+        git(place / inner, "add", "code.py", ".gitignore")
+        git(place / inner, "commit", "-m", "first")
+    git(place / "library", "-c", "protocol.file.allow=always", "submodule", "add", "./deeper")
+    git(place, "init")
+    git(place, "-c", "protocol.file.allow=always", "submodule", "add", "./library")
+    copied = {
+        f"{inner}/{name}" for inner in ("library", "library/deeper", "clone") for name in ("code.py", ".gitignore")
+    }
+    assert set(user_project.list_files(place)) == {
+        *copied, "library/.gitmodules", ".gitmodules", "recipe.py", "nets.py"
+    }  # fmt: skip
+
+
+def test_repository_is_that_of_the_folder_also_within_a_hook(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """git sets GIT_DIR for its hooks, relative to the folder of the repository for which it runs them."""
+    git(place, "init")
+    write(place / "experiments/first.py")
+    for folder in (".git", str(place / ".git")):
+        monkeypatch.setenv("GIT_DIR", folder)
+        project = user_project.find_command_project(Command(argv=["python", "first.py"]), place / "experiments")
+        assert project == UserProject(folder=str(place), workdir="experiments"), folder
+
+
 def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
     project = UserProject(folder=str(place))
     assert user_project.describe_left_out(project) == ""

@@ -64,6 +64,15 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
         (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
         (client_error("AuthFailure", 401), NoCredentials, ["accept the credentials, or the region is not enabled"]),
         (
+            client_error(
+                "SignatureDoesNotMatch", 403, "Signature expired: 20261103T0102Z is now earlier than 20261103T"
+            ),
+            NoCredentials,
+            ["the clock of this computer is wrong (Signature expired", "NTP"],
+        ),
+        (boto.SSLError(endpoint_url="u", error="self-signed certificate"), NoAnswer, ["AWS_CA_BUNDLE"]),
+        (boto.ProxyConnectionError(proxy_url="http://proxy:3128"), NoAnswer, ["http://proxy:3128", "HTTPS_PROXY"]),
+        (
             client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403),
             CloudError,
             ["aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from train.data.decode import BadImage, decode_image, decode_region
 from train.data.packing.synthetic import draw_image
@@ -91,6 +91,23 @@ def test_decode_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "started").exists()
 
 
+def png_with_long_texts(image: Image.Image) -> bytes:
+    """A workflow of an image generator in a text, and a large color profile."""
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("workflow", "a" * 3_000_000, zip=True)
+    return encode(image, "PNG", pnginfo=texts, icc_profile=bytes(3_000_000))
+
+
+def test_decode_image_without_memory_does_not_blame_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(*_arguments: object) -> None:
+        raise MemoryError
+
+    data = encode(drawn_image(), "PNG")
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    with pytest.raises(MemoryError):
+        decode_image(data)
+
+
 def unusual_files() -> dict[str, bytes]:
     image = drawn_image().resize((180, 120))
     exif = Image.Exif()
@@ -107,6 +124,7 @@ def unusual_files() -> dict[str, bytes]:
         "restart markers": encode(image, "JPEG", restart_marker_blocks=5),
         "rotated by EXIF": encode(image, "JPEG", exif=exif),
         **{f"PNG {mode}": encode(image.convert(mode), "PNG") for mode in ("RGB", "RGBA", "P", "L")},
+        "PNG with long texts": png_with_long_texts(image),
         "BMP": encode(image, "BMP"),
         "junk after the end": plain + b"junk",
         "bytes before the end": plain[:-2] + b"\0" * 9 + plain[-2:],

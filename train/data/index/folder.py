@@ -3,12 +3,13 @@
 The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Every file is decoded once, so that a broken
 file is named before the training and not in the middle of it. The cache holds numpy arrays without pickle. It is
 rebuilt when a file's name, size or modification time differs. A file that could not be read (its mode, a fault of a
-disk or of a server) is tried again each time. Names that begin with a dot are ignored.
+disk or of a server, too little memory) is tried again each time. Names that begin with a dot are ignored.
 
 The cache is optional: where it cannot be written or locked beside the folder, it lies in the user's cache folder, and
 where that fails too, every process decodes the images for itself.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -33,7 +34,8 @@ from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
 logger = logging.getLogger(__name__)
 
-FOLDER_INDEX_VERSION = 3
+FOLDER_INDEX_VERSION = 4
+MAX_FILE_BYTES = 1 << 30  # more than the largest image takes without compression
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
 
@@ -120,12 +122,12 @@ class FolderIndex(Index):
 
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the class folders, sorted."""
-    return _names(folder, lambda entry: entry.is_dir() and not entry.name.startswith("."))
+    return _names(folder, lambda entry: Path(entry).is_dir() and not entry.name.startswith("."))
 
 
 def loose_images(folder: Path) -> list[str]:
     """Return the names of images that lie beside the class folders, where no index would find them."""
-    return _names(folder, lambda entry: entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file())
+    return _names(folder, lambda entry: entry.name.lower().endswith(IMAGE_SUFFIXES) and Path(entry).is_file())
 
 
 def broken_links(folder: Path) -> list[str]:
@@ -231,11 +233,19 @@ def scan_class_folders(folder: Path, class_folder_names: Sequence[str]) -> tuple
     for class_name in class_folder_names:
         with os.scandir(folder / class_name) as entries:
             visible_entries = [entry for entry in entries if not entry.name.startswith(".")]
-            rows = sorted((entry.name, entry.stat(follow_symlinks=entry.is_file())) for entry in visible_entries)
+            rows = sorted((entry.name, _stat(entry)) for entry in visible_entries)
         for file_name, stat in rows:
             paths.append(f"{class_name}/{file_name}")
-            sizes_and_mtimes.append((stat.st_size, stat.st_mtime_ns))
+            sizes_and_mtimes.append((stat.st_size, stat.st_mtime_ns % (1 << 63)))  # a wrong date may lie in 2300
     return paths, np.array(sizes_and_mtimes, np.int64).reshape(-1, 2)
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result:
+    """Return the status of what a link leads to, or of the link itself where it leads nowhere or in a circle."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 def files_digest(paths: Sequence[str], sizes_and_mtimes: NDArray[np.int64]) -> str:
@@ -248,15 +258,17 @@ def files_digest(paths: Sequence[str], sizes_and_mtimes: NDArray[np.int64]) -> s
 def read_image_file(path: Path) -> bytes:
     """Return the bytes of an image file. Raises `BadImage` for what is no file, and for a broken link, else `OSError`.
 
-    A pipe, for example, would be read for ever.
+    A pipe, for example, would be read for ever, and a sparse file may claim more bytes than the memory has.
     """
     try:
-        mode = path.stat().st_mode
-        if not S_ISREG(mode):
-            raise BadImage("a folder inside a class folder" if S_ISDIR(mode) else "a pipe, socket or device")
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise BadImage("a folder inside a class folder" if S_ISDIR(status.st_mode) else "a pipe, socket or device")
+        if status.st_size > MAX_FILE_BYTES:
+            raise BadImage(f"{status.st_size / 1e9:.1f} GB are too many for an image")
         return path.read_bytes()
-    except FileNotFoundError:
-        if path.is_symlink():
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink():
             raise BadImage("a broken symbolic link") from None
         raise
 
@@ -269,6 +281,8 @@ def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
         return (0, 0), str(error), False
     except OSError as error:
         return (0, 0), error.strerror or str(error), True
+    except MemoryError:
+        return (0, 0), "this computer has too little memory to decode it", True
     return (width, height), "", False
 
 

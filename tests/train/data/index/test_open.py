@@ -125,11 +125,17 @@ def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pyt
             raise OSError(errno.EIO, "Input/output error", str(path))
         return path.read_bytes()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(folder_module, "read_image_file", fail)
-        for _ in range(2):
+    def lack_memory(path: Path) -> bytes:
+        if path.name == "b.JPEG":
+            raise MemoryError
+        return path.read_bytes()
+
+    little_memory = "this computer has too little memory to decode it"
+    for function, reason in ((fail, "Input/output error"), (lack_memory, little_memory)):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, "read_image_file", function)
             index = load_folder_index(root, "train", skip_bad=True)
-            assert index.skipped_files == (("cat/b.JPEG", "Input/output error"),)
+            assert index.skipped_files == (("cat/b.JPEG", reason),)
             assert index.names() == ["cat/a.JPEG", "dog/c.JPEG"]
     index, was_decoded = load_and_watch(root)
     assert was_decoded and len(index) == 3 and index.skipped_files == () and not load_and_watch(root)[1]
@@ -196,6 +202,18 @@ def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:
     assert [path for path, reason in index.skipped_files if reason] == [f"cat/x{number}.JPEG" for number in range(3)]
 
 
+def test_links_in_a_circle_sparse_files_and_far_dates_concern_one_file(root: Path) -> None:
+    (root / "train/cat/circle.JPEG").symlink_to("circle.JPEG")
+    with (root / "train/cat/sparse.JPEG").open("wb") as file:
+        file.truncate(10**12)  # more than any memory
+    os.utime(root / "train/cat/a.JPEG", (10**10, 10**10))
+    index = load_folder_index(root, "train", skip_bad=True)
+    assert index.names() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+    assert index.skipped_files == (
+        ("cat/circle.JPEG", "a broken symbolic link"), ("cat/sparse.JPEG", "1000.0 GB are too many for an image")
+    )  # fmt: skip
+
+
 def test_load_index_of_val_uses_train_labels(root: Path) -> None:
     shutil.rmtree(root / "val/cat")
     val = load_index(root, "val", load_index(root, "train").classes)
@@ -203,11 +221,12 @@ def test_load_index_of_val_uses_train_labels(root: Path) -> None:
 
 
 def test_broken_class_link_and_class_in_another_unicode_form_are_named(root: Path) -> None:
-    (root / "train/eel").symlink_to("/mnt/gone/eel")
-    message = f"{root}/train/eel: a broken symbolic link beside the class folders"
-    assert data_error_of(check_layout, root).startswith(message)
-    assert next(f"{place}: {problem}" for place, problem in layout_problems(root)).startswith(message)
-    (root / "train/eel").unlink()
+    for target in ("/mnt/gone/eel", "eel"):
+        (root / "train/eel").symlink_to(target)
+        message = f"{root}/train/eel: a broken symbolic link beside the class folders"
+        assert data_error_of(check_layout, root).startswith(message)
+        assert next(f"{place}: {problem}" for place, problem in layout_problems(root)).startswith(message)
+        (root / "train/eel").unlink()
     write(root / "train/ka\u0308fer/x.JPEG", jpeg(1))
     write(root / "val/k\u00e4fer/x.JPEG", jpeg(1))
     assert "another Unicode form" in data_error_of(check_layout, root)
