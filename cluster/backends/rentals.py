@@ -219,10 +219,13 @@ class CloudAdministration(ABC):
         """Return the regions in which a job of this cloud may have rented machines."""
 
     @abstractmethod
-    def ensure_stack(self, region: str | None, address: str | None, bucket: str | None) -> str:
+    def ensure_stack(
+        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str]
+    ) -> str:
         """Create what is missing of a region's stack, and return a line about the stack.
 
-        `address` is the address range that may connect over ssh, None for this computer.
+        `address` is the address range that may connect over ssh, None for this computer. `tag_texts` are tags of the
+        user, KEY=VALUE. Raises `BadInput` for one that the cloud would refuse.
         """
 
     @abstractmethod

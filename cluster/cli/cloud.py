@@ -59,11 +59,26 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 @click.option(
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
+@grouped_option(
+    "AWS",
+    "--tag",
+    "tags",
+    metavar="KEY=VALUE",
+    multiple=True,
+    config_name="tags",
+    help="Tag of what is created. Can be given several times.",
+)
 @region_option
 @cloud_option
 @dry_run_option
 def up(
-    stack: bool, bucket: str | None, address: str | None, region: str | None, backend: str | None, dry_run: bool
+    stack: bool,
+    bucket: str | None,
+    address: str | None,
+    tags: tuple[str, ...],
+    region: str | None,
+    backend: str | None,
+    dry_run: bool,
 ) -> None:
     """Create the AWS resources that jobs of a region share.
 
@@ -77,7 +92,7 @@ def up(
         for description in cloud.missing_stack_parts(region) or ["nothing is missing"]:
             click.echo(description)
         return
-    click.echo(cloud.ensure_stack(region, address, bucket))
+    click.echo(cloud.ensure_stack(region, address, bucket, tags))
 
 
 @click.command(cls=FaultTolerantCommand)

@@ -88,11 +88,13 @@ DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"
 LOGIN_ERRORS = (boto.SSOError, boto.TokenRetrievalError, boto.LoginError, boto.NoAuthTokenError)
 CREDENTIAL_ERRORS = (boto.CredentialRetrievalError, boto.UnknownCredentialError, boto.InvalidConfigError)
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
+TAG_POLICY_CODE = "TagPolicyViolation"
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
 # Any other refusal that is not known concerns the place that was asked.
 ACCOUNT_CODES = (
     *AUTHENTICATION_CODES,
     *DENIED_CODES,
+    TAG_POLICY_CODE,
     MISSING_SPOT_ROLE_CODE,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
     "AccountDisabled",
@@ -161,8 +163,14 @@ def explain_error(error: Exception, action: str) -> CloudError:
         )
     if code in DENIED_CODES and "explicit deny" in message:
         return NoAnswer(
-            f"{action}: a policy forbids it, whatever else permits it ({_shorten(message)}); ask who administers the "
-            "account or the organization",
+            f"{action}: a policy forbids it, whatever else permits it ({_shorten(message)}); if the organization "
+            "demands tags, pass them: --tag KEY=VALUE; else ask who administers the account or the organization",
+            code,
+        )
+    if code == TAG_POLICY_CODE:
+        return CloudError(
+            f"{action}: the organization's tag policy refuses it ({_shorten(message)}); pass the tag as the "
+            "policy wants it: --tag KEY=VALUE",
             code,
         )
     if code in DENIED_CODES:

@@ -1,8 +1,11 @@
 """Tags of every resource that this project creates, set in the creating call.
 
-Tags are the source of truth about what exists. A journal records intents only.
+Tags are the source of truth about what exists. A journal records intents only. A user may add tags to ours (`--tag`),
+as organizations demand. Source of the limits: AWS, "Tag your Amazon EC2 resources". EFS and IAM restrict the
+characters, and IAM takes no two keys that differ only in case.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +22,51 @@ HOST_KEY = "imgnet:host-key"  # the public host key that it has generated since
 TERMS = "imgnet:terms"  # what the job may rent and spend, in the form of its backend
 NAME = "Name"
 STACK_VALUE = "imgnet"  # the value of STACK: one stack for each region
+OWN_PREFIX = "imgnet:"
+MAX_KEY_CHARACTERS = 128
+MAX_VALUE_CHARACTERS = 256
+MAX_USER_TAGS = 40  # AWS takes 50; a machine has ten of ours
+FORBIDDEN_CHARACTER = re.compile(r"[^\w .:/=+@-]")
 
 Tags = Mapping[str, str]
 Resource = dict[str, Any]  # a resource as AWS describes it or takes it, key by key: boto3 ships no types
+
+
+def parse_user_tag(text: str) -> tuple[str, str]:
+    """Return key and value of a user's tag KEY=VALUE. Raises `ValueError` for one that AWS would refuse or we use."""
+    key, separator, value = text.partition("=")
+    problem = ""
+    if not separator or not key.strip():
+        problem = "it is not of the form KEY=VALUE"
+    elif len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
+        problem = f"AWS takes keys of {MAX_KEY_CHARACTERS} characters, and values of {MAX_VALUE_CHARACTERS}"
+    elif key.lower().startswith("aws:"):
+        problem = "keys that begin with aws: are AWS's own"
+    elif key.lower().startswith(OWN_PREFIX) or key.lower() == NAME.lower():
+        problem = f"imgnet-cluster itself sets {NAME}, and keys that begin with {OWN_PREFIX}"
+    elif forbidden := FORBIDDEN_CHARACTER.search(text):
+        problem = f"AWS takes no {forbidden[0]!r} in tags, only letters, digits, spaces and _ . : / = + - @"
+    if problem:
+        shown = text if len(text) < 100 else f"{text[:97]}..."
+        raise ValueError(f"{shown!r}: {problem}.")
+    return key, value
+
+
+def parse_user_tags(texts: Sequence[str]) -> dict[str, str]:
+    """Return the tags of a user, each given as KEY=VALUE. Raises `ValueError`."""
+    user_tags: dict[str, str] = {}
+    for key, value in map(parse_user_tag, texts):
+        if key.lower() in (other.lower() for other in user_tags):
+            raise ValueError(f"the key {key!r} is given twice; AWS's IAM ignores case in keys.")
+        user_tags[key] = value
+    if len(user_tags) > MAX_USER_TAGS:
+        raise ValueError(f"{len(user_tags)} tags; at most {MAX_USER_TAGS} are possible beside those of imgnet-cluster.")
+    return user_tags
+
+
+def select_user_tags(tags: Tags) -> dict[str, str]:
+    """Return those of a resource's tags that its user gave: neither ours nor AWS's."""
+    return {key: value for key, value in tags.items() if key != NAME and not key.startswith((OWN_PREFIX, "aws:"))}
 
 
 def to_aws_tags(tags: Tags) -> list[dict[str, str]]:

@@ -68,7 +68,8 @@ def description_path(user: Renter, job: Job) -> Path:
 def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> None:
     renter.run("up", "--stack")
     renter.cloud.post("set", policy=user_policy())
-    job = renter.launch("--save-seconds", "1", "--max-price-total", "7", "--max-exchanges", "1", epochs=EPOCHS)
+    limits = ("--max-price-total", "7", "--max-exchanges", "1")
+    job = renter.launch("--save-seconds", "1", *limits, "--tag", "CostCenter=ml research", epochs=EPOCHS)
     renter.wait_for(has_trained(renter, job, 4), 120)
     other = OtherComputer(renter, "elsewhere")
 
@@ -99,6 +100,7 @@ def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> N
     renter.wait_for(has_trained(renter, adopted, 1, attempt + 1), 120)
     refused = renter.cli("rehearse-loss", job.name, "--machine", "0")
     assert refused.code == 1 and "was adopted by another computer" in refused.err and refused.err.count("\n") == 1
+    assert {instance["tags"].get("CostCenter") for instance in renter.cloud.instances()} == {"ml research"}
     assert len(renter.all_instance_ids()) == 3 and len(renter.journal_events(job, RequestGranted)) == 1
 
     other.run("stop", adopted.name)

@@ -41,7 +41,7 @@ class Lane(Renter):
 
         Waits for the end of the supervisor, whose last calls would else be among those of the next launch.
         """
-        self.cloud.post("forget_calls")
+        self.cloud.post("forget_past")
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job))
         calls = self.calls()
@@ -64,7 +64,7 @@ class Lane(Renter):
         folder = f"{number}-{when}"
         ids_before = self.all_instance_ids()
         kills_before = len(self.cloud.post("calls")["killed"])
-        self.cloud.post("forget_calls")
+        self.cloud.post("forget_past")
         self.cloud.post("kill_caller", at=number, when=when)
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("calls")["killed"]) > kills_before)

@@ -17,7 +17,7 @@ from cluster.backends.rentals import (
     RentedMachineRow,
 )
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
-from cluster.errors import ClusterError, NoSuchJob
+from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import prices, s3, tags
 from infra.aws.client import Account, get_public_address
@@ -49,10 +49,16 @@ class AwsAdministration(CloudAdministration):
         """Return the regions in which a job may have rented machines."""
         return {place.region for place in RentalSpec.from_json(spec.cloud).places}
 
-    def ensure_stack(self, region: str | None, address: str | None, bucket: str | None) -> str:
-        """Create what is missing of a region's stack. `address` is a CIDR range."""
+    def ensure_stack(
+        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str]
+    ) -> str:
+        """Create what is missing of a region's stack. `address` is a CIDR range, `tag_texts` are KEY=VALUE."""
+        try:
+            user_tags = tags.parse_user_tags(tag_texts)
+        except ValueError as error:
+            raise BadInput(f"--tag: {error}") from error
         with cloud_errors_as_cluster_errors():
-            own_stack = stack.ensure(Account(region), address or get_public_address(), bucket)
+            own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
     def missing_stack_parts(self, region: str | None) -> list[str]:

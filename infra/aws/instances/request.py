@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.aws import tags
 from infra.aws.journal_events import LaunchRequest
@@ -39,6 +39,7 @@ class InstanceRequest:
     user_data: str
     host_key: str  # public half of the boot host key in the user data
     terms: str = ""  # what the job may rent and spend, as a tag
+    user_tags: tags.Tags = field(default_factory=dict)
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
@@ -130,6 +131,7 @@ def build_launch_request(
 def _machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
     """Return the tags of the machines and of the disks, network interfaces and spot requests that come with them."""
     return {
+        **instance_request.user_tags,
         tags.STACK: tags.STACK_VALUE,
         tags.JOB: instance_request.job_uid,
         tags.MACHINE: names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}",

@@ -104,8 +104,6 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
     our_tag_on_resource = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}}
     image_parameters = [f"{aws}:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")]
     launched_types = ("instance", "volume", "network-interface", "spot-instances-request")
-    parent_types = ("vpc", "route-table", "subnet", "elastic-ip")
-    existing_types = ("key-pair", "subnet", "security-group", "placement-group")
     unowned = [  # AWS's images; reservations, which their buyer need not tag
         f"{aws}:ec2:{region}::image/*",
         f"{ec2}capacity-reservation/*",
@@ -121,9 +119,9 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("Look", READ_ACTIONS, "*"),
         _allow("Images", "ssm:GetParameter ssm:GetParameters", image_parameters),
         _allow("MakeWithTag", CREATE_ACTIONS, "*", our_tag_in_request),
-        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}{kind}/*" for kind in parent_types], our_tag_on_resource),
+        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, f"{ec2}*", our_tag_on_resource),
         _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
-        _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in existing_types], our_tag_on_resource),
+        _allow("RunInOurs", "ec2:RunInstances", f"{ec2}*", our_tag_on_resource),
         _allow("RunUntagged", "ec2:RunInstances", unowned),
         _deny(
             "OnlyIMDSv2",

@@ -39,15 +39,16 @@ class StackContext:
 
     account: Account
     journal: Journal | None = None
+    user_tags: aws_tags.Tags = field(default_factory=dict)  # of new resources, beside ours
     leftovers: list[str] = field(default_factory=list)  # a line for each resource that could not be deleted
 
-    def resource_tags(self, **extra_tags: str) -> dict[str, str]:
+    def resource_tags(self) -> dict[str, str]:
         """Return the tags of a new resource."""
         return {
+            **self.user_tags,
             aws_tags.STACK: aws_tags.STACK_VALUE,
             aws_tags.OWNER: self.account.owner,
             aws_tags.NAME: RESOURCE_NAME,
-            **extra_tags,
         }
 
     def tag_specifications(self, resource_type: str) -> list[Resource]:

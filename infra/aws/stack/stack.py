@@ -6,6 +6,7 @@ without the stack tag is never touched.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -52,14 +53,17 @@ def exists(account: Account) -> bool:
     return bool(network.list_vpc_ids(context) or efs.find_file_system(context))
 
 
-def ensure(account: Account, address: str, bucket: str | None = None) -> Stack:
+def ensure(
+    account: Account, address: str, bucket: str | None = None, user_tags: tags.Tags = MappingProxyType({})
+) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
-    Idempotent: safe to call again after a crash, and by two processes at once. Raises `CloudError` when a resource has
-    the stack's name but not its tag, or when you may not create it; `OSError` when the journal cannot be written.
+    Only what is created gets the user's tags. Idempotent: safe to call again after a crash, and by two processes at
+    once. Raises `CloudError` when a resource has the stack's name but not its tag, or when you may not create it;
+    `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
-    context = StackContext(account, stack_journal(account.region))
+    context = StackContext(account, stack_journal(account.region), user_tags)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)

@@ -100,8 +100,9 @@ def test_classify_error_without_a_code(error: Exception, kind: ErrorKind) -> Non
                 "AccessDenied", 403, "You may not " + "x" * 400 + " with an explicit deny in a service control policy"
             ),
             NoAnswer,
-            ["a policy forbids it", "You may not", "explicit deny in a service control policy", "ask who administers"],
+            ["a policy forbids it", "You may not", "explicit deny in a service control policy", "--tag KEY=VALUE"],
         ),
+        (client_error("TagPolicyViolation", 400, "key 'CostCenter'"), CloudError, ["CostCenter", "--tag KEY=VALUE"]),
     ],
 )
 def test_explain_error_is_one_line_with_the_next_command(

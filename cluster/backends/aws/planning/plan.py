@@ -30,6 +30,7 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
+from infra.aws.tags import parse_user_tags
 from train.forecast import DEFAULT_CONSTANTS, Forecast, forecast
 from train.recipe.schedule import Schedule
 
@@ -104,13 +105,15 @@ class AwsRentalPlan(RentalPlan):
         if self.image and not self.image.python:
             rate = rental_spec.dollars_per_hour(machine_count, rental_spec.places[0])
             image = f"{image}; {plan_page.torch_install_note(rental_spec.ami, rate)}"
-        return {
+        facts = {
             "image": image,
             "internet": plan_page.describe_internet(rental_spec.internet, self.instance_type, machine_count),
             "network": plan_page.describe_network(self.instance_type),
             "placement": plan_page.describe_placement(machine_count, rental_spec.use_placement_group),
             "shared folder": "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs",
         }
+        tags = {"tags": ", ".join(f"{key}={value}" for key, value in rental_spec.user_tags.items())}
+        return facts | tags if rental_spec.user_tags else facts
 
     def _price_and_time(self, place: Place, machine_count: int) -> str:
         """Return the price of all machines at a place, and the forecast of the run there if there is one."""
@@ -154,6 +157,7 @@ class AwsRentalPlan(RentalPlan):
             job_uid=spec.uid or "job-N-xxxxxxxx",
             job_name=spec.name or "job-N",
             owner=rental_spec.owner,
+            user_tags=rental_spec.user_tags,
             expires=0.0,
             image=image,
             stack=placeholder_stack,
@@ -244,6 +248,7 @@ def plan_rental(
         ssh_address=ssh_address,
         is_address_fixed=bool(options.ssh_address),
         owner=owner,
+        user_tags=parse_user_tags(options.tags),
         account_id=account_id,
         max_dollars=options.max_dollars,
         ami=options.ami,

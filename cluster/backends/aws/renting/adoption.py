@@ -73,7 +73,8 @@ class AwsAdoption(JobAdoption):
             self.instances = instances.live_by_name(found_instances)
             self.terms = self._read_terms(found_instances)
             self.address = get_public_address()
-            self.stack = stack.ensure(self.account, self.address)
+            user_tags = tags.select_user_tags(self.first_machine.tags)
+            self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
             self.rental_spec = self._rental_spec()
             self.events = list(self._rebuild_events(found_instances))
             self._open_ssh_port()
@@ -129,6 +130,7 @@ class AwsAdoption(JobAdoption):
             late_spares=terms.late_spares,
             ssh_address=self.address,
             owner=self.account.owner,
+            user_tags=tags.select_user_tags(first.tags),
             ami=first.image,
             internet=terms.internet,
             use_placement_group=bool(first.placement_group),
@@ -310,5 +312,6 @@ def adopted_options(rental_spec: RentalSpec) -> AwsOptions:
         on_demand_spares=rental_spec.on_demand_spares > 0,
         late_spares=rental_spec.late_spares > 0,
         use_placement_group=rental_spec.use_placement_group,
+        tags=tuple(f"{key}={value}" for key, value in rental_spec.user_tags.items()),
         max_dollars=rental_spec.max_dollars,
     )

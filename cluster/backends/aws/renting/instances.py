@@ -200,7 +200,8 @@ class JobInstances(InstanceHistory):
         jump_host = instances_by_name[min(instances_by_name, key=int)]
         self.journal.write(AddressRequested(id=jump_host.id))
         job_tags = (tags.STACK, tags.JOB, tags.OWNER, tags.EXPIRES, tags.NAME)
-        address_tags = {key: value for key, value in jump_host.tags.items() if key in job_tags}
+        own_tags = {key: value for key, value in jump_host.tags.items() if key in job_tags}
+        address_tags = {**self.rental_spec.user_tags, **own_tags}
         instances.attach_elastic_ip(self.account, jump_host, address_tags)
         logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
         deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
@@ -276,7 +277,7 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            self.stack = stack.ensure(account, self.resolve_ssh_address())
+            self.stack = stack.ensure(account, self.resolve_ssh_address(), user_tags=self.rental_spec.user_tags)
         return self.stack
 
     def resolve_ssh_address(self) -> str:
@@ -383,6 +384,7 @@ class JobInstances(InstanceHistory):
             user_data=user_data,
             host_key=public_key,
             terms=self.terms(now).to_tag(),
+            user_tags=self.rental_spec.user_tags,
             internet=self.internet,
             use_placement_group=self.rental_spec.use_placement_group,
         )
@@ -393,6 +395,7 @@ class JobInstances(InstanceHistory):
         if zone not in self.nat_subnets:
             self.journal.write(NatGatewayRequested(region=self.account.region))
             own_tags = {
+                **self.rental_spec.user_tags,
                 tags.STACK: tags.STACK_VALUE,
                 tags.JOB: self.spec.uid,
                 tags.OWNER: self.rental_spec.owner,

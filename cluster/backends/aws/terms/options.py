@@ -6,7 +6,8 @@ from typing import ClassVar, Self
 
 from cluster.backends.options import BackendOptions
 from infra.aws.launch_request import Internet, parse_reservation_id
-from train.tools.option_fields import option_field
+from infra.aws.tags import parse_user_tag, parse_user_tags
+from train.tools.option_fields import OptionError, option_field
 
 
 def parse_internet(text: str) -> Internet:
@@ -14,6 +15,12 @@ def parse_internet(text: str) -> Internet:
     if text not in list(Internet):
         raise ValueError(f"{text!r} is not one of {', '.join(Internet)}.")
     return Internet(text)
+
+
+def check_tag(text: str) -> str:
+    """Return a tag of the form KEY=VALUE that AWS takes. Raises `ValueError`."""
+    parse_user_tag(text)
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +108,14 @@ class AwsOptions(BackendOptions):
     use_placement_group: bool = option_field(
         True, "--no-group", group="AWS", help="Do not put the machines into one placement group."
     )
+    tags: tuple[str, ...] = option_field(
+        (),
+        "--tag",
+        metavar="KEY=VALUE",
+        parse=check_tag,
+        group="AWS",
+        help="Tag of all AWS resources that are created, as your organization may demand. Can be given several times.",
+    )
     max_dollars: float | None = option_field(
         None,
         "--max-price-total",
@@ -110,6 +125,14 @@ class AwsOptions(BackendOptions):
         is_minimum_open=True,
         help="Stop when all machines together have cost this much (saves a checkpoint first).",
     )
+
+    def __post_init__(self) -> None:
+        """Raises `OptionError` also for tags that AWS does not take together."""
+        super().__post_init__()
+        try:
+            parse_user_tags(self.tags)
+        except ValueError as error:
+            raise OptionError(f"Invalid value for '--tag': {error}") from error
 
     def changed(self, values: Mapping[str, object]) -> Self:
         """Return a copy with some values changed. Options that contradict the new values are reset to their defaults.

@@ -31,6 +31,7 @@ class RentalSpec(RentalFacts):
     late_spares: int = 0  # the last machines, which are rented once another is at risk
     ssh_address: str  # CIDR range that may connect over ssh
     owner: str  # who pays: the value of the owner tag
+    user_tags: dict[str, str] = field(default_factory=dict)  # of everything that is created, beside our own
     ami: str | None = None
     internet: Internet = Internet.PUBLIC  # NAT also when EC2 refuses the public addresses
     use_placement_group: bool = True

@@ -260,6 +260,50 @@ def test_options_of_spares_that_do_not_fit_are_refused(flag: str, options: dict[
         offline_plan(**keyword, **options)
 
 
+# --- tags of the user ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        (["CostCenter"], "KEY=VALUE"),
+        (["=ml"], "KEY=VALUE"),
+        (["k" * 129 + "=v"], "128 characters"),
+        (["k=" + "v" * 257], "256"),
+        (["AWS:owner=me"], "AWS's own"),
+        (["imgnet:owner=me"], "imgnet-cluster itself"),
+        (["name=me"], "imgnet-cluster itself"),
+        (["CostCenter=a&b"], "'&'"),
+        (["Team=a", "team=b"], "twice"),
+        ([f"k{number}=v" for number in range(41)], "at most 40"),
+    ],
+)
+def test_tags_that_aws_would_refuse_are_refused_in_one_line(tags: list[str], reason: str) -> None:
+    with pytest.raises(BadInput, match=f"^Invalid value for '--tag': [^\n]*{reason}"):
+        offline_plan(tags=tags)
+
+
+def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [
+        "CostCenter=ml research",
+        "team:mail=a+b@example.org",
+        "empty=",
+        *(f"{k:0128}={'é' * 256}" for k in range(37)),
+    ]
+    planned = offline_plan(machines=2, spares=1, on_demand_spares=True, tags=texts)
+    assert "CostCenter=ml research, team:mail=a+b@example.org" in shown(planned, capsys)
+    assert planned.rental_plan
+    _, *launches = planned.rental_plan.preview_requests(planned.spec)
+    requests: list[Any] = [request for _, request in launches]
+    specifications = [specification for request in requests for specification in request["TagSpecifications"]]
+    assert {"instance", "volume", "network-interface", "spot-instances-request"} == {
+        specification["ResourceType"] for specification in specifications
+    }
+    for specification in specifications:
+        assert {"Key": "CostCenter", "Value": "ml research"} in specification["Tags"]
+        assert len(specification["Tags"]) < 50, "EC2 takes 50; a machine gets one more of ours"
+
+
 # --- V100 ------------------------------------------------------------------------------------------------------------
 
 

@@ -176,6 +176,14 @@ def test_ensure_agrees_with_another_process_at_each_action(
         assert stack.remove(account, True) == [], action
 
 
+def test_whatever_ensure_creates_has_the_users_tags(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR, bucket="imgnet-data", user_tags={"CostCenter": "ml"})
+    own_tag, user_tag = ("{'Key': 'imgnet:stack', 'Value': 'imgnet'}", "{'Key': 'CostCenter', 'Value': 'ml'}")
+    tagged = {name: str(params) for name, params in account.calls if own_tag in str(params)}
+    creating = {name for name, params in tagged.items() if user_tag in params}
+    assert creating == {name for name in tagged if not name.startswith("Describe")} and len(creating) == 12
+
+
 def test_ensure_records_an_intent_before_each_change(account: RecordingAccount, aws: Path) -> None:
     account.changes_left = 1
     with pytest.raises(Killed):
@@ -234,5 +242,5 @@ def test_least_policy_makes_changes_and_removes_the_stack(home: Path, front: Aws
     account = RecordingAccount()
     role.ensure(StackContext(account, stack.stack_journal(REGION)))
     front.sim.policy = policies.user_policy(region=REGION)
-    own_stack = stack.ensure(account, OWN_CIDR)
+    own_stack = stack.ensure(account, OWN_CIDR, user_tags={"CostCenter": "ml"})
     assert stack.find(account) == own_stack and stack.remove(account, True) == []

@@ -1,0 +1,135 @@
+"""A rented job whose credentials expire at any moment: what the commands print is true, and the machines power off."""
+
+from collections.abc import Callable
+
+import pytest
+from support.aws_user import NEVER_SECONDS, Renter, renter
+from support.sandbox import ENDLESS
+from support.simcloud.fixture import simcloud
+
+from cluster.jobs.job import Job
+
+__all__ = ["renter", "simcloud"]  # fixtures
+
+EXPIRED = {"code": "ExpiredToken", "message": "too old", "status": 403, "times": 10**9}
+ALL_SECONDS = 4 * 3600.0  # longer than the time limit of a launch, and the grace period
+CHECKED_COMMANDS = ("ls", "status", "cost")
+
+
+def expire(renter: Renter, after_calls: int = 0) -> None:
+    """Let AWS refuse the credentials in every call, from now on or after some more calls."""
+    renter.cloud.post("fault", skip=after_calls, **EXPIRED)
+
+
+def calls(renter: Renter) -> list[str]:
+    return [action for _, action in renter.cloud.post("calls")["calls"]]
+
+
+def wait_for_call(renter: Renter, action: str, count: int = 1) -> None:
+    renter.wait_for(lambda: calls(renter).count(action) >= count)
+
+
+def launch_without_stack(renter: Renter) -> Job:
+    """Launch a job where there is no stack; the launch may fail."""
+    renter.cli(*renter.launch_arguments(epochs=ENDLESS))
+    return renter.sandbox.job()
+
+
+def train(renter: Renter) -> Job:
+    """Launch a job, and wait until it trains."""
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    renter.wait_for(lambda: renter.training_step(job) > 4)
+    return job
+
+
+# --- the moments at which the credentials expire: each returns the job -----------------------------------------------
+
+
+def before_the_plan(renter: Renter) -> Job:
+    renter.run("up", "--stack")
+    expire(renter)
+    return launch_without_stack(renter)
+
+
+def before_the_answer_to_the_question(renter: Renter) -> Job:
+    renter.run("up", "--stack")
+    renter.cloud.post("forget_past")
+    arguments = [argument for argument in renter.launch_arguments() if argument != "-y"]
+    assert renter.cli(*arguments).code == 1, "without a terminal the question has no answer"
+    expire(renter, len(calls(renter)))
+    return launch_without_stack(renter)
+
+
+def while_the_stack_is_created(renter: Renter) -> Job:
+    renter.cloud.post("fault", action="CreateSubnet", **EXPIRED)
+    job = launch_without_stack(renter)
+    wait_for_call(renter, "CreateSubnet")
+    expire(renter)
+    return job
+
+
+def while_machines_boot(renter: Renter) -> Job:
+    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+    job = renter.launch(epochs=ENDLESS)
+    renter.wait_for(lambda: renter.granted_ids(job))
+    expire(renter)
+    return job
+
+
+def while_machines_are_set_up(renter: Renter) -> Job:
+    job = renter.launch(epochs=ENDLESS)
+    renter.wait_for(lambda: renter.granted_ids(job))
+    expire(renter)
+    return job
+
+
+def while_it_trains(renter: Renter) -> Job:
+    job = train(renter)
+    expire(renter)
+    return job
+
+
+def while_a_lost_machine_is_replaced(renter: Renter) -> Job:
+    job = train(renter)
+    count = calls(renter).count("RunInstances")
+    renter.cloud.post("fault", action="RunInstances", **EXPIRED)
+    renter.cloud.post("kill", id=renter.instance_id("1"), reason="Server.SpotInstanceTermination")
+    wait_for_call(renter, "RunInstances", count + 1)
+    expire(renter)
+    return job
+
+
+MOMENTS = (
+    before_the_plan,
+    before_the_answer_to_the_question,
+    while_the_stack_is_created,
+    while_machines_boot,
+    while_machines_are_set_up,
+    while_it_trains,
+    while_a_lost_machine_is_replaced,
+)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_after_expired_credentials_commands_tell_the_truth_and_machines_power_off(
+    moment: Callable[[Renter], Job], renter: Renter
+) -> None:
+    job = moment(renter)
+    live_ids = renter.live_instance_ids()
+    for command in CHECKED_COMMANDS:
+        result = renter.cli(command, *((job.name,) if command != "ls" else ()))
+        assert "Traceback" not in result.out + result.err, result
+    rows = [row for row in renter.run_json("ls") if row["job"] == job.name]
+    if live_ids:
+        assert [row["state"] for row in rows] not in ([], ["done"], ["failed"], ["stopped"]), (rows, renter.describe())
+        assert renter.run_json("cost", job.name)["running"] == len(live_ids)
+    down = renter.cli("down", "-y", job.name)
+    assert "Traceback" not in down.out + down.err and (down.code != 0 or not renter.live_instance_ids()), down
+
+    renter.cloud.post("advance", seconds=ALL_SECONDS)
+    renter.wait_for(lambda: not renter.live_instance_ids())
+
+    renter.cloud.post("no_faults")
+    renter.cli("down", "-y", job.name)
+    renter.cli("gc", "--yes", "--unknown")
+    renter.assert_nothing_left()
