@@ -10,6 +10,7 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -48,7 +49,7 @@ from .watchdog import Watchdog
 TICK_SECONDS = 0.1
 LOG_SYNC_SECONDS = 0.5
 SUSPENDED_GAP_SECONDS = 1.0  # a longer time between two ticks means that this process was suspended
-SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # how long a shared folder may refuse writes
+SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # how long a shared folder that is not full may refuse writes
 FIRST_REPORT_TIMEOUT_SECONDS = 30.0  # for the trainers' first report, which they write before they load anything
 RESULT_EXIT_TIMEOUT_SECONDS = 10.0  # for the other trainers to end after the result was written
 MAX_MEMBER_ADDRESSES = 1000  # in the file of an attempt, and in the filter of the kernel (peer_filter.py)
@@ -453,8 +454,10 @@ class Agent:
             )
             try:
                 attempts.propose(self.shared, self.current.attempt, attempt)
-            except OSError:  # the shared folder is full or away, perhaps only for a moment
-                if now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
+            except OSError as error:  # the shared folder is full or away, perhaps only for a moment
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self.status = replace(self.status, doing="the shared folder is full: waiting")
+                elif now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
                     raise
 
     def report_status(self) -> None:

@@ -259,15 +259,11 @@ class LogPrinter:
             else:
                 while chunk := file.read(1 << 20):
                     self._write(chunk, chunk)
-        sys.stdout.buffer.flush()
 
     def _write(self, data: bytes, text: bytes) -> None:
         self.printed_bytes += len(data)
-        if sys.stdout.isatty():  # a terminal would obey control characters; a file gets the log as it is
-            sys.stdout.write(self.decoder.decode(text))
-            sys.stdout.flush()
-        else:
-            sys.stdout.buffer.write(text)
+        sys.stdout.write(self.decoder.decode(text))  # cleaned on a pipe too: `logs | tail` ends at a terminal
+        sys.stdout.flush()
 
 
 def _explain_missing_log(job: "Job", kind: str | None) -> str:

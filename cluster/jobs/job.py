@@ -155,8 +155,9 @@ class Job:
                 rented = self.backend.rented_now()
                 doing = f"{rented}; to end them now: imgnet-cluster down {self.name}" if rented else ""
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
-            warning = self.supervision.describe_trouble(self.backend, is_ending)
-            job_status = replace(job_status, warning=warning)
+            trouble = self.supervision.describe_trouble(self.backend, is_ending)
+            left_out = state_result.LEFT_OUT if self.run_folder.is_history_cut else ""
+            job_status = replace(job_status, warning="; ".join(filter(None, (trouble, left_out))))
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet

@@ -94,7 +94,8 @@ def collect_run_data(job: Job) -> RunData:
             f"{job.name} cannot be recorded: {CLOCK_JUMPED} between two of its attempts, so its time is not known; "
             "run it again"
         )
-    starts = tuple(row for path in metrics_files(job.path) for row in read_metrics_file(path, StartRow))
+    first_rows = (next(read_metrics_file(path, StartRow), None) for path in metrics_files(job.path))
+    starts = tuple(row for row in first_rows if row)
     if not starts:
         raise ClusterError(f"{job.name} cannot be recorded: its metrics lack the time at which loading began")
     rates = (row.scalars.get("sizes/lr") for row in job.run_folder.steps())

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -35,13 +36,14 @@ from train.tools.agent_protocol import (
     checkpoint_step,
 )
 from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, to_json_bytes
-from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.records import DamagedRecord, History, encode, read_record
 from train.tools.shared_files import make_folder_below
 from train.tools.trainer_reports import Fault
 
 from .states import MachineState
 
 PROPOSE_TRIES = 10
+MAX_ATTEMPT_BYTES = 1_000_000  # of one file: the members of a job with 10,000 machines have a quarter of that
 PROPOSE_RETRY_SECONDS = 0.05
 RESUME_PATH = re.compile(r"(checkpoints/\d+/resume-\d{1,18}-\w+(\.pt)?)?")  # a folder when it is a command's
 MEMBER_ID = re.compile(r"[\w-]{1,40}(\.[\w-]{1,40})?", re.ASCII)  # the file may come from a machine that lies
@@ -93,7 +95,7 @@ class Attempt:
     @property
     def machine_names(self) -> tuple[str, ...]:
         """The members' machine names: their ids without the random part that is new at each start of an agent."""
-        return tuple(member.partition(".")[0] for member in self.members)
+        return tuple(sys.intern(member.partition(".")[0]) for member in self.members)
 
     @property
     def first_step(self) -> int:
@@ -121,7 +123,7 @@ def read_attempt(shared: Path, number: int) -> Attempt | None:
 def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
     """Return an attempt by the number in the name of its file, None without such a file. Raises `DamagedRecord`."""
     path = attempt_path(shared, number)
-    attempt = read_record(path, Attempt)
+    attempt = read_record(path, Attempt, MAX_ATTEMPT_BYTES)
     if attempt and not (attempt.members or attempt.end_state):
         raise DamagedRecord(f"{path}: it has neither members nor an end state")
     return replace(attempt, number=number) if attempt and attempt.number != number else attempt
@@ -138,22 +140,32 @@ def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attemp
 
 
 class AttemptHistory:
-    """All attempts of a job. Attempt files never change, so each of them is read once.
+    """The attempts of a job, of thousands the newest. Attempt files never change, so each of them is read once.
 
-    When the newest file that was read is not the same file any more, the folder was replaced, and all are read again.
+    What only agents need is left out: addresses, and the faults of machines. When the newest file that was read is not
+    the same file any more, the folder was replaced, and all are read again.
     """
 
     def __init__(self, shared: Path) -> None:
         self.shared = shared
         self._lock = threading.Lock()
-        self._attempts: list[Attempt] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._history: History[Attempt] = History()
+        self._newest_number = 0
         self._newest_version: FileVersion | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the oldest attempts are left out: there are too many of them."""
+        return self._history.is_cut
 
     def all(self) -> list[Attempt]:
         """Return the attempts in order. A damaged file is taken for a missing one."""
         with self._lock, contextlib.suppress(DamagedRecord):
             self._read_new()
-        return list(self._attempts)
+        return list(self._history.rows)
 
     def check(self) -> None:
         """Raise `DamagedRecord` when the file of an attempt is damaged."""
@@ -184,16 +196,18 @@ class AttemptHistory:
 
     def _read_new(self) -> None:
         """Read the files that are new since the last call. Raises `DamagedRecord`."""
-        if self._attempts and self._version_of_newest() != self._newest_version:
-            self._attempts = []
-        try:
-            while attempt := _read_intact_attempt(self.shared, len(self._attempts) + 1):
-                self._attempts.append(attempt)
-        finally:
+        if self._newest_number and self._version_of_newest() != self._newest_version:
+            self._forget()
+        while attempt := _read_intact_attempt(self.shared, self._newest_number + 1):
+            self._newest_number = attempt.number
             self._newest_version = self._version_of_newest()
+            kept = replace(
+                attempt, members=tuple(map(sys.intern, attempt.members)), addresses=(), fault_counts={}, left_out=()
+            )
+            self._history.append(kept, self._newest_version.size if self._newest_version else 0)
 
     def _version_of_newest(self) -> FileVersion | None:
-        return file_version(attempt_path(self.shared, len(self._attempts)))
+        return file_version(attempt_path(self.shared, self._newest_number))
 
 
 def has_newer_launch(shared: Path, launch_id: str) -> bool:

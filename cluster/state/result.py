@@ -1,10 +1,12 @@
 """Writes result.json when a job has ended."""
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
+from cluster.connectors import untrusted
 from infra.costs import JobCost
 from train.data.order import usage_log
 from train.forecast import Forecast, MeasuredRun, calibrate, compare_with_run
@@ -29,6 +31,11 @@ from .status import (
     reported_time_table,
     seconds_by_state,
 )
+
+logger = logging.getLogger(__name__)
+
+MAX_RESULT_BYTES = 8_000_000  # a week of epochs of a minute; read, it takes twenty times the memory
+LEFT_OUT = "the history of the job is too long to be kept whole: the oldest attempts, epochs and states are left out"
 
 
 class CostMeter(Protocol):
@@ -68,7 +75,7 @@ def write_result(
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
     try:
-        measured = read_record(run.folder.shared / RESULT_FILE, TrainResult)
+        measured = read_record(run.folder.shared / RESULT_FILE, TrainResult, 2 * MAX_RESULT_BYTES)
     except DamagedRecord as error:  # the machines wrote it: it must not keep the job from its end
         measured = None
         end_reason, end_state = f"the result of the trainers is damaged: {error}", JobState.FAILED
@@ -109,7 +116,39 @@ def write_result(
         ids_wrong=usage_errors,
         is_input_wrong=state == JobState.FAILED and _has_wrong_input(run),
     )
-    write_atomic(run.folder.result_path, to_json_bytes(encode(with_forecast(result, run.spec.forecast))))
+    content = _limited_json(with_forecast(result, run.spec.forecast))
+    if run.folder.is_history_cut:
+        logger.warning(LEFT_OUT)
+    write_atomic(run.folder.result_path, content)
+
+
+def _limited_json(result: JobResult) -> bytes:
+    """Return a result as JSON that every command can read: the oldest epochs and attempts are left out of a long one.
+
+    Machines wrote the rest too: if that is still too long, only the outcome is left.
+    """
+    content = to_json_bytes(encode(result))
+    while len(content) > MAX_RESULT_BYTES and (result.epochs or result.timeline):
+        logger.warning(LEFT_OUT)
+        epochs, rows = result.epochs, result.timeline
+        result = replace(result, epochs=epochs[(len(epochs) + 1) // 2 :], timeline=rows[(len(rows) + 1) // 2 :])
+        content = to_json_bytes(encode(result))
+    if len(content) <= MAX_RESULT_BYTES:
+        return content
+    outcome = JobResult(
+        job=result.job,
+        recipe=result.recipe,
+        state=result.state,
+        reason=untrusted.one_line(result.reason),
+        machines=result.machines,
+        attempts=result.attempts,
+        seconds={"total": result.seconds["total"]},
+        dollars=result.dollars,
+        backend=result.backend,
+        did_not_answer=result.did_not_answer,
+        epochs=(),
+    )
+    return to_json_bytes(encode(outcome))
 
 
 def _has_wrong_input(run: Run) -> bool:

@@ -15,7 +15,6 @@ from train.metrics.step_search import first_and_last_step
 from train.tools import host
 from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
 from train.tools.filesystem import (
-    GrowingFile,
     open_regular,
     read_file,
     read_json,
@@ -23,7 +22,7 @@ from train.tools.filesystem import (
     write_atomic,
 )
 from train.tools.process_log import SUPERVISOR_LOG
-from train.tools.records import damaged, read_record
+from train.tools.records import MAX_HISTORY_BYTES, GrowingFile, damaged, read_record
 
 from .attempts import AttemptHistory
 from .heartbeats import StateChange, parse_state_change
@@ -34,6 +33,7 @@ AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, i
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 MAX_LAUNCH_ID_BYTES = 1000
+MAX_STATE_LOG_BYTES = 2_000_000  # of one machine: 20,000 changes of state
 JOB_NAME = re.compile("job-[1-9][0-9]*")
 REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the reason of a notice that a user sends
 
@@ -221,9 +221,11 @@ class RunFolder:
         return {}
 
     def state_log(self, machine: str) -> Sequence[StateChange]:
-        """Return the changes of state of a machine's agents. Each line of their log is read once."""
+        """Return the last changes of state of a machine's agents. Each line of their log is read once."""
         if machine not in self._state_logs:
-            self._state_logs[machine] = GrowingFile(agent_log_path(self.path, machine), b"time", parse_state_change)
+            self._state_logs[machine] = GrowingFile(
+                agent_log_path(self.path, machine), b"time", parse_state_change, MAX_STATE_LOG_BYTES
+            )
         return self._state_logs[machine].rows()
 
     @cached_property
@@ -231,15 +233,30 @@ class RunFolder:
         return {}
 
     def epochs(self) -> list[EpochRow]:
-        """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
-        rows_by_attempt = []
-        for path in metrics_files(self.path):
-            if path not in self._epoch_files:
-                parse = partial(parse_row, row_type=EpochRow)
-                self._epoch_files[path] = GrowingFile(path, KIND_MARKERS[EpochRow], parse)
-            rows_by_attempt.append(self._epoch_files[path].rows())
+        """Return the finished epochs, of ten thousands the last. Those repeated by a later attempt appear once.
+
+        Each line is read once.
+        """
+        parse = partial(parse_row, row_type=EpochRow)
+        kept_bytes = 0
+        rows_by_attempt: list[list[EpochRow]] = []
+        for path in reversed(metrics_files(self.path)):
+            if kept_bytes > MAX_HISTORY_BYTES:
+                self._epoch_files.pop(path, None)
+                continue
+            file = self._epoch_files.setdefault(path, GrowingFile(path, KIND_MARKERS[EpochRow], parse))
+            rows_by_attempt.insert(0, file.rows())
+            kept_bytes += file.history.bytes
         ends = _effective_ends(rows[0].images if rows else None for rows in rows_by_attempt)
         return [row for rows, end in zip(rows_by_attempt, ends, strict=True) for row in rows if row.images < end]
+
+    @property
+    def is_history_cut(self) -> bool:
+        """Whether attempts, epochs or changes of state that were read are too many, so that the oldest are left out."""
+        epoch_histories = [file.history for file in self._epoch_files.values()]
+        are_epochs_cut = sum(history.bytes for history in epoch_histories) > MAX_HISTORY_BYTES
+        are_states_cut = any(file.history.is_cut for file in self._state_logs.values())
+        return self.attempts.is_cut or are_epochs_cut or are_states_cut or any(each.is_cut for each in epoch_histories)
 
     def steps(self) -> Iterator[StepRow]:
         """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""

@@ -1,4 +1,4 @@
-"""Files: atomic replacement, exclusive creation, locks, JSON, growing files of lines, checksums. Imports no torch."""
+"""Files: atomic replacement, exclusive creation, locks, JSON, files of lines, checksums. Imports no torch."""
 
 import contextlib
 import errno
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Generic, Literal, NoReturn, TypeVar, cast
+from typing import IO, Any, BinaryIO, Literal, NoReturn, cast
 from uuid import uuid4
 
-RowT = TypeVar("RowT")
 CHECKSUM_MAGIC = "imgnet-sealed 2"
 LOCK_POLL_SECONDS = 0.02
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
@@ -27,7 +26,6 @@ NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.
 BLOCK_BYTES = 4096  # that are read at a time where only some lines of a file are needed
 CHUNK_BYTES = 1 << 18  # that are read at a time of a file of lines that is read as a whole
 HASHED_BYTES = 1 << 20  # that are hashed at a time
-COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER_DIGITS = 20
 # JSON with such a number is parsed with checks, which take longer.
 LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")
@@ -316,53 +314,6 @@ def last_line(path: Path) -> str:
         file.seek(max(0, path.stat().st_size - 500))
         return file.read().decode(errors="replace").replace("\r", "\n").strip().splitlines()[-1]
     return ""
-
-
-class GrowingFile(Generic[RowT]):
-    """The rows of a file of lines that only grows. Each line is read once, however often the rows are asked for.
-
-    `parse_line` returns None for a line that is no row; all rows contain `marker`. A file that was replaced or
-    truncated is read anew.
-    """
-
-    def __init__(self, path: Path, marker: bytes, parse_line: Callable[[bytes], RowT | None]) -> None:
-        self.path = path
-        self.marker = marker
-        self.parse_line = parse_line
-        self._forget()
-
-    def _forget(self) -> None:
-        self._version: FileVersion | None = None
-        self._rows: list[RowT] = []
-        self._read_bytes = 0  # all of them are complete lines
-        self._last_bytes = b""  # those before: in a file that was replaced they are others
-        self._unfinished_row: RowT | None = None  # of a last line without its newline: more of it may follow
-
-    def rows(self) -> list[RowT]:
-        """Return all rows, none when the file does not exist. Raises other `OSError`s."""
-        version = file_version(self.path)
-        if version is None:
-            self._forget()
-        elif version != self._version:
-            with contextlib.suppress(FileNotFoundError), open_regular(self.path) as file:
-                self._read_new(file)
-            self._version = version
-        return self._rows if self._unfinished_row is None else [*self._rows, self._unfinished_row]
-
-    def _read_new(self, file: BinaryIO) -> None:
-        file.seek(self._read_bytes - len(self._last_bytes))
-        if file.read(len(self._last_bytes)) != self._last_bytes:
-            self._forget()
-            file.seek(0)
-        self._unfinished_row = None
-        for block, end in line_blocks(file):
-            rows = [row for line in lines_with(self.marker, block) if (row := self.parse_line(line)) is not None]
-            if block.endswith(b"\n"):
-                self._rows += rows
-                self._read_bytes = end
-                self._last_bytes = block[-COMPARED_BYTES:]
-            else:
-                self._unfinished_row = next(iter(rows), None)
 
 
 def read_json(path: Path) -> Any | None:  # Any: JSON of any shape

@@ -1,20 +1,36 @@
 """Typed records as JSON: what one process writes, another one reads, perhaps on another machine.
 
 A record is a dataclass with fields of plain types, enumerations, other records, tuples, dicts and optional values.
-Records are checked when they are read: a file may be torn, edited, or written by a machine that is not trusted.
+Records are checked when they are read: a file may be torn, edited, or written by a machine that is not trusted. Of a
+history that grows without end, `History` and `GrowingFile` keep the newest rows.
 """
 
-from collections.abc import Hashable
+import contextlib
+from collections import deque
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
 
-from .filesystem import one_line_error, parse_json, read_file
+from .filesystem import (
+    MAX_FILE_BYTES,
+    FileVersion,
+    file_version,
+    line_blocks,
+    lines_with,
+    one_line_error,
+    open_regular,
+    parse_json,
+    read_file,
+)
 
 if TYPE_CHECKING:
     import msgspec
 
 RecordT = TypeVar("RecordT")
+RowT = TypeVar("RowT")
+MAX_HISTORY_BYTES = 8_000_000  # of rows that are kept in memory, where they take up to twenty times as much
+COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER = 2**63 - 1  # in a line of a long file
 # What code that reads a record raises when its data has a form that this program never writes.
 MALFORMED_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -87,15 +103,100 @@ def _line_decoder(record_type: Hashable) -> "msgspec.json.Decoder[Any]":  # Any:
     return msgspec.json.Decoder(record_type)
 
 
-def read_record(path: Path, record_type: type[RecordT]) -> RecordT | None:
+def read_record(path: Path, record_type: type[RecordT], max_bytes: int = MAX_FILE_BYTES) -> RecordT | None:
     """Return the record in a JSON file, None when there is no such file.
 
     Raises `DamagedRecord` for a file that cannot be read, is torn, or holds no such record.
     """
     try:
-        text = read_file(path)
+        text = read_file(path, max_bytes)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise damaged(error, path) from error
     return decode_json(record_type, text, path)
+
+
+class History(Generic[RowT]):
+    """The newest rows of a history that another computer writes, so that its length cannot fill the memory.
+
+    The oldest are forgotten when the files of all have more than `max_bytes`.
+    """
+
+    def __init__(self, max_bytes: int = MAX_HISTORY_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.rows: deque[RowT] = deque()
+        self.bytes = 0
+        self.is_cut = False  # whether some were forgotten
+        self._sizes: deque[int] = deque()
+
+    def append(self, row: RowT, size: int) -> None:
+        """Add a row that has `size` bytes in its file."""
+        self.rows.append(row)
+        self._sizes.append(size)
+        self.bytes += size
+        while self.bytes > self.max_bytes:
+            self.rows.popleft()
+            self.bytes -= self._sizes.popleft()
+            self.is_cut = True
+
+
+class GrowingFile(Generic[RowT]):
+    """The newest rows of a file of lines that only grows. Each line is read once, however often they are asked for.
+
+    `parse_line` returns None for a line that is no row; all rows contain `marker`. Of the lines with it the last
+    `max_bytes` are kept. A file that was replaced or truncated is read anew.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        marker: bytes,
+        parse_line: Callable[[bytes], RowT | None],
+        max_bytes: int = MAX_HISTORY_BYTES,
+    ) -> None:
+        self.path = path
+        self.marker = marker
+        self.parse_line = parse_line
+        self.max_bytes = max_bytes
+        self._forget()
+
+    def _forget(self) -> None:
+        self._version: FileVersion | None = None
+        self.history: History[RowT] = History(self.max_bytes)
+        self._read_bytes = 0  # all of them are complete lines
+        self._last_bytes = b""  # those before: in a file that was replaced they are others
+        self._unfinished_row: RowT | None = None  # of a last line without its newline: more of it may follow
+
+    def rows(self) -> list[RowT]:
+        """Return all rows, none when the file does not exist. Raises other `OSError`s."""
+        version = file_version(self.path)
+        if version is None:
+            self._forget()
+        elif version != self._version:
+            with contextlib.suppress(FileNotFoundError), open_regular(self.path) as file:
+                self._read_new(file)
+            self._version = version
+        return [*self.history.rows, *([] if self._unfinished_row is None else [self._unfinished_row])]
+
+    def _read_new(self, file: BinaryIO) -> None:
+        file.seek(self._read_bytes - len(self._last_bytes))
+        if file.read(len(self._last_bytes)) != self._last_bytes:
+            self._forget()
+            file.seek(0)
+        self._unfinished_row = None
+        # Lines that are forgotten at once are not parsed.
+        new_lines: History[bytes] = History(self.max_bytes)
+        read_bytes, last_bytes = self._read_bytes, self._last_bytes
+        for block, end in line_blocks(file):
+            if block.endswith(b"\n"):
+                read_bytes, last_bytes = end, block[-COMPARED_BYTES:]
+                for line in lines_with(self.marker, block):
+                    new_lines.append(line, len(line))
+            elif self.marker in block:
+                self._unfinished_row = self.parse_line(block)
+        for line in new_lines.rows:
+            if (row := self.parse_line(line)) is not None:
+                self.history.append(row, len(line))
+        self.history.is_cut |= new_lines.is_cut
+        self._read_bytes, self._last_bytes = read_bytes, last_bytes

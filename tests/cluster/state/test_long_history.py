@@ -8,10 +8,11 @@ from support.train_records import epoch_line, step_line
 
 from cluster.jobs.job import Job
 from cluster.state import timeline
+from cluster.state.result import LEFT_OUT, MAX_RESULT_BYTES, write_result
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
-from train.tools import filesystem
+from train.tools import filesystem, records
 from train.tools.agent_protocol import metrics_file, metrics_files
 
 Fixture = Any
@@ -75,7 +76,7 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
     parts = {part: {"seconds": 1.0, "epoch": 0, "most": 0.0} for part in TimePart}
     run.write_status("training", phase="running", where={"wall": 1.0, "parts": parts})
     opened: list[str] = []
-    for module in (filesystem, step_search):
+    for module in (filesystem, records, step_search):
         open_file = filesystem.open_regular
 
         def note(path: Any, *mode: Any, open_file: Any = open_file) -> Any:
@@ -95,3 +96,14 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
     with metrics_file(run.run_folder.path, ATTEMPTS).open("a") as file:
         file.write("\n")
     assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json", f"{ATTEMPTS:06d}.jsonl"}
+
+
+def test_attempts_of_a_machine_that_fill_memory_are_cut_and_the_result_can_be_read(hand_made: Fixture) -> None:
+    run = hand_made()
+    for number in range(1, 12):
+        run.write_attempt(number, f"0.{number}", reason="x" * 900_000)
+    kept = run.job.run_folder.attempts.all()
+    assert 1 < len(kept) < 11 and kept[-1].number == 11 and LEFT_OUT in run.job.status().warning
+    write_result(run.job.run, run.job.backend, end_reason="stopped")
+    assert run.run_folder.result_path.stat().st_size <= MAX_RESULT_BYTES
+    assert run.job.result.timeline[-1].attempt == run.job.result.attempts == 11

@@ -6,8 +6,9 @@ from typing import BinaryIO
 
 import pytest
 
-from train.tools import filesystem
-from train.tools.filesystem import GrowingFile, line_blocks, lines_backwards, lines_with
+from train.tools import filesystem, records
+from train.tools.filesystem import line_blocks, lines_backwards, lines_with
+from train.tools.records import GrowingFile
 
 LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range(40)] + [b"\n", b"other\n", b"row 40\n"]
 
@@ -38,7 +39,7 @@ class CountingFile(io.BufferedReader):
 def counted_bytes(monkeypatch: pytest.MonkeyPatch) -> type[CountingFile]:
     """Count the bytes of all files that `GrowingFile` reads."""
     CountingFile.total_bytes = 0
-    monkeypatch.setattr(filesystem, "open_regular", lambda path: CountingFile(io.FileIO(path)))
+    monkeypatch.setattr(records, "open_regular", lambda path: CountingFile(io.FileIO(path)))
     return CountingFile
 
 
@@ -67,10 +68,20 @@ def test_growing_file_reads_each_byte_once(tmp_path: Path, counted_bytes: type[C
         growing.rows()
     size = path.stat().st_size
     assert growing.rows() == all_rows(path)
-    assert counted_bytes.total_bytes <= size + 20 * len(LINES) * filesystem.COMPARED_BYTES
+    assert counted_bytes.total_bytes <= size + 20 * len(LINES) * records.COMPARED_BYTES
     before = counted_bytes.total_bytes
     growing.rows()
     assert counted_bytes.total_bytes == before, "an unchanged file is not opened"
+
+
+def test_growing_file_keeps_the_newest_rows_within_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(LINES))
+    growing = GrowingFile(path, b"row", parse, max_bytes=100)
+    assert sum(len(row) + 1 for row in growing.rows()) <= 100 and growing.history.is_cut
+    with path.open("ab") as file:
+        file.write(b"".join(LINES[:3]))
+    assert growing.rows() == all_rows(path)[-len(growing.rows()) :] and len(growing.rows()) > 3
 
 
 @pytest.mark.parametrize("later", [LINES[:3], LINES[5:], [b"row replaced\n", *LINES[1:], b"row more\n"], []])
