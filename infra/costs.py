@@ -98,6 +98,7 @@ class JobCost:
     shared_address_dollars: float = 0.0  # of addresses that belong to the job and to no machine
     nat_dollars: float = 0.0  # of the job's NAT gateway and its address, without traffic
     traffic: tuple[TrafficCost, ...] = ()  # a row for each kind that there was
+    requested: int = 0  # machines of a request whose answer is not known: they may run, and are in no sum
     earlier_dollars: float = 0.0  # of an adopted job: what it had cost apart from these machines
 
     @property
@@ -152,4 +153,5 @@ class JobCost:
             "hours": sum(machine.seconds for machine in self.machines) / 3600,
             "unknown": self.unknown,
             "running": self.running,
+            "requested": self.requested,
         }

@@ -60,11 +60,15 @@ class RentedNow:
     """What a job rents at the moment, by its run folder: the cloud is not asked."""
 
     machines: int
+    requested: int = 0  # machines that may run: the answer to their request is not known
     dollars_per_hour: float | None = None  # None: unknown price
     # When the machines power themselves off at the latest, in seconds since 1970; None: the cloud is not set up here.
     power_off_time: float | None = None
 
     def __str__(self) -> str:
+        if not self.machines:
+            subject = "1 machine that was" if self.requested == 1 else f"{self.requested} machines that were"
+            return f"{subject} requested may run and be billed until {self.power_off}: the answer is not known"
         subject = "1 machine" if self.machines == 1 else f"{self.machines} machines"
         if self.power_off_time and self.power_off_time < time.time():
             return f"{subject} should be off since {self.power_off}, but nothing has confirmed it"

@@ -18,8 +18,10 @@ from support.simcloud.fixture import simcloud
 from support.simcloud.process_keeper import process_ids
 from support.simcloud.reservations import CLOSING_SECONDS, END_REASON
 from support.ssh_machines import command_line
+from support.waiting import PATIENCE
 
 from cluster.backends.rented.traffic import read_traffic
+from cluster.jobs.billing import rental_limit
 from cluster.jobs.job import Job
 from cluster.state import attempts
 from cluster.state.job_result import JobResult
@@ -262,14 +264,25 @@ def test_on_demand_spare_is_rented_with_the_spot_machines_or_later(renter: Rente
 # --- the end of a job ------------------------------------------------------------------------------------------------
 
 
+def first_launch(renter: Renter, job: Job) -> float:
+    return float(renter.run_json("cost", job.name)["machines"][0]["launched"])
+
+
 def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) -> None:
+    """The limits are lowered while the jobs train, so that a busy computer cannot reach them before."""
     renter.run("up", "--stack")
-    hours_job = renter.launch("--max-hours", "0.06", machines=1, epochs=ENDLESS)
-    # This pays one machine for about 240 seconds, with its checkpoints as they are expected.
-    dollars_job = renter.launch("--max-price-total", "0.042", machines=1, epochs=ENDLESS - 1)
-    traffic_job = renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - 2)
-    for job in (hours_job, dollars_job, traffic_job):
+    hours_job, dollars_job, traffic_job = jobs = [
+        renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - number) for number in range(3)
+    ]
+    for job in jobs:
         wait_for_steps(renter, job)
+    seconds = 30 * PATIENCE  # from now on, for each of the limits
+    hours = (time.time() - first_launch(renter, hours_job) + seconds) / 3600
+    renter.run("extend", hours_job.name, "--max-hours", f"{hours:.4f}")
+    hours = (time.time() - first_launch(renter, dollars_job) + seconds) / 3600
+    limits = ((cents / 100, rental_limit(dollars_job, dollars=cents / 100)) for cents in range(1, 100))
+    dollars = next(dollars for dollars, limit in limits if known(limit).hours >= hours)
+    renter.run("extend", dollars_job.name, "--max-price-total", f"{dollars:.2f}")
     for instance in renter.cloud.instances():
         if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
             renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20
@@ -302,7 +315,7 @@ def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Rente
 
 def test_more_dollars_reach_a_running_job_and_one_that_stopped_at_its_limit(renter: Renter) -> None:
     # Beside the expected traffic this pays one machine for less than 600 seconds, of which a part is for saving.
-    job = renter.launch("--max-price-total", "0.044", machines=1, epochs=ENDLESS)
+    job = renter.launch("--max-price-total", "0.07", machines=1, epochs=ENDLESS)
     wait_for_steps(renter, job)
     assert "may cost 0.3 dollars and take " in renter.run("extend", "-y", job.name, "--max-price-total", "0.3")
     assert renter.live_instance_ids() and not job.has_ended

@@ -13,12 +13,17 @@ from support.ssh_machines import TestMachine
 # second without end.
 LYING_SHELL = """#!{python} -S
 import os, re, sys, time
-size = re.match(r'eval "[$][(]head -c ([0-9]+)[)]"', sys.argv[2]) if sys.argv[1:2] == ["-c"] else None
-if not size:
+start = re.match(r"echo; echo ([0-9a-f]+);.*head -c ([0-9]+)[)]", sys.argv[2]) if sys.argv[1:2] == ["-c"] else None
+if not start:
     os.execv("/bin/sh", ["sh", *sys.argv[1:]])
+first_line = "\\n" + start[1] + "\\n"  # of each answer; the question begins with the same line
+sys.stdout.write(first_line)
+sys.stdout.flush()
 script = b""
-while len(script) < int(size[1]):
-    script += os.read(0, int(size[1]) - len(script))
+size = len(first_line) - 1 + int(start[2])
+while len(script) < size:
+    script += os.read(0, size - len(script))
+script = script.partition(b"\\n")[2]
 mark = re.search(rb"\\bm=([0-9a-f]+)", script)
 lie = open({lie!r}, "rb").read()
 if not mark or b"skip_bytes" not in script:

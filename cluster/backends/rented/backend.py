@@ -1,5 +1,6 @@
 """The part of a backend that is the same for all clouds: machines that are rented for one job and end with it."""
 
+import contextlib
 import json
 from dataclasses import replace as replace_fields
 from functools import cached_property
@@ -119,16 +120,15 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
 
     def rented_now(self) -> RentedNow | None:
         """Return what the job rents at the moment, None for nothing. Reads the run folder only."""
-        machines = self.job_cost().running
-        if not machines:
+        cost = self.job_cost()
+        if not cost.running and not cost.requested:
             return None
-        try:
+        rented = RentedNow(machines=cost.running, requested=cost.requested)
+        with contextlib.suppress(CloudError):
             provider = self._open_provider()
-        except CloudError:
-            return RentedNow(machines=machines)
-        return RentedNow(
-            machines=machines, dollars_per_hour=provider.dollars_per_hour, power_off_time=provider.power_off_time
-        )
+            rate, power_off_time = provider.dollars_per_hour, provider.power_off_time
+            rented = replace_fields(rented, dollars_per_hour=rate, power_off_time=power_off_time)
+        return rented
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""

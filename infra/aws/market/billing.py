@@ -150,6 +150,7 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
         ),
         traffic=prices.price_traffic(traffic, uses_nat=bool(journal.events(NatGatewayRequested))),
         earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
+        requested=sum(len(each.request.names) for each in journal.launch_requests() if each.outcome is None),
     )
 
 

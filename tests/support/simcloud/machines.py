@@ -259,9 +259,9 @@ class SimulatedMachines:
         if self.gpus:
             gpus.install_gpus(machine.folder, machine.folder / "bin", self.gpus)
         self.machines[id] = machine
-        machine.write_counters(self.folder / "efs", self._moved.get(id, Moved()))
         if machine.user_data.limit_seconds is not None:
             self.set_power_off(id, machine.user_data.limit_seconds)
+        machine.write_counters(self.folder / "efs", self._moved.get(id, Moved()))
         self._set_timer(id, "start sshd", self.ssh_delay_seconds)
 
     def _start_sshd(self, id: str) -> None:

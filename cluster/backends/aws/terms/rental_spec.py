@@ -157,8 +157,8 @@ def check_limits(
     least_dollars = spent_dollars + rental_spec.traffic.dollars_once + rate * seconds / 3600
     if max_dollars < least_dollars:
         raise BadInput(
-            f"--max-price-total {max_dollars:g}: {machine_count} machines need {seconds:.0f} s to boot, be set up and "
-            f"save, so nothing would be trained; the smallest limit that makes sense: --max-price-total "
+            f"--max-price-total {max_dollars:g}: the machines need {seconds:.0f} s to boot, be set up and save at "
+            f"${rate:.2f} an hour, so nothing would be trained; the smallest limit that makes sense: --max-price-total "
             f"{_round_up(least_dollars)}"
         )
 
