@@ -322,7 +322,8 @@ def _describe_billing(job: "Job") -> str:
     if not job.backend.is_billed:
         return ""
     at_once = f"to end it at once, without saving: imgnet-cluster down {job.name}"
-    if not (rented := job.backend.rented_now()):
+    rented = job.backend.rented_now()
+    if not rented or not rented.machines:
         return f" and rents machines, which are billed; {at_once}"
     rate = rented.dollars_per_hour
     price = "at an unknown price" if rate is None else f"${rate:,.2f} an hour with the expected traffic"

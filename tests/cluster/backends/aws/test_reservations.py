@@ -136,7 +136,7 @@ def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
         ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
         ({"regions": ("us-west-2",)}, "{id}: it is in us-east-1, not in us-west-2; pass --region us-east-1"),
         ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
-        ({"max_dollars": 0.001}, "--max-price-total 0.001: 2 machines need 240 s to boot"),
+        ({"max_dollars": 0.001}, "--max-price-total 0.001: the machines need 240 s to boot"),
         ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
         ({"state": "payment-pending"}, "{id}: it is not active yet (payment-pending)"),
         ({"state": "payment-failed"}, "{id}: it is payment-failed; list what can be bought"),
