@@ -103,7 +103,7 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
 def completed_fetches(job: Job) -> int:
     """Return how many agents of machine 1 have completed a fetch."""
     states = [row["state"] for row in read_json_lines(job.path / "logs/agent-1.jsonl", "state")]
-    return sum(pair == ("fetching", "warming") for pair in itertools.pairwise(states))
+    return sum(before == "fetching" and after == "waiting" for before, after in itertools.pairwise(states))
 
 
 def test_rented_machines_and_a_later_replacement_fetch_from_s3(renter: Renter) -> None:
