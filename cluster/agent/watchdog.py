@@ -135,7 +135,7 @@ class Watchdog:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The seconds of the time limit that have passed."""
+        """How many seconds of the time limit have passed."""
         return time.monotonic() - self.start_time
 
     @property

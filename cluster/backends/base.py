@@ -167,7 +167,7 @@ class Backend(ABC):
         return JobCost()
 
     def rented_now(self) -> RentedNow | None:
-        """Return what the job rents at the moment, None for nothing. Reads the run folder only."""
+        """Return which machines the job rents now, None if none. Reads the run folder and does not ask the cloud."""
         return None
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:

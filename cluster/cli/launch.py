@@ -318,7 +318,7 @@ def _follow(job: "Job", others: "Sequence[Job]" = ()) -> int:
 
 
 def _describe_billing(job: "Job") -> str:
-    """Return what a job that goes on costs, until when, and what ends it at once; "" where nothing is rented."""
+    """Return the price of a job that keeps running, its end, and how to end it now; "" if nothing is rented."""
     if not job.backend.is_billed:
         return ""
     at_once = f"to end it at once, without saving: imgnet-cluster down {job.name}"

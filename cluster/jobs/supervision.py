@@ -158,8 +158,8 @@ class Supervision:
         """Start the supervisor when none is running, for example after a reboot.
 
         Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
-        but keep out a supervisor that has them. A supervisor whose credentials the cloud refuses is replaced when the
-        cloud accepts those of this process, and one that is frozen.
+        but keep out a supervisor that has them. A supervisor is replaced when it is frozen, and when the cloud refuses
+        its credentials and accepts those of this process.
         """
         with contextlib.suppress(JobBusy), job_lock(self.path):
             trouble = self._trouble()

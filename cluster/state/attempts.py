@@ -140,7 +140,7 @@ def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attemp
 
 
 class AttemptHistory:
-    """The attempts of a job, of thousands the newest. Attempt files never change, so each of them is read once.
+    """The attempts of a job, only the newest if there are thousands. Attempt files never change: each is read once.
 
     What only agents need is left out: addresses, and the faults of machines. When the newest file that was read is not
     the same file any more, the folder was replaced, and all are read again.

@@ -233,7 +233,7 @@ class RunFolder:
         return {}
 
     def epochs(self) -> list[EpochRow]:
-        """Return the finished epochs, of ten thousands the last. Those repeated by a later attempt appear once.
+        """Return the finished epochs, only the newest if there are ten thousand. Repeated epochs appear once.
 
         Each line is read once.
         """

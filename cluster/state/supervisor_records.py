@@ -100,7 +100,7 @@ class SupervisorHeartbeat:
 
     @property
     def silent_seconds(self) -> float:
-        """The seconds since then, without those in which the computer slept; 0.0 after a boot."""
+        """How many seconds ago this heartbeat was written, without time asleep; 0.0 if the computer rebooted since."""
         return max(0.0, time.monotonic() - self.monotonic) if self.boot_id == host.boot_id() else 0.0
 
 

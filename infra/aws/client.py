@@ -42,7 +42,7 @@ _client_lock = threading.Lock()  # a boto3 session must not create clients in se
 
 
 def _client_property(service: str, config: Config = RETRY_CONFIG) -> "cached_property[Client]":
-    """Return a property with the boto3 client of a service, which is created on first use."""
+    """Return a cached property of `Account` that creates the boto3 client of a service on first use."""
     return cached_property(lambda account: account.client(service, config))
 
 

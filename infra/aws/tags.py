@@ -32,7 +32,7 @@ Tags = Mapping[str, str]
 Resource = dict[str, Any]  # a resource as AWS describes it or takes it, key by key: boto3 ships no types
 
 
-def parse_user_tag(text: str) -> tuple[str, str]:
+def _parse_user_tag(text: str) -> tuple[str, str]:
     """Return key and value of a user's tag KEY=VALUE. Raises `ValueError` for one that AWS would refuse or we use."""
     key, separator, value = text.partition("=")
     problem = ""
@@ -55,7 +55,7 @@ def parse_user_tag(text: str) -> tuple[str, str]:
 def parse_user_tags(texts: Sequence[str]) -> dict[str, str]:
     """Return the tags of a user, each given as KEY=VALUE. Raises `ValueError`."""
     user_tags: dict[str, str] = {}
-    for key, value in map(parse_user_tag, texts):
+    for key, value in map(_parse_user_tag, texts):
         if key.lower() in (other.lower() for other in user_tags):
             raise ValueError(f"the key {key!r} is given twice; AWS's IAM ignores case in keys.")
         user_tags[key] = value

@@ -119,7 +119,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         return []
 
     def rented_now(self) -> RentedNow | None:
-        """Return what the job rents at the moment, None for nothing. Reads the run folder only."""
+        """Return which machines the job rents now, None if none. Reads the run folder and does not ask the cloud."""
         cost = self.job_cost()
         if not cost.running and not cost.requested:
             return None

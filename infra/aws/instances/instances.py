@@ -122,7 +122,7 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
 
 
 def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return the machines of the stack that have these tags and those with these IDs, also some that have ended.
+    """Return the stack's machines that have these tags or one of these IDs, including those that ended recently.
 
     IDs that EC2 does not show yet are left out. Raises `CloudError`.
     """

@@ -117,7 +117,7 @@ def _require_ours(resource: Resource, kind: str) -> Resource:
 
 
 def _read_profile(context: StackContext) -> Resource | Literal[False] | None:
-    """Return the instance profile as AWS describes it: None if it does not exist, False if you may not read it."""
+    """Return AWS's description of the instance profile; None if there is none, False if reading it is not permitted."""
     get_profile = context.account.iam.get_instance_profile
     return call_if_permitted("the machines' role", get_profile, InstanceProfileName=ROLE_NAME)
 

@@ -143,7 +143,7 @@ def _check_images_present(*indexes: Index) -> None:
 def _load(
     root: Path, split: str, classes: Sequence[str] | None = None, *, val_fraction: float = 0.0, skip_bad: bool
 ) -> Index:
-    """Return the index of root/split. Prints a line for each tenth of its files; nothing where it is cached."""
+    """Return the index of root/split. Prints a line for each tenth of the files that are indexed, none if cached."""
 
     def print_progress(done: int, total: int) -> None:
         if done == total or done % (100 * math.ceil(total / 1000)) == 0:

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from cluster.backends.options import BackendOptions
 from infra.aws.launch_request import Internet, parse_reservation_id
-from infra.aws.tags import parse_user_tag, parse_user_tags
+from infra.aws.tags import parse_user_tags
 from train.tools.option_fields import OptionError, option_field
 
 
@@ -15,12 +15,6 @@ def parse_internet(text: str) -> Internet:
     if text not in list(Internet):
         raise ValueError(f"{text!r} is not one of {', '.join(Internet)}.")
     return Internet(text)
-
-
-def check_tag(text: str) -> str:
-    """Return a tag of the form KEY=VALUE that AWS takes. Raises `ValueError`."""
-    parse_user_tag(text)
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +106,6 @@ class AwsOptions(BackendOptions):
         (),
         "--tag",
         metavar="KEY=VALUE",
-        parse=check_tag,
         group="AWS",
         help="Tag of all AWS resources that are created, as your organization may demand. Can be given several times.",
     )
@@ -127,7 +120,7 @@ class AwsOptions(BackendOptions):
     )
 
     def __post_init__(self) -> None:
-        """Raises `OptionError` also for tags that AWS does not take together."""
+        """Raises `OptionError` also for tags that AWS would refuse."""
         super().__post_init__()
         try:
             parse_user_tags(self.tags)
