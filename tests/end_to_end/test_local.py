@@ -19,7 +19,9 @@ RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
     "attempts", "dollars", "versions", "git_commit", "seed", "schedule",
 }  # fmt: skip
-SLOW = (20, 2.0)  # pace of jobs that must not end before `train_fast`
+# Paces of jobs that must not end before `train_fast`, by the calls that a process makes: one for each training step.
+SLOW = (16, 3.0)
+HELD = (12, 1000.0)  # it waits in its 13th step
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -108,7 +110,7 @@ def test_two_launches_at_once_get_two_job_numbers(sandbox: Sandbox) -> None:
 
 
 def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
-    launch, job = launch_and_follow(sandbox, 5, pace=SLOW)
+    launch, job = launch_and_follow(sandbox, 5, pace=HELD)
     sandbox.wait_for_step(job, 4)
     launch.send_signal(signal.SIGINT)
     assert launch.wait(120) == 130
@@ -119,7 +121,7 @@ def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
 
 
 def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> None:
-    launch, job = launch_and_follow(sandbox, 5, pace=SLOW)
+    launch, job = launch_and_follow(sandbox, 5, pace=HELD)
     sandbox.wait_for_step(job, 4)
     launch.kill()
     (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
@@ -133,15 +135,15 @@ def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> Non
 
 
 def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: Sandbox) -> None:
-    job = sandbox.launch(5, "--procs", "2", "--save-seconds", "0", pace=SLOW)
-    sandbox.wait_for_step(job, 16)
+    job = sandbox.launch(5, "--procs", "2", "--save-seconds", "0", pace=HELD)
+    sandbox.wait_for_step(job, 12)
     os.kill(sandbox.agent_pid(), signal.SIGKILL)
     sandbox.wait_for(lambda: not sandbox.pids("-m train "))
     status = sandbox.cli("status", "--exit-code")
     assert status.code == 100 and "agent was killed" in status.out and "imgnet-cluster resume job-1" in status.out
     assert list_jobs(sandbox)[0]["state"] == "failed"
     checkpoints = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))
-    assert checkpoints and checkpoints[-1].stem < "step-00000040", "the trainers have trained to their end"
+    assert checkpoints and checkpoints[-1].stem <= "step-00000012"
     sandbox.train_fast()
     resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
@@ -378,7 +380,7 @@ def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> 
     (sandbox.path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(path=str(path)))
     sandbox.env["PYTHONPATH"] = str(sandbox.path)
     start = time.monotonic()
-    job = sandbox.launch(10, "--procs", "1", "--workers", "0", "--save-seconds", "0", pace=SLOW)
+    job = sandbox.launch(10, "--procs", "1", "--workers", "0", "--save-seconds", "0", pace=(20, 2.0))
     sandbox.wait_for_step(job)
     path.write_text(str(jump))
     (trainer,) = sandbox.trainer_pids()

@@ -181,7 +181,7 @@ class Sandbox:
     def write_recipe(
         self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05, pace: tuple[int, float] | None = None
     ) -> str:
-        """Write a recipe file and return its path. An epoch has 8 steps and takes about 0.2 s.
+        """Write a recipe file and return its path. An epoch has 8 steps, 4 of two processes, and takes about 0.2 s.
 
         With a `pace`, trainers are slow as `write_slow_loss` says.
         """
@@ -204,13 +204,14 @@ class Sandbox:
         return Job(self.path / "runs" / f"job-{number}")
 
     def wait_for_step(self, job: Job, step: int = 8) -> None:
-        """Wait until a job has trained `step` steps and still trains."""
+        """Wait until a job has trained `step` steps and still trains. Fails at once when it has ended."""
 
         def has_trained() -> bool:
             status = job.status()
+            assert not job.has_ended, status
             return (status.step or 0) >= step and status.doing in ("training", "validating")
 
-        wait_for(has_trained)
+        wait_for(has_trained, describe=job.status)
 
     # --- processes -------------------------------------------------------------------------------------------------
 
