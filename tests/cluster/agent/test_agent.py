@@ -187,9 +187,12 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
 
 
 def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2)
-    path = "out / f'environment-{rank}-{os.environ[\"WORLD_SIZE\"]}'"
-    write_environment = f"({path}).write_text(json.dumps(dict(os.environ)))\n"
+    run = hand_made(machines=2, procs=2, lost_seconds=4.0, heartbeat_timeout_seconds=4.0, heartbeat_seconds=0.2)
+    write_environment = (
+        "path = out / f'environment-{rank}-{os.environ[\"WORLD_SIZE\"]}'\n"
+        "path.with_name(f'new-{path.name}').write_text(json.dumps(dict(os.environ)))\n"
+        "path.with_name(f'new-{path.name}').rename(path)\n"
+    )
     next_step = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
     trainer = TRAIN + write_environment + next_step + end + "until(lambda: False)"
