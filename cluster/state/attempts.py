@@ -35,7 +35,7 @@ from train.tools.agent_protocol import (
     checkpoint_folders,
     checkpoint_step,
 )
-from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, to_json_bytes
+from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, open_regular, to_json_bytes
 from train.tools.records import DamagedRecord, History, encode, read_record
 from train.tools.shared_files import make_folder_below
 from train.tools.trainer_reports import Fault
@@ -129,6 +129,17 @@ def _read_intact_attempt(shared: Path, number: int) -> Attempt | None:
     return replace(attempt, number=number) if attempt and attempt.number != number else attempt
 
 
+def _attempt_bytes(shared: Path, number: int) -> int | None:
+    """Return the size of an attempt's file, at most that of an intact one; None without such a file."""
+    try:
+        with open_regular(attempt_path(shared, number)) as file:
+            return min(MAX_ATTEMPT_BYTES, os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        return None
+    except OSError:  # whoever reads it says what is wrong
+        return 0
+
+
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
     """Return the newest attempt, None before the first. The search begins after `known_attempt`.
 
@@ -195,10 +206,18 @@ class AttemptHistory:
         return (self.shared / RESULT_FILE).exists() or self.agreed_end(launch_id) is not None
 
     def _read_new(self) -> None:
-        """Read the files that are new since the last call. Raises `DamagedRecord`."""
+        """Read the files that are new since the last call, of thousands only the newest. Raises `DamagedRecord`."""
         if self._newest_number and self._version_of_newest() != self._newest_version:
             self._forget()
-        while attempt := _read_intact_attempt(self.shared, self._newest_number + 1):
+        new_numbers: History[int] = History()
+        number = self._newest_number + 1
+        while (size := _attempt_bytes(self.shared, number)) is not None:
+            new_numbers.append(number, size)
+            number += 1
+        self._history.is_cut |= new_numbers.is_cut
+        for number in new_numbers.rows:
+            if (attempt := _read_intact_attempt(self.shared, number)) is None:
+                break
             self._newest_number = attempt.number
             self._newest_version = self._version_of_newest()
             kept = replace(

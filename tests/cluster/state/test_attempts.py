@@ -206,3 +206,12 @@ def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: C
     assert sorted(members_by_number) == list(range(1, len(members_by_number) + 1))
     assert all(list(attempt.members) == members_by_number[attempt.number] for attempt in returned)
     assert not [path for path in tmp_path.rglob(".*")], "a temporary file was left"
+
+
+def test_history_of_too_many_attempts_reads_only_the_newest(run: Any, shared: Path) -> None:
+    text = attempts.attempt_path(shared, 1).read_text()
+    for number in range(1, 12):
+        attempts.attempt_path(shared, number).write_text("{damaged" if number == 1 else text + " " * 900_000)
+    history = attempts.AttemptHistory(shared)
+    history.check()
+    assert [attempt.number for attempt in history.all()] == [*range(4, 12)] and history.is_cut
