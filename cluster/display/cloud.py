@@ -121,7 +121,7 @@ def show_cost(report: CostReport) -> None:
     if report.warning:
         print_wrapped(f"not included: all since the job was adopted. {report.warning}")
     elif report.rented_now:
-        print_wrapped(f"{report.rented_now}; to end them now: imgnet-cluster down {report.job}")
+        print_wrapped(report.rented_now)
     if cost.machines:
         print_wrapped(
             "not included: the data in the stack's shared file system, which is billed until down --stack --delete-data"

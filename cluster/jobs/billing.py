@@ -76,7 +76,7 @@ class CostReport:
     to_target: float | None  # spent until validation first reached the target
     wasted: float | None  # spent on steps that had to be repeated, and in the pauses after losses
     wasted_seconds: float
-    rented_now: str = ""  # what is still billed
+    rented_now: str = ""  # what is still billed, and how to end it
     warning: str = ""  # why the job may cost more than this computer knows: another one has adopted it
 
     def to_json(self) -> dict[str, object]:
@@ -117,6 +117,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.run_folder)
     adoption = job.supervision.adoption
+    rented = job.backend.rented_now()
     return CostReport(
         job=job.name,
         backend=job.backend.description,
@@ -126,7 +127,7 @@ def _cost_report(job: Job, target_top5: float | None) -> CostReport:
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
         wasted_seconds=sum(end - start for start, end in losses),
-        rented_now=str(job.backend.rented_now() or ""),
+        rented_now=rented.describe(job.name) if rented else "",
         warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
     )
 

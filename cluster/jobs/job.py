@@ -153,7 +153,7 @@ class Job:
         if not self.has_ended:
             if is_ending := self._is_ending(job_status.state):
                 rented = self.backend.rented_now()
-                doing = f"{rented}; to end them now: imgnet-cluster down {self.name}" if rented else ""
+                doing = rented.describe(self.name) if rented else ""
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
             trouble = self.supervision.describe_trouble(self.backend, is_ending)
             left_out = state_result.LEFT_OUT if self.run_folder.is_history_cut else ""

@@ -157,7 +157,9 @@ def test_job_is_ending_until_its_machines_are_known_to_be_gone(
     def refuse(_: Any) -> list[str]:
         raise NoCredentials(REFUSED.error)
 
-    rented = RentedNow(machines=2, power_off_time=time.time() + 3600)
+    rented = RentedNow(machines=2, requested=1, power_off_time=time.time() + 3600)
+    parts = ("2 machines still run and are billed", "1 machine that was requested may run")
+    assert all(part in str(rented) for part in parts)
     monkeypatch.setattr(ToyBackend, "rented_now", lambda _: rented)
     monkeypatch.setattr(ToyCloud, "terminate_job", refuse)
     (job.path / JOURNAL_FILE).write_text("rent 0\n")
