@@ -10,7 +10,6 @@ cluster/state/membership.py. The trainers die with their agent, however it is ki
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import time
@@ -30,7 +29,7 @@ from cluster.state.states import AgentPhase, MachineState
 from train.distributed import network
 from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE
-from train.tools.filesystem import read_file
+from train.tools.filesystem import FULL_DISK_ERRORS, read_file
 from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
@@ -455,7 +454,7 @@ class Agent:
             try:
                 attempts.propose(self.shared, self.current.attempt, attempt)
             except OSError as error:  # the shared folder is full or away, perhaps only for a moment
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in FULL_DISK_ERRORS:
                     self.status = replace(self.status, doing="the shared folder is full: waiting")
                 elif now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
                     raise

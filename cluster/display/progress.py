@@ -4,8 +4,9 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cluster.errors import EXIT_UNFINISHED
+from cluster.errors import EXIT_UNFINISHED, ClusterError
 from cluster.jobs.job import Job
 from cluster.script.snapshot import newest_version
 from cluster.state.job_result import JobResult
@@ -15,12 +16,15 @@ from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
 from train.recipe.target import describe_outcome
 from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
-from train.tools.filesystem import open_regular
+from train.tools.filesystem import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
 
 from .next_commands import print_commands_after
 from .status import describe_image_usage, progress_parts, show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console, print_state
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 REFRESH_SECONDS = 0.3
 LOG_END_LINES = 10  # of a failed rank
@@ -48,7 +52,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
     )
     output = CommandOutput(job) if job.spec.own_command else None
     shown_epochs = 0
-    activity = ""
+    activity = trouble = ""
     # When training was first seen to run, and at which step: the remaining time is estimated from there.
     training_start: float | None = None
     first_step = 0
@@ -56,7 +60,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
     with bar:
         task = bar.add_task(job.name, total=None, right="")
         while True:
-            job.refresh()
+            trouble = _refresh(job, trouble, out)
             has_ended = job.has_ended
             status = job.status()
             epoch_rows = job.epochs()
@@ -94,6 +98,19 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
         return EXIT_UNFINISHED
     show_outcome(job)
     return STATE_EXIT_CODES[job.state]
+
+
+def _refresh(job: Job, shown_trouble: str, out: "Console") -> str:
+    """Refresh a job and return why it cannot be now: the disk is full. Print that unless it is shown already."""
+    try:
+        job.refresh()
+    except ClusterError as error:
+        if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_DISK_ERRORS):
+            raise
+        if str(error) != shown_trouble:
+            out.print(f"{time.strftime('%H:%M:%S')} {error}")
+        return str(error)
+    return ""
 
 
 class CommandOutput:

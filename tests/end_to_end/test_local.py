@@ -408,6 +408,22 @@ def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> 
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
+def test_full_runs_folder_is_waited_for(sandbox: Sandbox, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    sandbox.env["IMGNET_RUNS"] = str(small_disk)
+    launch = sandbox.start("launch", "--local", "--save-seconds", "0", sandbox.write_recipe(5, pace=SLOW))
+    job = Job(small_disk / "job-1")
+    sandbox.wait_for(job.run_folder.spec_path.exists)
+    sandbox.wait_for_step(job, 4)
+    filling = small_disk / "filling"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], capture_output=True)
+    sandbox.wait_for(lambda: "No space left on device" in sandbox.output())
+    filling.unlink()
+    sandbox.train_fast()
+    assert launch.wait(120) == 0, sandbox.output()
+    assert job.state == "done" and len(job.epochs()) == 5
+
+
 def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
     from cluster.jobs import submit
 

@@ -12,7 +12,7 @@ from train.recipe.files import RecipeError, import_folder, read_recipes, select_
 from train.recipe.schema import Recipe
 from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE
 from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint
-from train.tools.filesystem import one_line_error
+from train.tools.filesystem import FULL_DISK_ERRORS, one_line_error
 from train.tools.process import launch_ranks
 from train.tools.trainer_reports import Fault, TrainerState
 
@@ -95,6 +95,8 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
             OSError: Fault.FINAL,
         }
         fault = next((fault for kind, fault in faults.items() if isinstance(error, kind)), Fault.INPUT)
+        if isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS:
+            fault = Fault.OWN  # the next attempt begins when the shared folder has room for its file
         agent_channel.report_failure(message, fault)
         sys.stderr.flush()
         os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

@@ -23,6 +23,7 @@ MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 MAX_LINE_BYTES = 4_000_000  # of a file of lines, which may have any number of them
 # The errors of a path at which there is something else than a regular file of a size that can be read.
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 BLOCK_BYTES = 4096  # that are read at a time where only some lines of a file are needed
 CHUNK_BYTES = 1 << 18  # that are read at a time of a file of lines that is read as a whole
 HASHED_BYTES = 1 << 20  # that are hashed at a time

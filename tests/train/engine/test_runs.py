@@ -1,5 +1,6 @@
 """Whole runs of `python -m train` on one to three processes: killed, resumed, stopped; and their results."""
 
+import json
 import os
 import shutil
 import signal
@@ -240,3 +241,13 @@ def test_run_ranks_with_different_checkpoints_fail(runs: Any, alone: Path, tmp_p
     ]
     output = runs.end(out, *ranks, code=None)
     assert "the steps to resume from differ between the machines" in output and "Traceback" not in output
+
+
+def test_run_that_finds_its_disk_full_may_be_tried_again(runs: Any, small_disk: Path, tmp_path: Path) -> None:
+    """Other errors of files end a job: they would occur again."""
+    environment = {"IMGNET_WORK": str(tmp_path)}
+    output = runs.end(small_disk, runs.start(small_disk, environment=environment), code=1)
+    assert "No space left on device" in output and "Traceback" not in output
+    failure = json.loads((tmp_path / "failed-0.json").read_text())
+    assert failure["fault"] == "own" and "No space left on device" in failure["reason"]
+    runs.gone(small_disk)

@@ -9,7 +9,6 @@ per machine: a second process waits, and finds everything there. Imports no torc
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, FileEntry, Manifest, ManifestError
-from train.tools.filesystem import locked, one_line_error, write_atomic
+from train.tools.filesystem import FULL_DISK_ERRORS, locked, one_line_error, write_atomic
 from train.tools.process_log import Progress, no_progress
 
 from .sources import ByteCallback, Source, fetch_manifest
@@ -175,7 +174,7 @@ class SplitFetch:
                 )
             partial_path.replace(self.folder / name)
         except OSError as error:
-            make_room = "make room, and " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            make_room = "make room, and " if error.errno in FULL_DISK_ERRORS else ""
             raise FetchError(
                 f"{self.folder / name}: {one_line_error(error)}; {make_room}fetch again: complete files are kept"
             ) from error

@@ -4,7 +4,6 @@ Until the manifest is written, a .rows file beside each finished shard keeps wha
 kill -9 resumes after the last finished shard, provided that the images before it are still the same.
 """
 
-import errno
 import hashlib
 import importlib.metadata
 import os
@@ -34,7 +33,7 @@ from train.data.manifest import (
     PackingInfo,
     shard_name,
 )
-from train.tools.filesystem import read_with_checksum, to_json_bytes, with_checksum, write_atomic
+from train.tools.filesystem import FULL_DISK_ERRORS, read_with_checksum, to_json_bytes, with_checksum, write_atomic
 from train.tools.records import decode_json, encode
 
 from .source_images import SourceImages
@@ -302,5 +301,5 @@ class _OpenShard:
 
 
 def _with_shard_path(error: OSError, path: Path) -> OSError:
-    hint = "; finished shards stay: make room and run the command again" if error.errno == errno.ENOSPC else ""
+    hint = "; finished shards stay: make room and run the command again" if error.errno in FULL_DISK_ERRORS else ""
     return OSError(error.errno or 0, f"{error.strerror}{hint}", str(path))
