@@ -36,17 +36,18 @@ FILES_TIMEOUT_SECONDS = 60.0  # for a command that only touches small files
 STOP_POLL_SECONDS = 0.5  # between two looks for a stop request
 MIN_FREE_GB = 2.0
 SETUP_LOG = "setup.log"  # in a machine's work folder
-# $1: the log; $2: the session; the rest: the command that makes the session, unless it exists.
+# $1: the log; $2: the session; the rest: the command that makes the session, unless it exists. No other user of the
+# machine may enter a job's folders: it could hold their locks, and read the secrets of the attempts.
 OPEN_SESSION_SCRIPT = rf"""
 log=$1 session=$2
 shift 2
-mkdir -p "${{log%/*}}" && : >>"$log" || exit 1
+mkdir -p -m 700 "${{log%/*}}" && : >>"$log" || exit 1
 tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exit
 """
 JOB_FILES = ("job.json", "recipe.json", "launch")
 # $1: the job's folder; the rest: name and bytes of each file. Their contents are on stdin, in the same order.
 JOB_FILES_SCRIPT = r"""
-mkdir -p "$1" && cd "$1" && rm -f stop || exit
+mkdir -p -m 700 "$1" && cd "$1" && rm -f stop || exit
 shift
 set -C  # a file that somebody else places, such as a link, is not written through
 while [ $# -gt 0 ]; do
