@@ -310,9 +310,12 @@ class CloudAdministration(ABC):
 
     @abstractmethod
     def check_launch(
-        self, region: str | None, types: Sequence[str], machine_count: int, market: str
+        self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs of the cloud, and return the findings, good and bad."""
+        """Check everything that a launch needs of the cloud, and return the findings, good and bad.
+
+        `tag_texts` are as for `ensure_stack`.
+        """
 
     @abstractmethod
     def iam_policies(self, region: str | None = None, data: str | None = None) -> Mapping[str, object]:

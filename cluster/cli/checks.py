@@ -10,7 +10,7 @@ import click
 
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError
 
-from .cloud import fail_if_resources_remain, region_option
+from .cloud import fail_if_resources_remain, region_option, tag_option
 from .options import (
     FiniteFloatRange,
     GroupedCommand,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     help="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
 )
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
+@tag_option
 @region_option
 @cloud_option
 @grouped_option(
@@ -86,6 +87,7 @@ def check(
     machines: int | None,
     types: tuple[str, ...],
     on_demand: bool,
+    tags: tuple[str, ...],
     iam: bool,
     data: str | None,
     region: str | None,
@@ -102,7 +104,7 @@ def check(
     """
     if notify_targets:
         return _send_test_notifications(notify_targets)
-    typed = typed_options({"hosts": hosts, "types": types, "on_demand": on_demand, "region": region})
+    typed = typed_options({"hosts": hosts, "types": types, "on_demand": on_demand, "tags": tags, "region": region})
     is_about_aws = bool(typed.keys() - {"hosts"} or iam or backend)
     if "hosts" in typed and is_about_aws:
         raise BadInput("--ssh checks your own machines; leave out the options for AWS")
@@ -122,7 +124,7 @@ def check(
     checked_recipe = load_recipes(recipe)[0] if recipe else None
     types = types or (checked_recipe.types if checked_recipe else ())
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
-    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
+    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot", tags)
     if output == "json":
         print_json([encode(finding) for finding in findings])
     else:

@@ -39,6 +39,15 @@ region_option = grouped_option(
     config_name="regions",
     help="AWS region.  [default: from the AWS configuration]",
 )
+tag_option = grouped_option(
+    "AWS",
+    "--tag",
+    "tags",
+    metavar="KEY=VALUE",
+    multiple=True,
+    config_name="tags",
+    help="Tag of what is created. Can be given several times.",
+)
 
 
 def fail_if_resources_remain(descriptions: list[str]) -> None:
@@ -59,15 +68,7 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 @click.option(
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
-@grouped_option(
-    "AWS",
-    "--tag",
-    "tags",
-    metavar="KEY=VALUE",
-    multiple=True,
-    config_name="tags",
-    help="Tag of what is created. Can be given several times.",
-)
+@tag_option
 @region_option
 @cloud_option
 @dry_run_option

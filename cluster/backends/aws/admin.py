@@ -53,10 +53,7 @@ class AwsAdministration(CloudAdministration):
         self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str]
     ) -> str:
         """Create what is missing of a region's stack. `address` is a CIDR range, `tag_texts` are KEY=VALUE."""
-        try:
-            user_tags = tags.parse_user_tags(tag_texts)
-        except ValueError as error:
-            raise BadInput(f"--tag: {error}") from error
+        user_tags = _parse_tags(tag_texts)
         with cloud_errors_as_cluster_errors():
             own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
@@ -204,9 +201,10 @@ class AwsAdministration(CloudAdministration):
         ]
 
     def check_launch(
-        self, region: str | None, types: Sequence[str], machine_count: int, market: str
+        self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
         """Check everything that a launch needs of AWS."""
+        user_tags = _parse_tags(tag_texts)
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             try:
@@ -221,6 +219,7 @@ class AwsAdministration(CloudAdministration):
                 market=market,
                 stack_missing=missing_parts,
                 own_stack=own_stack,
+                user_tags=user_tags,
             )
         return [
             LaunchFinding(level=finding.level, what=finding.message, type_next=finding.next_command)
@@ -237,6 +236,13 @@ class AwsAdministration(CloudAdministration):
             with cloud_errors_as_cluster_errors():
                 policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
         return policies
+
+
+def _parse_tags(texts: Sequence[str]) -> dict[str, str]:
+    try:
+        return tags.parse_user_tags(texts)
+    except ValueError as error:
+        raise BadInput(f"--tag: {error}") from error
 
 
 def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:

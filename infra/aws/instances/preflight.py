@@ -50,12 +50,15 @@ def run_preflight(
     stack_missing: Sequence[str] = (),
     own_stack: Stack | None = None,
     ami: str | None = None,
+    user_tags: tags.Tags | None = None,
 ) -> list[Finding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
-    `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack.
+    `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack;
+    `user_tags` are tags of the user that the launch would set, as an organization may demand.
     """
+    user_tags = user_tags or {}
     findings = _check_identity(account)
     if findings[0].level == OK:
         instance_types, type_findings = _check_types(account, types)
@@ -64,9 +67,10 @@ def run_preflight(
         findings += type_findings + image_findings + quota_findings
         findings += _check_subnets(account, machines, stack_missing)
         if image and instance_types:
-            findings.append(_check_launch_permission(account, instance_types, market, image, own_stack))
+            findings.append(_check_launch_permission(account, instance_types, market, image, own_stack, user_tags))
         findings += [
-            _check_permission(action, dry_run) for action, dry_run in _dry_run_calls(account, bool(stack_missing))
+            _check_permission(action, dry_run)
+            for action, dry_run in _dry_run_calls(account, bool(stack_missing), user_tags)
         ]
     return findings + check_tools()
 
@@ -227,6 +231,7 @@ def _check_launch_permission(
     market: str,
     image: amis.Image,
     own_stack: Stack | None,
+    user_tags: tags.Tags,
 ) -> Finding:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
@@ -261,12 +266,15 @@ def _check_launch_permission(
         user_data="",
         host_key="",
         use_placement_group=False,  # it would have to exist
+        user_tags=user_tags,
     )
     parameters = build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
     return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **parameters))
 
 
-def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+def _dry_run_calls(
+    account: Account, creates_stack: bool, user_tags: tags.Tags
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
     ec2 = account.ec2
     group = {"GroupName": DRY_RUN_GROUP_NAME, "Strategy": "cluster"}
@@ -277,7 +285,7 @@ def _dry_run_calls(account: Account, creates_stack: bool) -> Iterator[tuple[str,
             ("CreateInternetGateway", ec2.create_internet_gateway, "internet-gateway", {}),
         ]
     for action, function, resource_type, params in calls:
-        specifications = tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
+        specifications = tags.tag_specifications([resource_type], {**user_tags, tags.STACK: tags.STACK_VALUE})
         yield action, partial(function, DryRun=True, TagSpecifications=specifications, **params)
 
 

@@ -105,13 +105,15 @@ def test_run_preflight_sends_changing_calls_as_dry_runs(
         client.meta.events.register(
             "provide-client-params.ec2.*", lambda params, model, **_: calls.append((model, params))
         )
-    findings = check(account, stack_missing=missing, own_stack=None if missing else own_stack)
+    user_tags = {"CostCenter": "42"}
+    findings = check(account, stack_missing=missing, own_stack=None if missing else own_stack, user_tags=user_tags)
     changing = {model.name: params for model, params in calls if not model.name.startswith("Describe")}
     assert changing.keys() == set(CHANGING_ACTIONS[1:] if missing else CHANGING_ACTIONS[:2])
     assert {f"ec2:{name} is permitted" for name in changing} <= set(messages_by_level(findings)[OK])
     for params in changing.values():
-        (tag_value,) = {tags.read_tags(specification)[tags.STACK] for specification in params["TagSpecifications"]}
-        assert params["DryRun"] is True and tag_value == tags.STACK_VALUE
+        tag_sets = [tags.read_tags(specification) for specification in params["TagSpecifications"]]
+        assert params["DryRun"] is True and tag_sets
+        assert all({**user_tags, tags.STACK: tags.STACK_VALUE}.items() <= tag_set.items() for tag_set in tag_sets)
     if missing:
         assert find_one(findings, "the first launch creates network, file system").level == OK
         launch = find_one(findings, "ec2:RunInstances cannot be tried before the stack is there")
