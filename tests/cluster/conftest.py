@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.command_server import can_fork, command_server
 from support.sandbox import Sandbox
+from support.small_disk import fill
 from support.specs import TINY, make_spec
 
 from cluster.state.run_folder import RunFolder
@@ -96,13 +97,6 @@ class HandMadeRun:
 def hand_made(sandbox: Sandbox) -> Callable[..., HandMadeRun]:
     """Make a run folder in this test's sandbox, with its commands and tmux server: hand_made("job-1", procs=2)."""
     return lambda name="job-1", **changes: HandMadeRun(sandbox.path / "runs" / name, **changes)
-
-
-def fill(disk: Path) -> None:
-    """Write to a disk until it is full."""
-    with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str | None], str]] = {
 
 
 class Shell:
-    """Runs commands in a sandbox's folder, in an environment and after a preparation, each on a terminal."""
+    """Runs commands in a sandbox's folder, each on a terminal of its own, after the shell lines of a preparation."""
 
     def __init__(self, folder: Path, environment: dict[str, str], preparation: str = "") -> None:
         self.folder, self.environment = folder, environment

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
+from support.small_disk import enlarge, fill
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
@@ -409,14 +410,13 @@ def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> 
 
 
 def test_full_runs_folder_is_waited_for(sandbox: Sandbox, small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    enlarge(small_disk, 100)
     sandbox.env["IMGNET_RUNS"] = str(small_disk)
     launch = sandbox.start("launch", "--local", "--save-seconds", "0", sandbox.write_recipe(5, pace=SLOW))
     job = Job(small_disk / "job-1")
     sandbox.wait_for(job.run_folder.spec_path.exists)
     sandbox.wait_for_step(job, 4)
-    filling = small_disk / "filling"
-    subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], capture_output=True)
+    filling = fill(small_disk)
     sandbox.wait_for(lambda: "No space left on device" in sandbox.output())
     filling.unlink()
     sandbox.train_fast()

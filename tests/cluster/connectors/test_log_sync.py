@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.small_disk import enlarge
 
 from cluster.connectors import untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
@@ -120,7 +121,7 @@ def test_pull_logs_full_disk_raises_then_continues(shared: Path, small_disk: Pat
         with pytest.raises(OSError, match="No space left"):
             pull_logs(shared, small_disk)
         assert content.startswith((small_disk / "logs/a").read_bytes())
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    enlarge(small_disk, 8)
     pull_logs(shared, small_disk)
     assert (small_disk / "logs/a").read_bytes() == content
 
@@ -164,7 +165,7 @@ def test_log_shipper_full_disk_raises_then_continues(work_folder: Path, small_di
         with pytest.raises(OSError, match="No space left"):
             shipper.ship_new_bytes()
         assert 0 < target.stat().st_size < 1_000_000 and content.startswith(target.read_bytes())
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    enlarge(small_disk, 8)
     shipper.ship_new_bytes()
     assert target.read_bytes() == content
 

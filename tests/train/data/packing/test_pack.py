@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
+from support.small_disk import enlarge
 
 from train.data.decode import decode_image
 from train.data.index.open import DataError, Index, check_same_images, load_index
@@ -270,7 +271,7 @@ def test_pack_set_on_full_disk_keeps_finished_shards(small_disk: Path, tmp_path:
     with pytest.raises(OSError, match="No space left on device"):
         pack_set(source, {None: small_disk / "full"})  # the disk fills up in the middle of one large shard
     assert not list(small_disk.rglob("*.tmp"))
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    enlarge(small_disk, 8)
     result = pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
     assert result.kept > 30 and result.kept + result.written == 402
     assert read_images(small_disk / "full") == read_images(source)
