@@ -236,7 +236,7 @@ class CloudAdministration(ABC):
 
     @abstractmethod
     def ensure_stack(
-        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str]
+        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str] = ()
     ) -> str:
         """Create what is missing of a region's stack, and return a line about the stack.
 
@@ -312,7 +312,7 @@ class CloudAdministration(ABC):
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs of the cloud, and return the findings, good and bad.
+        """Check everything that a launch needs from the cloud, and return the findings, good and bad.
 
         `tag_texts` are as for `ensure_stack`.
         """

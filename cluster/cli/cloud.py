@@ -46,7 +46,7 @@ tag_option = grouped_option(
     metavar="KEY=VALUE",
     multiple=True,
     config_name="tags",
-    help="Tag of what is created. Can be given several times.",
+    help="Tag of the AWS resources that a launch creates, as your organization may demand. Can be given several times.",
 )
 
 

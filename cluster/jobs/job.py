@@ -169,8 +169,9 @@ class Job:
 
     def _is_ending(self, state: JobState) -> bool:
         """Whether a job without a result only waits for the end of its rented machines. Then it has not stopped yet."""
-        is_over = state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
-        return self.backend.is_billed and is_over
+        if not self.backend.is_billed:
+            return False
+        return state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
@@ -294,7 +295,7 @@ class Job:
         except OSError as error:
             reason = error.strerror or error
             raise ClusterError(
-                f"{self.path}: {reason}; until then the files of the job cannot be copied here"
+                f"{self.path}: {reason}; the files of the job cannot be copied here until that is mended"
             ) from error
 
     def _advance(self) -> None:

@@ -11,7 +11,7 @@ from cluster.backends.base import Backend
 from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswer
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
-from cluster.state.supervisor_records import SupervisorTrouble
+from cluster.state.supervisor_records import SupervisorHeartbeat, SupervisorTrouble
 from train.tools.filesystem import locked
 from train.tools.process import command_line
 
@@ -91,19 +91,25 @@ class Supervision:
         signs = [path.stat().st_mtime for path in (self.path / START_MARKER, *other_signs) if path.exists()]
         return is_recent(max(signs, default=0.0))
 
-    @property
-    def _silent_seconds(self) -> float:
-        """For how long the process that holds the supervisor's lock has been alive without writing a heartbeat."""
+    def _heartbeat(self) -> SupervisorHeartbeat | None:
+        """Return the last heartbeat of the process that holds the supervisor's lock, None without one."""
         heartbeat = supervisor_records.read_heartbeat(self.path)
         is_holder = heartbeat is not None and heartbeat.pid == lock_holder(self.path / SUPERVISOR_LOCK)
-        return heartbeat.silent_seconds if heartbeat and is_holder else 0.0
+        return heartbeat if is_holder else None
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether the supervisor's process is alive, and has not written a heartbeat for long."""
+        heartbeat = self._heartbeat()
+        return heartbeat is not None and heartbeat.silent_seconds >= FROZEN_SECONDS
 
     def _describe_silence(self) -> str:
-        """Return that the supervisor does not answer, and what to type, "" when it does."""
-        if (silent_seconds := self._silent_seconds) < SILENCE_SECONDS:
+        """Return a warning that the supervisor does not answer, with what to type; "" if it answers."""
+        heartbeat = self._heartbeat()
+        if heartbeat is None or heartbeat.silent_seconds < SILENCE_SECONDS:
             return ""
-        pid = lock_holder(self.path / SUPERVISOR_LOCK)
-        since = time.strftime("%H:%M", time.localtime(time.time() - silent_seconds))
+        pid = heartbeat.pid
+        since = time.strftime("%H:%M", time.localtime(time.time() - heartbeat.silent_seconds))
         return (
             f"the supervisor (process {pid}) does not answer since {since}; lost machines are not replaced. If it was "
             f"suspended, type: kill -CONT {pid}. After {FROZEN_SECONDS / 60:.0f} minutes of silence this replaces it: "
@@ -111,7 +117,7 @@ class Supervision:
         )
 
     def _describe_clock(self) -> str:
-        """Return that the clock of this computer was set while the supervisor was at work, "" when it was not."""
+        """Return a warning that this computer's clock was set while the supervisor was at work; "" if it was not."""
         heartbeat = supervisor_records.read_heartbeat(self.path)
         if heartbeat is None or abs(heartbeat.clock_jump) < MAX_CLOCK_JUMP_SECONDS:
             return ""
@@ -167,7 +173,7 @@ class Supervision:
                 self.access_error = trouble.error
                 return
             lacked_access = trouble is not None and trouble.lacks_access
-            is_at_work = backend.is_supervised() and self._silent_seconds < FROZEN_SECONDS
+            is_at_work = backend.is_supervised() and not self._is_frozen
             if not lacked_access and (is_at_work or self._was_started_recently()):
                 self.access_error = ""
                 return
@@ -188,8 +194,8 @@ class Supervision:
                 backend.launch()
 
     def end_frozen(self, backend: Backend) -> None:
-        """Kill a supervisor that has been frozen for long. Its job on this computer then gets another one."""
-        if self._silent_seconds >= FROZEN_SECONDS:
+        """Kill the supervisor if it has been frozen for long. The backend starts another one if the job needs one."""
+        if self._is_frozen:
             with contextlib.suppress(JobBusy), job_lock(self.path):
                 self._end(backend)
 
@@ -207,8 +213,7 @@ class Supervision:
         The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
         of another computer.
         """
-        is_frozen = self._silent_seconds >= FROZEN_SECONDS
-        for signal_number in (signal.SIGKILL,) if is_frozen else (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGKILL,) if self._is_frozen else (signal.SIGTERM, signal.SIGKILL):
             pid = lock_holder(self.path / SUPERVISOR_LOCK)
             if pid is None or not command_line(pid).endswith(" ".join(backend.supervisor_argv()[-2:])):
                 break

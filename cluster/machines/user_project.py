@@ -251,7 +251,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _names_known_to_git(folder: Path) -> list[str]:
-    """Return the files below a folder that git tracks or would track, also those of repositories in this one.
+    """Return the files below a folder that git tracks or would track, including those of repositories inside it.
 
     Of a submodule, and of a clone inside the repository, git lists only the folder.
     """
@@ -264,7 +264,7 @@ def _names_known_to_git(folder: Path) -> list[str]:
 
 
 def _sizes_of(folder: Path, names: list[str]) -> dict[str, int]:
-    """Return the sizes of those names that are copied. git also lists deleted files."""
+    """Return the size of each file that is copied. Deleted files, which git lists too, are left out."""
     sizes = {name: _copied_size(folder, name) for name in names}
     return {name: size for name, size in sizes.items() if size is not None}
 

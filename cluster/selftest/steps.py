@@ -68,7 +68,7 @@ def check_account(session: SelftestSession) -> Iterator[Observation]:
     yield Observation(
         what="the stack can be created",
         is_right=True,
-        seen=session.cloud.ensure_stack(session.settings.region, None, None, ()),
+        seen=session.cloud.ensure_stack(session.settings.region, None, None),
     )
     session.has_stack = True
     missing_parts = session.cloud.missing_stack_parts(session.settings.region)

@@ -209,13 +209,13 @@ class AttemptHistory:
         """Read the files that are new since the last call, of thousands only the newest. Raises `DamagedRecord`."""
         if self._newest_number and self._version_of_newest() != self._newest_version:
             self._forget()
-        new_numbers: History[int] = History()
+        new_files: History[tuple[int, int]] = History()  # number and bytes
         number = self._newest_number + 1
         while (size := _attempt_bytes(self.shared, number)) is not None:
-            new_numbers.append(number, size)
+            new_files.append((number, size), size)
             number += 1
-        self._history.is_cut |= new_numbers.is_cut
-        for number in new_numbers.rows:
+        self._history.is_cut |= new_files.is_cut
+        for number, size in new_files.rows:
             if (attempt := _read_intact_attempt(self.shared, number)) is None:
                 break
             self._newest_number = attempt.number
@@ -223,7 +223,7 @@ class AttemptHistory:
             kept = replace(
                 attempt, members=tuple(map(sys.intern, attempt.members)), addresses=(), fault_counts={}, left_out=()
             )
-            self._history.append(kept, self._newest_version.size if self._newest_version else 0)
+            self._history.append(kept, size)
 
     def _version_of_newest(self) -> FileVersion | None:
         return file_version(attempt_path(self.shared, self._newest_number))

@@ -128,8 +128,9 @@ def _limited_json(result: JobResult) -> bytes:
     Machines wrote the rest too: if that is still too long, only the outcome is left.
     """
     content = to_json_bytes(encode(result))
-    while len(content) > MAX_RESULT_BYTES and (result.epochs or result.timeline):
+    if len(content) > MAX_RESULT_BYTES:
         logger.warning(LEFT_OUT)
+    while len(content) > MAX_RESULT_BYTES and (result.epochs or result.timeline):
         epochs, rows = result.epochs, result.timeline
         result = replace(result, epochs=epochs[(len(epochs) + 1) // 2 :], timeline=rows[(len(rows) + 1) // 2 :])
         content = to_json_bytes(encode(result))

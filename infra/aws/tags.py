@@ -53,7 +53,7 @@ def _parse_user_tag(text: str) -> tuple[str, str]:
 
 
 def parse_user_tags(texts: Sequence[str]) -> dict[str, str]:
-    """Return the tags of a user, each given as KEY=VALUE. Raises `ValueError`."""
+    """Parse a user's tags, each given as KEY=VALUE. Raises `ValueError` for those that AWS would refuse or we use."""
     user_tags: dict[str, str] = {}
     for key, value in map(_parse_user_tag, texts):
         if key.lower() in (other.lower() for other in user_tags):

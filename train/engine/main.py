@@ -92,11 +92,10 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
             HandoverFailed: Fault.PEER,
             MachineTrouble: Fault.OWN,
             UnreadableCheckpoint: Fault.CHECKPOINT,
-            OSError: Fault.FINAL,
+            # A full disk may have room again: the next attempt begins when its file can be written.
+            OSError: Fault.OWN if getattr(error, "errno", None) in FULL_DISK_ERRORS else Fault.FINAL,
         }
         fault = next((fault for kind, fault in faults.items() if isinstance(error, kind)), Fault.INPUT)
-        if isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS:
-            fault = Fault.OWN  # the next attempt begins when the shared folder has room for its file
         agent_channel.report_failure(message, fault)
         sys.stderr.flush()
         os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

@@ -22,8 +22,8 @@ ONNX_PACKAGES = ("onnx", "onnxscript")  # that torch.onnx needs
 @reserve_stdout()
 def export_network(options: ExportOptions) -> None:
     """Write the network and its classes, and print one message. Raises `TrainingError` and `OSError`."""
-    missing = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
-    if options.format is FileFormat.ONNX and missing:
+    needed = ONNX_PACKAGES if options.format is FileFormat.ONNX else ()
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         packages, words = " ".join(missing), " and ".join(missing)
         raise TrainingError(f"--format onnx needs {words}, not installed here; install: pip install {packages}")
     file = Path(options.file)

@@ -158,7 +158,7 @@ class SteadyClock:
             self.offset = max(self.offset, last_time - seconds_since_boot())
 
     def set_time(self, unix_time: float) -> None:
-        """Take over the time of another clock, which is known to be right."""
+        """Set this clock to a time that is known to be right."""
         self.offset = unix_time - seconds_since_boot()
 
     def jump(self) -> float:

@@ -50,9 +50,9 @@ class AwsAdministration(CloudAdministration):
         return {place.region for place in RentalSpec.from_json(spec.cloud).places}
 
     def ensure_stack(
-        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str]
+        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str] = ()
     ) -> str:
-        """Create what is missing of a region's stack. `address` is a CIDR range, `tag_texts` are KEY=VALUE."""
+        """Create the missing parts of a region's stack. `address` is a CIDR range; each tag has the form KEY=VALUE."""
         user_tags = _parse_tags(tag_texts)
         with cloud_errors_as_cluster_errors():
             own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)

@@ -35,7 +35,7 @@ from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 logger = logging.getLogger(__name__)
 
 FOLDER_INDEX_VERSION = 4
-MAX_FILE_BYTES = 1 << 30  # more than the largest image takes without compression
+MAX_IMAGE_BYTES = 1 << 30  # of a file: more than the largest image takes without compression
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
 
@@ -264,7 +264,7 @@ def read_image_file(path: Path) -> bytes:
         status = path.stat()
         if not S_ISREG(status.st_mode):
             raise BadImage("a folder inside a class folder" if S_ISDIR(status.st_mode) else "a pipe, socket or device")
-        if status.st_size > MAX_FILE_BYTES:
+        if status.st_size > MAX_IMAGE_BYTES:
             raise BadImage(f"{status.st_size / 1e9:.1f} GB are too many for an image")
         return path.read_bytes()
     except OSError as error:
