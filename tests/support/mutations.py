@@ -111,8 +111,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("BlurPool: shortcuts are left out", "train/models/blurpool.py",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS and max(child.kernel_size) > 1"),
-    ],
-    "test_blurpool.py::test_blur_adds_nothing_to_the_state_of_the_network": [
         ("BlurPool: the filter is in the state of the network", "train/models/blurpool.py",
          'self.register_buffer("kernel", kernel, persistent=False)', 'self.register_buffer("kernel", kernel)'),
     ],
@@ -139,7 +137,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0",
          "done = step / (self.steps - 1) if self.steps > 1 else 0.0"),
     ],
-    "test_momentum.py::test_trainer_follows_equation_9_through_lr_jumps": [
+    "test_gradient_mean.py::test_trainer_follows_equation_9_through_lr_jumps": [
         ("batch growth: the steps of the first phase", SCHEDULE,
          "math.ceil(self.images / (phase.batch * self.gpus))",
          "math.ceil(self.images / (self.recipe.phases[0].batch * self.gpus))"),
@@ -147,19 +145,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          '        group["lr"] = lr',
          '        group["momentum"] = group.get("momentum", 0.9) * (lr / group["lr"] if group["lr"] else 1.0)\n'
          '        group["lr"] = lr'),
-    ],
-    "test_momentum.py::test_lr_jumps_equal_the_corrected_form": [
-        ("momentum correction: the absorbed form without its factor", OPTIMIZER,
-         '        group["lr"] = lr',
-         '        for parameter in group["params"]:\n'
-         '            if group["lr"] and "momentum_buffer" in optimizer.state[parameter]:\n'
-         '                optimizer.state[parameter]["momentum_buffer"].mul_(group["lr"] / lr)\n'
-         '        group["lr"] = lr'),
-        ("momentum correction: LARS absorbs the learning rate", LARS,
-         "torch._foreach_add_(buffers, steps)\n",
-         'torch._foreach_mul_(steps, group["lr"])\n'
-         "        torch._foreach_add_(buffers, steps)\n"
-         '        group = {**group, "lr": 1.0}\n'),
     ],
     "test_gradient_mean.py::test_step_gradient_is_mean_over_all_images_of_the_global_batch": [
         ("remark 3: the mean of each worker's mean", TRAINER,
@@ -191,12 +176,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "start = step * epoch.scheduled_phase.global_batch",
          "start = step * epoch.scheduled_phase.global_batch - (step > 0)"),
     ],
-    "test_batchnorm.py::test_batchnorm_forward_pass_sees_one_workers_images": [
-        ("batch norm: two workers' images at once", SCHEDULE,
-         "count = math.ceil(image_count / max_chunk)", "count = math.ceil(image_count / max_chunk / 2)"),
-        ("batch norm: chunks depend on the number of processes", SAMPLER,
-         "[ids[part] for part in", "[np.roll(ids, self.world_size)[part] for part in"),
-    ],
     "test_batchnorm.py::test_norms_keep_their_own_momentum_and_eval_mode": [
         ("batch norm: one momentum for all norms", BATCHNORM,
          "if first is not None and all(momentum == first for momentum in self.trained_momenta):",
@@ -209,7 +188,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("batch norm: statistics of other norms summed", BATCHNORM,
          "buffer.clone()) / self.group.world_size", "buffer.clone())"),
     ],
-    "test_batchnorm.py::test_running_statistics_move_once_a_step_by_the_mean_over_all_chunks": [
+    "test_batchnorm.py::test_norm_sees_one_workers_images_and_its_statistics_move_once_a_step": [
+        ("batch norm: two workers' images at once", SCHEDULE,
+         "count = math.ceil(image_count / max_chunk)", "count = math.ceil(image_count / max_chunk / 2)"),
+        ("batch norm: chunks depend on the number of processes", SAMPLER,
+         "[ids[part] for part in", "[np.roll(ids, self.world_size)[part] for part in"),
         ("batch norm: statistics not summed over processes", TRAINER, "self.running_statistics.start_sum()", "pass"),
         ("batch norm: statistics of a step not averaged over its chunks", BATCHNORM,
          "self.chunk_sum / chunk_count", "self.chunk_sum"),
@@ -240,6 +223,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "bias_corrections(b2, states)", "[1.0 for state in states]"),
         ("LAMB: step as long as Adam's", LAMB,
          "norm_ratios(tensor_norms(weights), tensor_norms(steps))", "[1.0 for _ in steps]"),
+        ("momentum correction: the absorbed form without its factor", OPTIMIZER,
+         '        group["lr"] = lr',
+         '        for parameter in group["params"]:\n'
+         '            if group["lr"] and "momentum_buffer" in optimizer.state[parameter]:\n'
+         '                optimizer.state[parameter]["momentum_buffer"].mul_(group["lr"] / lr)\n'
+         '        group["lr"] = lr'),
+        ("momentum correction: LARS absorbs the learning rate", LARS,
+         "torch._foreach_add_(buffers, steps)\n",
+         'torch._foreach_mul_(steps, group["lr"])\n'
+         "        torch._foreach_add_(buffers, steps)\n"
+         '        group = {**group, "lr": 1.0}\n'),
         ("AdamW: decay in the gradient", OPTIMIZER, "torch.optim.AdamW(parts", "torch.optim.Adam(parts"),
     ],
     "test_optimizers.py::test_layerwise_zero_layer_moves_by_the_unscaled_step": [

@@ -55,13 +55,13 @@ def session_of(pid: str) -> int:
     return 0 if state == "Z" else int(fields[2])
 
 
-class ForkedTrainer:
-    """A trainer forked by tests/support/warm_start.py, with the part of `Popen`'s interface that the tests use."""
+class ForkedProcess:
+    """A `python -m MODULE` forked by tests/support/warm_start.py, with the part of Popen that tests use."""
 
-    def __init__(self, ask: Callable[..., Any], *order: Any) -> None:
-        self.ask = ask
+    def __init__(self, ask: Callable[..., Any], out_path: Path, err_path: Path, *order: Any) -> None:
+        self.ask, self.out_path, self.err_path = ask, out_path, err_path
         self.returncode: int | None = None
-        self.pid: int = ask(*order)
+        self.pid: int = ask("start", *order, str(out_path), str(err_path))
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -75,15 +75,6 @@ class ForkedTrainer:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
-
-
-class ForkedModule(ForkedTrainer):
-    """A `python -m MODULE` forked by tests/support/warm_start.py."""
-
-    def __init__(self, ask: Callable[..., Any], module: str, argv: list[str], *where: Any) -> None:
-        environment, folder, out = where
-        self.out_path, self.err_path = out.with_name(f"{out.name}.stdout"), out.with_name(f"{out.name}.stderr")
-        super().__init__(ask, "start_module", module, argv, environment, folder, str(self.out_path), str(self.err_path))
 
     def result(self) -> tuple[int, str, str]:
         """Wait for the end; return the exit code, what was printed, and the errors."""
@@ -135,35 +126,43 @@ class Runs:
 
     def start(
         self, out: Path, *options: str, recipe: Path | None = None, environment: dict[str, str] | None = None
-    ) -> ForkedTrainer:
+    ) -> ForkedProcess:
         """Fork a trainer."""
         argv = self.words(out, options, recipe)
-        process = ForkedTrainer(self.ask, "start", argv, environment or {}, str(self.folder), str(self.log(out)))
-        self.started.append((process, out))
-        return process
+        return self._fork(out, self.log(out), self.log(out), "train", argv, environment or {})
 
-    def start_module(self, module: str, *argv: object, environment: dict[str, str], out: Path) -> "ForkedModule":
+    def start_module(
+        self, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
+    ) -> ForkedProcess:
         """Fork `python -m MODULE`. Its stdout goes to <out>.stdout, its stderr to <out>.stderr."""
-        process = ForkedModule(self.ask, module, [*map(str, argv)], environment, str(self.folder), out)
+        streams = (out.with_name(f"{out.name}.{name}") for name in ("stdout", "stderr"))
+        return self._fork(out, *streams, module, [*map(str, argv)], environment or {})
+
+    def _fork(self, out: Path, out_path: Path, err_path: Path, *order: Any) -> ForkedProcess:
+        process = ForkedProcess(self.ask, out_path, err_path, *order, str(self.folder))
         self.started.append((process, out))
         return process
 
     def start_module_ranks(
         self, world: int, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
-    ) -> list["ForkedModule"]:
+    ) -> list[ForkedProcess]:
         """Fork `python -m MODULE` for each rank of a world. The output of rank 0 goes to <out>-0.stdout."""
-        environments = tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
-        processes = []
-        for rank, variables in enumerate(environments):
-            own_out = out.with_name(f"{out.name}-{rank}")
-            variables |= environment or {}
-            processes.append(self.start_module(module, *argv, environment=variables, out=own_out))
-        return processes
+        return [
+            self.start_module(
+                module, *argv, out=out.with_name(f"{out.name}-{rank}"), environment=variables | (environment or {})
+            )
+            for rank, variables in enumerate(self.ranks(world))
+        ]
 
-    def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
-        """Fork all ranks of one run, as the agent does."""
-        ranks = tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
-        return [self.start(out, *options, environment=variables, **start_arguments) for variables in ranks]
+    @staticmethod
+    def ranks(world: int) -> list[dict[str, str]]:
+        """Return the environment variables of each rank of a world on this machine."""
+        return tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
+
+    def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedProcess]:
+        """Fork all ranks of one run, as the agent does; a world of one without the variables of a rank."""
+        variables_by_rank = self.ranks(world) if world > 1 else [{}]
+        return [self.start(out, *options, environment=variables, **start_arguments) for variables in variables_by_rank]
 
     def start_afresh(
         self, out: Path, *options: str, launcher: tuple[str, ...] = ("train",)
@@ -211,13 +210,13 @@ class Runs:
 
     def run(self, out: Path, *options: str, code: int | None = 0, world: int = 1, **start_arguments: Any) -> str:
         """Fork a run of `world` ranks, wait for its end and return its output."""
-        return self.end(out, *self._start_world(world, out, *options, **start_arguments), code=code)
+        return self.end(out, *self.start_ranks(world, out, *options, **start_arguments), code=code)
 
     def kill_when(
         self, out: Path, ready: Callable[[], object], *options: str, world: int = 1, **start_arguments: Any
     ) -> None:
         """Start a run, and kill all its processes at the same moment with SIGKILL as soon as a condition holds."""
-        processes = self._start_world(world, out, *options, **start_arguments)
+        processes = self.start_ranks(world, out, *options, **start_arguments)
 
         def is_ready() -> object:
             exit_codes = [process.poll() for process in processes]
@@ -229,11 +228,6 @@ class Runs:
             process.send_signal(signal.SIGKILL)
         assert [process.wait() for process in processes] == [-signal.SIGKILL] * world
         self.gone(out)
-
-    def _start_world(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
-        if world > 1:
-            return self.start_ranks(world, out, *options, **start_arguments)
-        return [self.start(out, *options, **start_arguments)]
 
     def alive(self, out: Path) -> list[int]:
         """Return the living processes of a run: those that name its folder, and those of the sessions forked for it."""

@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 
 from train.engine.main import choose_recipe
-from train.engine.options import RunOptions, TrainOptions, parse_run_options
+from train.engine.options import TrainOptions, parse_run_options
 from train.tools.records import encode
 
 JOB_OPTIONS = TrainOptions(data="/images", workers=0, skip_bad=True, target="top5=93", scale=0.5, max_steps=7, gpus=8)
-
-
-def test_parse_run_options_without_options_has_the_defaults() -> None:
-    assert parse_run_options(["x.py", "--out", "o"]) == RunOptions(recipe="x.py", out=Path("o"))
 
 
 def test_precision_of_the_recipe_and_of_the_option(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from support.run_outputs import final_state, has_step, read_result
 from support.waiting import wait_for
 
 from train.metrics import thumbnails
-from train.recipe import Phase
+from train.recipe import Comm, Phase
 from train.tools import checkpoint_io, filesystem
-from train.tools import process as tools_process
 from train.tools.agent_protocol import checkpoint_folder
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
@@ -224,6 +223,7 @@ def test_run_validates_by_the_phases_policies(runs: Any, tiny: Any) -> None:
         assert all(row["val_images"] in (20, None) for row in summary["epochs"])
         assert summary["top1"] == summary["epochs"][-1]["top1"] and summary["epochs"][-1]["view"] == "rect"
         assert output.count(" -      -      -") == len(phases) + 4 - len(validated_epochs)
+        assert summary["target"]["reached"] == (target == 5.0) and not summary["target"]["stops"]
         assert_time_adds_up(summary)
 
 
@@ -233,14 +233,17 @@ def test_run_ranks_with_different_checkpoints_fail(runs: Any, alone: Path, tmp_p
     shutil.copytree(alone, out)
     ranks = [
         runs.start(out, "--gpus", "2", "--resume", resume, environment=environment)
-        for resume, environment in zip(
-            ("auto", "none"),
-            tools_process.rank_environments(2, 0, 2, "127.0.0.1", tools_process.free_port()),
-            strict=True,
-        )
+        for resume, environment in zip(("auto", "none"), runs.ranks(2), strict=True)
     ]
     output = runs.end(out, *ranks, code=None)
     assert "the steps to resume from differ between the machines" in output and "Traceback" not in output
+
+
+def test_run_with_a_communication_hook_ends_near_the_run_without(runs: Any, tiny: Any, pair: Path) -> None:
+    out = runs.folder / "fp16"
+    runs.run(out, "--gpus", "2", world=2, recipe=runs.recipe(tiny(name="fp16", comm=Comm(hook="fp16", overlap=False))))
+    losses, float32_losses = ([epoch["train_loss"] for epoch in read_result(run)["epochs"]] for run in (out, pair))
+    assert losses == pytest.approx(float32_losses, rel=0.02) and losses != float32_losses
 
 
 def test_run_that_finds_its_disk_full_may_be_tried_again(runs: Any, small_disk: Path, tmp_path: Path) -> None:

@@ -38,29 +38,25 @@ def forgetful(runs: Any, tiny: Any) -> Path:
     return out
 
 
-def test_run_leaves_its_last_weights_and_its_classes(forgetful: Path, tiny_data: Path) -> None:
-    trained = open_trained(forgetful / "network" / "model.safetensors")
-    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
-    assert checkpoint and open_trained(checkpoint).description == trained.description
-    expected = checkpoint_io.load_checkpoint(checkpoint)["model"]
-    assert trained.weights.keys() == expected.keys()
-    assert all(torch.equal(trained.weights[name], expected[name]) for name in expected)
-    classes = tuple(sorted(path.name for path in (tiny_data / "train").iterdir() if path.is_dir()))
-    description = read_record(forgetful / "network" / "classes.json", NetworkDescription)
-    assert description == trained.description and trained.description.classes == classes
-    last = epochs_of(forgetful)[-1]
-    assert (trained.description.epoch, trained.description.top1) == (3, last.top1)
-
-
-def test_run_leaves_the_weights_of_the_best_validation(forgetful: Path) -> None:
+def test_run_leaves_its_last_and_its_best_weights(forgetful: Path, tiny_data: Path) -> None:
     epochs = epochs_of(forgetful)
-    best = best_epoch(epochs)
-    assert best is not None and best is not epochs[-1], epochs
-    trained = open_trained(forgetful / "network" / "model-best.safetensors")
-    assert (trained.description.epoch, trained.description.top1) == (best.epoch, best.top1)
-    assert trained.description.step == sum(epoch.steps for epoch in epochs[: best.epoch])
-    last = open_trained(forgetful / "network" / "model.safetensors")
-    assert not torch.equal(trained.weights["fc.weight"], last.weights["fc.weight"])
+    best, last = best_epoch(epochs), epochs[-1]
+    assert best is not None and best is not last, epochs
+    last_network, best_network = (
+        open_trained(forgetful / "network" / f"{name}.safetensors") for name in ("model", "model-best")
+    )
+    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
+    assert checkpoint is not None
+    expected = checkpoint_io.load_checkpoint(checkpoint)["model"]
+    assert last_network.weights.keys() == expected.keys()
+    assert all(torch.equal(last_network.weights[name], expected[name]) for name in expected)
+    assert not torch.equal(best_network.weights["fc.weight"], expected["fc.weight"])
+    for description, epoch in ((last_network.description, last), (best_network.description, best)):
+        steps = sum(each.steps for each in epochs[: epoch.epoch])
+        assert (description.epoch, description.top1, description.step) == (epoch.epoch, epoch.top1, steps)
+        assert description.classes == tuple(sorted(path.name for path in (tiny_data / "train").glob("*/")))
+    classes_file = read_record(forgetful / "network" / "classes.json", NetworkDescription)
+    assert classes_file == last_network.description == open_trained(checkpoint).description
 
 
 def test_run_counts_the_last_validation_by_class(forgetful: Path) -> None:

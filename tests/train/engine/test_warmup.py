@@ -14,7 +14,7 @@ from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.engine import warmup
-from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, allow_kernel_search, normalization_of
+from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
 from train.models import registry
 from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
@@ -54,30 +54,6 @@ def test_normalize_in_one_pass_equals_three_operations(dtype: torch.dtype, toler
     normalized = preprocessor.normalize_in_one_pass(pixels.permute(0, 3, 1, 2))
     assert normalized.dtype == dtype and normalized.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(normalized.float(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_batches_are_copied_by_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams are mocked: the step waits for the copy, and both tensors are kept until the step is done."""
-    events: list[Any] = []
-
-    @contextlib.contextmanager
-    def stream(which: Any) -> Any:
-        events.append("copies begin")
-        yield
-        events.append("copies end")
-
-    compute = SimpleNamespace(wait_stream=lambda other: events.append(("waits for", other)))
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: compute)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, which: events.append((self.dtype, which)))
-    preprocessor = BatchPreprocessor(CPU)
-    preprocessor.copy_stream = copy_stream = SimpleNamespace()  # type: ignore[assignment]
-    labels = np.arange(2)
-    batch = Batch(torch.zeros(2, 5, 4, 3, dtype=torch.uint8), labels, BatchRequest("train", None, labels, (5, 4)))
-    images, _ = preprocessor.prepare(batch)
-    kept = [(torch.uint8, compute), (torch.int64, compute)]
-    assert events == ["copies begin", "copies end", ("waits for", copy_stream), *kept]
-    assert images.shape == (2, 3, 5, 4)
 
 
 def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(model: Any) -> None:
@@ -186,23 +162,20 @@ def test_batch_shapes_rect_train_are_those_that_occur(tiny: Any) -> None:
     assert requested_shapes == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
 
 
-def test_prepare_searches_kernels_for_warmed_shapes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_prepare_searches_kernels_for_warmed_shapes_only_and_never_in_an_exact_run(
+    is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which kernels are fastest differs from process to process, and their sums differ in the last bits."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", is_exact)
     preprocessor = BatchPreprocessor(CPU)
     preprocessor.warmed_shapes = {(2, 8, 8)}
-    for number, is_searched in ((2, True), (1, False), (2, True)):
+    for number in (2, 1, 2):
         request = BatchRequest("val", None, np.arange(number), (8, 8))
         batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
         preprocessor.prepare(batch)
-        assert torch.backends.cudnn.benchmark is is_searched
-
-
-def test_exact_run_on_gpus_searches_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which kernels are fastest differs from process to process, and their sums differ in the last bits."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    allow_kernel_search(True)
-    assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark == (number == 2 and not is_exact)
 
 
 def test_warm_up_says_what_to_change_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

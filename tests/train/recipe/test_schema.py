@@ -49,74 +49,59 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("field", "wrong_values"), [
-    ("size", [15, 0, -64, 64.0, "64", None, True, (160,), (160, 192, 224), (192, 160), (160, 160), (150, 192), (0, 32),
+@pytest.mark.parametrize(("make", "where", "field", "wrong_values"), [
+    (make_phase, "phase 2-5, ", "size", [15, 0, -64, 64.0, "64", None, True, (160,), (160, 192, 224), (192, 160), (160, 160), (150, 192), (0, 32),
               (160, 200), (-32, 32), (160.0, 192), ("160", 192), (True, 32), (160, None), ()]),
-    ("epochs", [(3, 3), (4, 3), (-1, 2), (0.0, 2), (0, 2.0), ("0", 2), (0, None), (True, 2), (1,), (1, 2, 3), 3, None]),
-    ("batch", [0, -1, 16.0, "16", None, True]),
-    ("copy", [31, 0, -160, 160.0, "160", True]),
-    ("lr", NOT_NUMBERS + NOT_PAIRS),
-    ("shape", ["linea", "", None, 3, ["linear"]]),
-    ("min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
-    ("rect_val", [1, 0, None, "yes"]),
-    ("augment", [1, 0, None, "no"]),
-    ("frozen", ["classifier", 1]),
-    ("validate", ["often", None]),
-])  # fmt: skip
-def test_phase_wrong_value_names_row_and_field(field: str, wrong_values: list[Any]) -> None:
-    for wrong in wrong_values:
-        message = error_of(make_phase, **{field: wrong})
-        where = "phase " if field == "epochs" else "phase 2-5"
-        assert message.startswith(where) and f", {field}" in message, (wrong, message)
-
-
-@pytest.mark.parametrize(("make", "field", "wrong_values"), [
-    (make_model, "name", ["resnet", "ResNet18", "", None, 18]),
-    (make_model, "blurpool", [1]),
-    (make_model, "compile", [1]),
-    (Optim, "ema", [0, 1, -0.5, 2, "0.9", True]),
-    (make_model, "zero_gamma", [1, None]),
-    (make_model, "fc_std", [wrong for wrong in NOT_NUMBERS if wrong is not None]),  # None is allowed
-    (make_model, "weights", ["", 3]),
-    (Optim, "momentum", [*NOT_NUMBERS, 1.1]),
-    (Optim, "weight_decay", NOT_NUMBERS),
-    (Optim, "label_smoothing", [*NOT_NUMBERS, 1.1]),
-    (Optim, "nesterov", [1, None]),
-    (Optim, "norm_decay", [0, None]),
-    (Optim, "betas", [0.9, (0.9,), (0.9, 1.1), (1.0, 0.99), (0.9, 1), (-0.1, 0.9), None]),
-    (Optim, "trust", [*NOT_NUMBERS, 0, 0.0]),
-    (Optim, "eps", [*NOT_NUMBERS, 0, 0.0]),
-    (Optim, "lars_form", ["Google", "", None]),
-    (Optim, "bias_decay", ["no", None]),
-    (make_data, "name", ["", None, 3]),
-    (make_data, "root", ["", None, 3]),
-    (make_data, "train", [0, -1, 1.5, "10", None, True]),
-    (make_data, "val", [0, -1, 1.5, "10", None, True]),
-    (make_data, "val_fraction", [-0.1, 0.95, 1, NAN, "0.1", True]),
-])  # fmt: skip
-def test_component_wrong_value_names_the_field(make: Any, field: str, wrong_values: list[Any]) -> None:
-    kind = {make_model: "model", make_data: "data"}.get(make, "optim")
-    for wrong in wrong_values:
-        assert error_of(make, **{field: wrong}).startswith(f"{kind}, {field}: "), wrong
-
-
-@pytest.mark.parametrize(("field", "wrong_values"), [
-    ("name", ["", "a/b", "a\\b", "a\nb", "a\0b", None, 3]),
-    ("data", [None, "imagenet", {"name": "x"}]),
-    ("model", [None, "resnet50"]),
-    ("optim", [None, 0.1]),
-    ("machines", [0, -1, 1.0, "1", True]),
-    ("gpus", [0, -1, 8.0, "8", True]),
-    ("seed", [-1, 0.5, "0", None, True, 2**63]),
-    ("target", [-1.0, 100.5, float("nan"), "93", True]),
-    ("phases", [(), None, 3, make_phase(epochs=(0, 1))]),
-    ("types", ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
+    (make_phase, "phase ", "epochs", [(3, 3), (4, 3), (-1, 2), (0.0, 2), (0, 2.0), ("0", 2), (0, None), (True, 2), (1,), (1, 2, 3), 3, None]),
+    (make_phase, "phase 2-5, ", "batch", [0, -1, 16.0, "16", None, True]),
+    (make_phase, "phase 2-5, ", "copy", [31, 0, -160, 160.0, "160", True]),
+    (make_phase, "phase 2-5, ", "lr", NOT_NUMBERS + NOT_PAIRS),
+    (make_phase, "phase 2-5, ", "shape", ["linea", "", None, 3, ["linear"]]),
+    (make_phase, "phase 2-5, ", "min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
+    (make_phase, "phase 2-5, ", "rect_val", [1, 0, None, "yes"]),
+    (make_phase, "phase 2-5, ", "augment", [1, 0, None, "no"]),
+    (make_phase, "phase 2-5, ", "frozen", ["classifier", 1]),
+    (make_phase, "phase 2-5, ", "validate", ["often", None]),
+    (make_model, "model, ", "name", ["resnet", "ResNet18", "", None, 18]),
+    (make_model, "model, ", "blurpool", [1]),
+    (make_model, "model, ", "compile", [1]),
+    (Optim, "optim, ", "ema", [0, 1, -0.5, 2, "0.9", True]),
+    (make_model, "model, ", "zero_gamma", [1, None]),
+    (make_model, "model, ", "fc_std", [wrong for wrong in NOT_NUMBERS if wrong is not None]),  # None is allowed
+    (make_model, "model, ", "weights", ["", 3]),
+    (Optim, "optim, ", "momentum", [*NOT_NUMBERS, 1.1]),
+    (Optim, "optim, ", "weight_decay", NOT_NUMBERS),
+    (Optim, "optim, ", "label_smoothing", [*NOT_NUMBERS, 1.1]),
+    (Optim, "optim, ", "nesterov", [1, None]),
+    (Optim, "optim, ", "norm_decay", [0, None]),
+    (Optim, "optim, ", "betas", [0.9, (0.9,), (0.9, 1.1), (1.0, 0.99), (0.9, 1), (-0.1, 0.9), None]),
+    (Optim, "optim, ", "trust", [*NOT_NUMBERS, 0, 0.0]),
+    (Optim, "optim, ", "eps", [*NOT_NUMBERS, 0, 0.0]),
+    (Optim, "optim, ", "lars_form", ["Google", "", None]),
+    (Optim, "optim, ", "bias_decay", ["no", None]),
+    (make_data, "data, ", "name", ["", None, 3]),
+    (make_data, "data, ", "root", ["", None, 3]),
+    (make_data, "data, ", "train", [0, -1, 1.5, "10", None, True]),
+    (make_data, "data, ", "val", [0, -1, 1.5, "10", None, True]),
+    (make_data, "data, ", "val_fraction", [-0.1, 0.95, 1, NAN, "0.1", True]),
+    (make_recipe, "recipe ", "name", ["", "a/b", "a\\b", "a\nb", "a\0b", None, 3]),
+    (make_recipe, "recipe ", "data", [None, "imagenet", {"name": "x"}]),
+    (make_recipe, "recipe ", "model", [None, "resnet50"]),
+    (make_recipe, "recipe ", "optim", [None, 0.1]),
+    (make_recipe, "recipe ", "machines", [0, -1, 1.0, "1", True]),
+    (make_recipe, "recipe ", "gpus", [0, -1, 8.0, "8", True]),
+    (make_recipe, "recipe ", "seed", [-1, 0.5, "0", None, True, 2**63]),
+    (make_recipe, "recipe ", "target", [-1.0, 100.5, float("nan"), "93", True]),
+    (make_recipe, "recipe ", "phases", [(), None, 3, make_phase(epochs=(0, 1))]),
+    (make_recipe, "recipe ", "types", ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
                ["p4d.", ".24xlarge"], ["p4d.24xlarge\n"], ["g5.xlarge", "p4d.24xlarge", "g5.xlarge"]]),
 ])  # fmt: skip
-def test_recipe_wrong_value_names_recipe_and_field(field: str, wrong_values: list[Any]) -> None:
+def test_wrong_value_is_an_error_of_one_line_that_names_its_place(
+    make: Any, where: str, field: str, wrong_values: list[Any]
+) -> None:
     for wrong in wrong_values:
-        message = error_of(make_recipe, **{field: wrong})
-        assert message.startswith("recipe ") and f", {field}: " in message, (wrong, message)
+        message = error_of(make, **{field: wrong})
+        assert message.startswith(where) and f", {field}" in message, (wrong, message)
 
 
 @pytest.mark.parametrize(("pairs", "row", "kind"), [

@@ -90,13 +90,6 @@ def test_run_ends_and_saves_after_the_validation_at_the_target(runs: Any, easy_r
     assert not runs.alive(reached_run)
 
 
-def test_run_with_a_recipe_target_does_not_end_there(runs: Any, easy_recipe: Recipe, tmp_path: Path) -> None:
-    out, own_recipe = tmp_path / "own", replace(easy_recipe, name="own", target=5.0)
-    runs.run(out, "--gpus", "2", "--procs", "1", "--max-steps", "5", recipe=runs.recipe(own_recipe))
-    result = read_result(out)
-    assert len(result["epochs"]) == 2 and (result["target"]["reached"], result["target"]["stops"]) == (True, False)
-
-
 def test_seconds_of_run_is_none_when_the_clock_went_back_since_an_earlier_epoch() -> None:
     """Between two machines, or two boots of one: no time, rather than a wrong one."""
     history = [make_epoch(epoch=1, clock=50.0), make_epoch(epoch=2, clock=None)]

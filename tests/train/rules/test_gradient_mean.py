@@ -1,7 +1,8 @@
-"""Rules of the gradient of a step.
+"""Rules of the gradient of a step, and of momentum when the learning rate changes.
 
-It is the mean over all kn images, however they are split (Goyal et al. 2017, remark 3), and scaling the learning rate
-does not scale the loss (remark 1). The trainer is compared with numpy, in float64, in one, two and three processes.
+The gradient is the mean over all kn images, however they are split (Goyal et al. 2017, remark 3); scaling the learning
+rate does not scale the loss (remark 1). Momentum is that of equation 9, u <- m u + g, w <- w - lr u, which needs no
+correction when the rate changes (remark 2). The trainer is compared with numpy in float64, in one to three processes.
 """
 
 from pathlib import Path
@@ -24,25 +25,35 @@ from support.trainer_in_process import (
 )
 
 from train.distributed.process_group import ProcessGroup
+from train.recipe import Recipe
+from train.recipe.schedule import Schedule
 
 MOMENTUM, DECAY, LR = 0.9, 0.02, 0.05
 
 
-def numpy_parameters(dataset: RandomImages, batch: int, epochs: int = 1, rate: float = LR) -> list[Array]:
-    """Return the parameters after some epochs of SGD in numpy: one process, whole batches, no chunks.
+def numpy_parameters(dataset: RandomImages, recipe: Recipe) -> list[Array]:
+    """Return the parameters after a run of SGD in numpy: one process, whole batches, no chunks.
 
-    w <- w - lr u, with u <- m u + mean gradient over the step's images + decay w.
+    u <- m u + mean gradient over the step's images + decay w, w <- w - lr u; with Nesterov w - lr (g + m u).
     """
+    schedule, m = Schedule(recipe, dataset.train, recipe.nominal_gpus), recipe.optim.momentum
     w = parameter_values(linear_classifier())
     u = [np.zeros_like(slope) for slope in w]
-    for epoch in range(epochs):
-        shuffle = epoch_permutation(0, epoch, dataset.train)
-        for begin in range(0, dataset.train, batch):
-            ids = shuffle[begin : begin + batch]
+    for epoch in schedule.epochs:
+        batch, shuffle = epoch.scheduled_phase.global_batch, epoch_permutation(0, epoch.number, dataset.train)
+        for step in range(epoch.steps):
+            ids = shuffle[step * batch : (step + 1) * batch]
             g = cross_entropy_gradient(w, dataset.inputs(ids), dataset.labels[ids])
-            u = [MOMENTUM * velocity + slope + DECAY * weight for velocity, slope, weight in zip(u, g, w, strict=True)]
-            w = [weight - rate * velocity for weight, velocity in zip(w, u, strict=True)]
+            g = [slope + recipe.optim.weight_decay * weight for slope, weight in zip(g, w, strict=True)]
+            u = [m * velocity + slope for velocity, slope in zip(u, g, strict=True)]
+            updates = [slope + m * v for slope, v in zip(g, u, strict=True)] if recipe.optim.nesterov else u
+            w = [weight - epoch.lr_at(step) * update for weight, update in zip(w, updates, strict=True)]
     return w
+
+
+def assert_close(actual: list[Array], expected: list[Array]) -> None:
+    for values, reference in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(values, reference, rtol=1e-10, atol=1e-13)
 
 
 CASES = [  # GPUs, images of each, images of the set
@@ -60,8 +71,8 @@ def test_step_gradient_is_mean_over_all_images_of_the_global_batch(
 ) -> None:
     """g = 1/(kn) sum over k workers and n images (remark 3), not the mean of the workers' means."""
     dataset = RandomImages(images)
-    expected = numpy_parameters(dataset, gpus * n)
     recipe = make_recipe(make_phase((0, 1), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
+    expected = numpy_parameters(dataset, recipe)
 
     def work(group: ProcessGroup) -> list[Array]:
         trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier(), group)
@@ -69,8 +80,23 @@ def test_step_gradient_is_mean_over_all_images_of_the_global_batch(
         return parameter_values(net)
 
     for parameters in in_group(world, work):
-        for actual, reference in zip(parameters, expected, strict=True):
-            np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
+        assert_close(parameters, expected)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_trainer_follows_equation_9_through_lr_jumps(nesterov: bool, tmp_path: Path) -> None:
+    """Remark 2, over phases of other batches whose learning rates jump up by 20 and down by 30."""
+    dataset = RandomImages(60)
+    phases = [
+        make_phase((0, 1), 12, (0.001, 0.01)),
+        make_phase((1, 2), 12, 0.02),
+        make_phase((2, 3), 20, (0.2, 0.1)),
+        make_phase((3, 4), 12, 0.003),
+    ]
+    recipe = make_recipe(*phases, momentum=MOMENTUM, nesterov=nesterov, weight_decay=DECAY)
+    trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
+    assert len(list(run_steps(trainer, dataset))) == 5 + 5 + 3 + 5
+    assert_close(parameter_values(net), numpy_parameters(dataset, recipe))
 
 
 def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(tmp_path: Path) -> None:
@@ -95,5 +121,4 @@ def test_loss_scale_does_not_change_the_update(tmp_path: Path) -> None:
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     list(run_steps(trainer, dataset))
     assert trainer.scaler.get_scale() == 1024
-    for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 8), strict=True):
-        np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
+    assert_close(parameter_values(net), numpy_parameters(dataset, recipe))
