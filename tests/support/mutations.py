@@ -240,10 +240,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("LARS and LAMB: a layer of zeros stays zero", LAYERWISE,
          "torch.ones_like(numerator)", "torch.zeros_like(numerator)"),
     ],
-    "test_optimizers.py::test_layerwise_ratios_are_computed_in_float32": [
-        ("LARS and LAMB: ratios in half precision", LAYERWISE,
-         "return tensor.float() if tensor.dtype in HALF_DTYPES else tensor", "return tensor"),
-    ],
     "test_optimizers.py::test_layerwise_step_left_out_for_the_loss_scale_leaves_no_trace": [
         ("LARS and LAMB: a step that is left out moves the momentum", LAYERWISE,
          "            changing += state_tensors(name, weights, states)\n",

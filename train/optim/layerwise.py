@@ -1,12 +1,11 @@
 """Base class of LARS and LAMB: optimizers that scale the step of each layer by its own norms.
 
-All arithmetic is in float32 at least, also for half-precision parameters (Jia et al. 2018, section 3.1: a layer's ratio
-leaves the range of float16). The state is kept in float32; half-precision parameters are rounded when they are written
-back. No operation makes the host wait for the device, and each operation goes over all tensors of a group at once.
+Weights and gradients are float32 in any precision of a run: in float16 the ratio of a layer would leave the range (Jia
+et al. 2018, section 3.1). No operation makes the host wait for the device, and each goes over all tensors of a group
+at once.
 """
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ import torch
 # A group of parameters with its settings, the state of a parameter, or a whole state dict.
 ParamDict = dict[str, Any]  # Any: so torch.optim defines them
 TensorSequence = list[torch.Tensor] | tuple[torch.Tensor, ...]
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
@@ -45,16 +43,12 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
                 continue
-            weights = [to_float32(parameter) for parameter in parameters]
-            gradients = [to_float32(parameter.grad) for parameter in parameters]
+            gradients = [parameter.grad for parameter in parameters]
             states = [self.state[parameter] for parameter in parameters]
             if hasattr(self, "found_inf"):
-                self._update_unless_infinite(group, weights, gradients, states)
+                self._update_unless_infinite(group, parameters, gradients, states)
             else:
-                self.update_weights(group, weights, gradients, states)
-            for parameter, weight in zip(parameters, weights, strict=True):
-                if parameter.dtype in HALF_DTYPES:
-                    parameter.copy_(weight)
+                self.update_weights(group, parameters, gradients, states)
 
     def _update_unless_infinite(
         self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
@@ -78,21 +72,6 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         torch._foreach_mul_(changing, ~is_infinite)
         torch._foreach_add_(changing, old_values)
         torch._foreach_add_([state["skipped"] for state in states], len(states) * [is_infinite.float()])
-
-    def load_state_dict(self, state_dict: ParamDict) -> None:
-        """Restore a state bit for bit: torch would round it to the type of a half-precision parameter."""
-        super().load_state_dict(state_dict)
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if parameter.dtype in HALF_DTYPES and isinstance(value, torch.Tensor):
-                    self.state[parameter][name] = value.to(parameter.device, torch.float32, copy=True)
-
-
-def to_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a half-precision tensor as float32, any other tensor itself."""
-    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
 def state_tensors(name: str, weights: TensorSequence, states: list[ParamDict]) -> list[torch.Tensor]:

@@ -201,21 +201,6 @@ def test_connections_that_a_process_opens_after_the_request_to_abort_end_too(wor
     own._leave()
 
 
-def test_a_watch_of_an_attempt_that_was_left_does_not_end_the_next_one(work: Path) -> None:
-    own = Handover(AgentChannel())
-    own.begin_attempt()
-    first_attempt = own.has_left
-    own._leave()
-    own.channel.may_keep_state = False  # so that nobody watches the next attempt
-    own.begin_attempt()
-    (work / "abort").touch()
-    watch = threading.Thread(target=own._watch, args=(first_attempt,), daemon=True)
-    watch.start()
-    watch.join(20)
-    assert not watch.is_alive() and not own.was_aborted
-    own._leave()
-
-
 def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another() -> None:
     """The head waits in the store that it holds itself, until its agent asks it to abort."""
     ports = [free_port(), free_port()]

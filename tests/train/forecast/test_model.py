@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 
-from infra.aws.market.instance_types import BUILTIN_TYPES
-from recipes.cifar10 import recipe as cifar10
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import DEFAULT_CONSTANTS, MODEL_COSTS, TERMS, Constants, Forecast, forecast
 from train.forecast.hardware import (
-    DEVICES,
     NetworkSpec,
     fetch_bytes,
 )
-from train.recipe import IMAGENET, MODELS, Comm, Data, Model, Phase, Recipe
+from train.recipe import IMAGENET, Comm, Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
 
 IMAGES = IMAGENET.train
@@ -75,27 +72,6 @@ def test_all_reduce_seconds_of_bytes_hops_and_bus(
     assert step_seconds(result, "all-reduce") == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "share"), [("V100", 367 / 1200), ("A100", 938 / 2470), ("H100", 938 / 2470), ("P100", 1.0)]
-)
-def test_float32_is_slower_by_what_its_source_measured(gpu: str, share: float) -> None:
-    half, single = (
-        forecast_of(one_phase(128, 64, precision=precision), gpu=gpu).terms["compute"] for precision in ("fp16", "fp32")
-    )
-    assert half / single == pytest.approx(share, rel=2e-3)
-
-
-def test_compute_on_fewer_gpus_accumulates() -> None:
-    schedule, constants = one_phase(224, 64, gpus=16), replace(BARE, optimizer_seconds=1.0)
-    all_gpus, half, six_gpus = (
-        forecast_of(schedule, gpus=gpus, machines=machines, constants=constants).terms
-        for machines, gpus in ((2, 8), (1, 8), (1, 6))
-    )
-    assert half["compute"] == pytest.approx(2 * all_gpus["compute"])
-    assert half["optimizer"] == all_gpus["optimizer"]
-    assert six_gpus["compute"] == pytest.approx(3 * all_gpus["compute"])  # 16 chunks on 6 GPUs are 3 batches each
-
-
 # --- the loader, validation, fixed costs, the start ------------------------------------------------------------------
 
 
@@ -114,37 +90,6 @@ def test_step_waits_only_for_a_loader_slower_than_the_gpus() -> None:
         waiting = terms(machines, (160, 128, 640.0))
         working = waiting["compute"] + waiting["all-reduce"]
         assert working + waiting["loader"] == pytest.approx(81920 / 640 / machines)
-
-
-def test_validation_seconds_of_all_views_or_their_loading() -> None:
-    schedule = one_phase(224, 64, images=64 * 80, val=50_000, rect_val=True, epochs=(0, 2))
-    terms = forecast_of(schedule, gpu="A100").terms
-    assert terms["validation"] == pytest.approx(2 * 50_000 * 2.33 / 3 / 2400 / 8)
-    slow_loader = replace(BARE, loader_speeds=((0, 224, 1000.0),))
-    assert forecast_of(schedule, constants=slow_loader).terms["validation"] == pytest.approx(2 * 50_000 * 2 / 1000)
-    assert forecast_of(schedule, gpu="A100", val_images=500).terms["validation"] == pytest.approx(
-        terms["validation"] / 100
-    )
-
-
-@pytest.mark.parametrize(("validate", "validations"), [("each", 4), ("last", 1), ("never", 1), ("near", 3)])
-def test_validation_seconds_follow_the_validation_policy(validate: str, validations: int) -> None:
-    """The last epoch is always validated. With "near", all but the first count: how near they are is not known yet."""
-    result = forecast_of(one_phase(224, 64, images=640, val=800, epochs=(0, 4), validate=validate))
-    assert result.terms["validation"] == pytest.approx(validations * 100 / 3 / 1000)
-
-
-def test_fixed_seconds_include_the_switch_to_a_new_shape() -> None:
-    shapes: list[tuple[tuple[int, int], Any, int]] = [
-        ((0, 2), 128, 64), ((2, 3), 128, 64), ((3, 4), 128, 128), ((4, 6), 224, 128), ((6, 8), (160, 192), 128)
-    ]  # fmt: skip
-    phases = [Phase(epochs=epochs, size=size, batch=batch, lr=0.1) for epochs, size, batch in shapes]
-    schedule = Schedule(replace(resnet50, tables={}, phases=phases), IMAGES, 8)
-    result = forecast_of(schedule, constants=replace(BARE, epoch_seconds=1.0, switch_seconds=10.0))
-    assert [phase.terms["fixed"] for phase in result.phases] == [12, 1, 11, 12, 11, 11]
-    growing = result.phases[-2:]  # each size of a phase has its row
-    assert [(phase.start, phase.end, phase.size) for phase in growing] == [(6, 7, 160), (7, 8, 192)]
-    assert growing[1].terms["compute"] / growing[0].terms["compute"] == pytest.approx((192 / 160) ** 2)
 
 
 def test_start_is_boot_setup_fetch_and_trainers() -> None:
@@ -192,21 +137,3 @@ def test_forecast_of_unknown_cards_and_models_is_none(monkeypatch: pytest.Monkey
     assert measured.terms["compute"] == pytest.approx(forecast_of(schedule, gpu="H100").terms["compute"] / 2)
     monkeypatch.delitem(MODEL_COSTS, "resnet50")
     assert forecast(schedule, gpus=8, gpu="V100", gbit=25, machines=16) is None
-
-
-def test_presets_cover_all_models_and_nearly_all_cards() -> None:
-    assert MODEL_COSTS.keys() == set(MODELS)
-    cards = {instance_type.gpu for instance_type in BUILTIN_TYPES.values()}
-    assert cards - DEVICES.keys() == {"B200", "B300", "RTX PRO Server 6000"}
-
-
-def test_source_target_epoch_of_the_18_minute_tables() -> None:
-    target_epochs = {machines: resnet50.for_machines(machines).source_target_epoch for machines in resnet50.tables}
-    assert target_epochs == {1: 28, 2: 30, 4: 29, 8: 30, 16: 38} and cifar10.source_target_epoch is None
-    phase = resnet50.tables[8][-1]
-    assert replace(resnet50, tables={}, phases=[replace(phase, epochs=(0, 20))]).source_target_epoch is None
-    assert Recipe.from_json(resnet50.for_machines(8).to_json()).source_target_epoch == 30
-    wrong_epochs: tuple[Any, ...] = (0, -1, 1.5, True, "30")
-    for wrong in wrong_epochs:
-        with pytest.raises(ValueError, match="reached"):
-            replace(phase, reached=wrong)

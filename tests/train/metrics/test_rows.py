@@ -1,5 +1,6 @@
 """The numbers of an interval of steps, of an epoch and of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from support.trainer_in_process import make_phase, make_recipe
 
 from train.metrics.accuracy import Accuracy
 from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
+from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 
 SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
@@ -29,22 +31,16 @@ def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
 
 
 @pytest.mark.parametrize(("accuracies", "view", "main"), [
-    ({"square": SQUARE}, "square", SQUARE),
-    ({"rect": RECT, "square": SQUARE}, "rect", RECT),
+    ({"square": SQUARE}, "square", SQUARE), ({"rect": RECT, "square": SQUARE}, "rect", RECT),
 ])  # fmt: skip
 def test_epoch_row_reports_the_main_view_and_the_square_one(
     accuracies: Any, view: str, main: Accuracy, epoch: Epoch
 ) -> None:
     row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
-    assert (row.view, row.top1, row.top5, row.val_loss) == (view, main.top1, main.top5, main.loss)
-    assert (row.top1_square, row.top5_square, row.val_images) == (70.0, 90.0, 20)
-    assert (row.epoch, row.size, row.global_batch, row.steps) == (2, 64, 32, 4)
-    assert row.lr == pytest.approx(0.7)  # the rate of its last step
-    assert (row.train_loss, row.train_top1, row.train_top5, row.train_images) == (2.0, 25.0, 50.0, 100)
-    assert (row.seconds, row.train_seconds, row.val_seconds, row.images_per_second) == (5.5, 4.0, 1.5, 25.0)
-
-
-def test_overall_images_per_second_counts_training_only(epoch: Epoch) -> None:
-    totals = [StepTotals(1.0, 0, 0, 100, seconds) for seconds in (1.0, 3.0)]
-    epochs = [epoch_result(epoch, epoch_totals, {"square": SQUARE}, 9.0) for epoch_totals in totals]
-    assert overall_images_per_second(epochs) == 50.0
+    assert row == EpochResult(
+        epoch=2, size=64, global_batch=32, steps=4, lr=pytest.approx(0.7),  # the rate of its last step
+        train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,
+        view=view, top1=main.top1, top5=main.top5, val_loss=main.loss, val_images=20, top1_square=70.0,
+        top5_square=90.0, seconds=5.5, train_seconds=4.0, val_seconds=1.5,
+    )  # fmt: skip
+    assert overall_images_per_second([row, replace(row, train_seconds=1.0)]) == 40.0, "of the training only"

@@ -1,14 +1,12 @@
 """Where the wall time goes: by step, by part and by epoch, over checkpoints, and as a table of text."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.known import known
 
-from train.metrics import text
 from train.metrics.time_breakdown import TimeBreakdown, TimeState
 from train.metrics.time_table import TimePart
 from train.tools.records import decode, encode
@@ -138,19 +136,6 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     assert row.gap_steps == pytest.approx(0.25 + 0.5 + 3.0) and table.start == {"indexing": 2.0}
     assert resumed.goodput() == pytest.approx((7 * 1.0 + 3 * 3.5) / 27.25)
     assert len(first.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
-
-
-def test_time_breakdown_lines_name_the_worst_epochs_in_79_columns(clock: Any) -> None:
-    times = TimeBreakdown(CPU)
-    times.startup_seconds = {"starting": 3.25, "indexing": 10.0, "joining": 0.5, "warming": 1.25}
-    for number in (1, 2, 3):
-        run_epoch(times, clock, number, first=1.0 if number == 1 else 1e4)
-    lines = text.time_table_lines(replace(times.table(), pauses=12.5), times.goodput())
-    assert all(len(line) <= 79 for line in lines)
-    assert any("epoch 2: 10000.50 s" in line for line in lines) and any("before epoch 2" in line for line in lines)
-    assert [line.split()[-1] for line in lines[-5:]] == ["15.00", "3.25", "10.00", "0.50", "1.25"]
-    empty = text.time_table_lines(TimeBreakdown(CPU).table())
-    assert "first step to last" in empty[-1] and not any("epoch" in line for line in empty[1:])
 
 
 def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

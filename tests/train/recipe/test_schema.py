@@ -50,9 +50,11 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(("make", "where", "field", "wrong_values"), [
-    (make_phase, "phase 2-5, ", "size", [15, 0, -64, 64.0, "64", None, True, (160,), (160, 192, 224), (192, 160), (160, 160), (150, 192), (0, 32),
-              (160, 200), (-32, 32), (160.0, 192), ("160", 192), (True, 32), (160, None), ()]),
-    (make_phase, "phase ", "epochs", [(3, 3), (4, 3), (-1, 2), (0.0, 2), (0, 2.0), ("0", 2), (0, None), (True, 2), (1,), (1, 2, 3), 3, None]),
+    (make_phase, "phase 2-5, ", "size",
+     [15, 0, -64, 64.0, "64", None, True, (160,), (160, 192, 224), (192, 160), (160, 160), (150, 192), (0, 32),
+      (160, 200), (-32, 32), (160.0, 192), ("160", 192), (True, 32), (160, None), ()]),
+    (make_phase, "phase ", "epochs",
+     [(3, 3), (4, 3), (-1, 2), (0.0, 2), (0, 2.0), ("0", 2), (0, None), (True, 2), (1,), (1, 2, 3), 3, None]),
     (make_phase, "phase 2-5, ", "batch", [0, -1, 16.0, "16", None, True]),
     (make_phase, "phase 2-5, ", "copy", [31, 0, -160, 160.0, "160", True]),
     (make_phase, "phase 2-5, ", "lr", NOT_NUMBERS + NOT_PAIRS),
@@ -61,6 +63,7 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     (make_phase, "phase 2-5, ", "rect_val", [1, 0, None, "yes"]),
     (make_phase, "phase 2-5, ", "augment", [1, 0, None, "no"]),
     (make_phase, "phase 2-5, ", "frozen", ["classifier", 1]),
+    (make_phase, "phase 2-5, ", "reached", [0, -1, 1.5, True, "30"]),
     (make_phase, "phase 2-5, ", "validate", ["often", None]),
     (make_model, "model, ", "name", ["resnet", "ResNet18", "", None, 18]),
     (make_model, "model, ", "blurpool", [1]),
@@ -93,8 +96,9 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     (make_recipe, "recipe ", "seed", [-1, 0.5, "0", None, True, 2**63]),
     (make_recipe, "recipe ", "target", [-1.0, 100.5, float("nan"), "93", True]),
     (make_recipe, "recipe ", "phases", [(), None, 3, make_phase(epochs=(0, 1))]),
-    (make_recipe, "recipe ", "types", ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
-               ["p4d.", ".24xlarge"], ["p4d.24xlarge\n"], ["g5.xlarge", "p4d.24xlarge", "g5.xlarge"]]),
+    (make_recipe, "recipe ", "types",
+     ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
+      ["p4d.", ".24xlarge"], ["p4d.24xlarge\n"], ["g5.xlarge", "p4d.24xlarge", "g5.xlarge"]]),
 ])  # fmt: skip
 def test_wrong_value_is_an_error_of_one_line_that_names_its_place(
     make: Any, where: str, field: str, wrong_values: list[Any]
@@ -153,6 +157,12 @@ def test_for_machines_takes_the_same_or_next_smaller_table(machines: int, table:
     assert (chosen.machines, chosen.epochs, chosen.nominal_gpus) == (table, table, 8 * table)
     assert chosen.for_machines(4) == recipe
     assert "machines: no table for 8" in error_of(make_recipe, phases=(), tables=TABLES, machines=8)
+
+
+def test_source_target_epoch_is_that_of_the_phase_that_has_it() -> None:
+    phases = [make_phase(epochs=(0, 2)), make_phase(epochs=(2, 5), reached=4)]
+    assert make_recipe(phases=phases).source_target_epoch == 4
+    assert make_recipe(phases=[*phases[:1], make_phase(reached=7)]).source_target_epoch is None
 
 
 JSON = make_recipe().to_json()

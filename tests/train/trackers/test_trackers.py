@@ -158,23 +158,21 @@ def test_wandb_run_has_the_settings_and_the_scalars_of_tensorboard(
     assert "what wandb prints" in (out / "tracker.log").read_text() and capfd.readouterr().out == ""
 
 
-def test_later_attempt_goes_on_with_the_run_of_the_earlier_one(out: Path) -> None:
+def test_later_attempt_goes_on_with_the_run_of_the_earlier_one(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has the unique name of the job."""
+    monkeypatch.setenv("IMGNET_JOB", "job-3-9073e811")
     tracker = start("mlflow", out)
     append(out, step(16), step(32))
     finish(tracker, is_complete=False)
     tracker = start("mlflow", out, attempt=2)
     append(out, step(32, attempt=2), step(48, attempt=2), attempt=2)
     finish(tracker)
-    assert len(calls(out, "create_run")) == 1 and calls(out, "update") == [{"call": "update", "status": "RUNNING"}]
+    assert [row["tags"]["imgnet.run_id"] for row in calls(out, "create_run")] == ["job-3-9073e811"]
+    assert calls(out, "update") == [{"call": "update", "status": "RUNNING"}]
     assert [row["metrics"][0] for row in calls(out, "log")] == [["loss/train", 1.5, images] for images in (16, 32, 48)]
     assert [row["status"] for row in calls(out, "end")] == ["KILLED", "FINISHED"]
     assert calls(out, "uri")[0]["uri"] == f"sqlite:///{out}/mlflow.db"
     assert {row["name"]: row["value"] for row in calls(out, "param")} == {"lr": 0.1, "model": "resnet50", "seed": 3}
-
-
-def test_run_of_a_job_has_the_jobs_unique_name(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IMGNET_JOB", "job-3-9073e811")
-    assert run_id(out) == "job-3-9073e811"
 
 
 def test_tracker_that_hangs_is_killed(
