@@ -1,7 +1,7 @@
 """Facts about the network between machines: what carries the collectives, and its own addresses. No torch import."""
 
 import contextlib
-import fcntl
+import ipaddress
 import os
 import re
 import socket
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from train.tools import agent_protocol
 
-SIOCGIFADDR = 0x8915  # ioctl that reads an interface's IPv4 address (netdevice(7))
 # linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h
 NLM_F_DUMP_REQUEST = 0x301
 RTM_NEWADDR, RTM_GETADDR = 20, 22
@@ -27,10 +26,11 @@ def detect_transport(backend: str, log: Path | None = None) -> str:
     The log is removed. See `parse_nccl_transport` for NCCL's names.
     """
     if backend != "nccl":
-        address = "127.0.0.1"
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(socket.gethostname())  # as Gloo chooses it
-        return f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME') or _interface_with_address(address)}"
+            interface = interface or _interface_with_address(address)
+        return f"gloo on {interface or 'lo'}"
     nccl_output = ""
     if log:
         with contextlib.suppress(OSError):  # NCCL could not write it, or the disk is full
@@ -117,7 +117,7 @@ def enable_nccl_log() -> Path | None:
 def _interface_with_address(address: str) -> str:
     """Return the name of the interface that has an address: "lo" for all of 127/8, else the address itself."""
     default = "lo" if address.startswith("127.") else address
-    return next((name for name, own_address in interface_addresses().items() if own_address == address), default)
+    return next((name for name, own_address, _ in _interface_addresses() if own_address == address), default)
 
 
 def resolve(address: str) -> set[str]:
@@ -145,21 +145,30 @@ def own_addresses() -> set[str]:
 
     Link-local IPv6 addresses are left out: each virtual interface has one.
     """
+    max_scopes = {4: RT_SCOPE_LINK, 6: RT_SCOPE_SITE}
+    return {
+        address
+        for _, address, scope in _interface_addresses()
+        if scope <= max_scopes[ipaddress.ip_address(address).version]
+    }
+
+
+def _interface_addresses() -> Iterator[tuple[str, str, int]]:
+    """Yield the name of the interface and the scope of each IPv4 and IPv6 address. Raises `OSError`."""
     body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
     request = struct.pack("=IHHII", 16 + len(body), RTM_GETADDR, NLM_F_DUMP_REQUEST, 0, 0) + body
-    max_scopes = {int(socket.AF_INET): RT_SCOPE_LINK, int(socket.AF_INET6): RT_SCOPE_SITE}
-    addresses: set[str] = set()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(NETLINK_TIMEOUT_SECONDS)
         netlink.sendto(request, (0, 0))
         while True:
             for kind, message in _netlink_parts(netlink.recv(1 << 16), "=IH", 16):
                 if kind != RTM_NEWADDR:  # the end, or an error
-                    return addresses
-                family, _, _, scope = message[:4]
+                    return
+                family, _, _, scope, index = struct.unpack_from("=BBBBI", message)
                 attributes = dict(_netlink_parts(message[8:], "=HH", 4))
-                if scope <= max_scopes.get(family, -1):
-                    addresses.add(socket.inet_ntop(family, attributes.get(IFA_LOCAL) or attributes[IFA_ADDRESS]))
+                if family in (socket.AF_INET, socket.AF_INET6):
+                    address = socket.inet_ntop(family, attributes.get(IFA_LOCAL) or attributes[IFA_ADDRESS])
+                    yield socket.if_indextoname(index), address, scope
 
 
 def _netlink_parts(data: bytes, length_and_kind: str, header_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -182,17 +191,6 @@ def own_tcp_sockets(is_listening: bool) -> Iterator[socket.socket]:
                     is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
                     if is_tcp and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == is_listening:
                         yield opened
-
-
-def interface_addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that has one."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(udp_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                addresses[name] = socket.inet_ntoa(reply[20:24])
-    return addresses
 
 
 def parse_nccl_transport(nccl_output: str) -> str:

@@ -201,8 +201,8 @@ class Trainer:
         )
         self.preprocessor.warmed_shapes |= {*train_shapes, *val_shapes}
         batches = chain([next(batches)], batches)
-        if not self.time_breakdown.startup_seconds:
-            self.time_breakdown.startup_seconds = self.agent_channel.seconds_by_state()
+        if not self.time_breakdown.measured.startup_seconds:
+            self.time_breakdown.measured.startup_seconds = self.agent_channel.seconds_by_state()
         return batches
 
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:

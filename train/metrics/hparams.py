@@ -57,20 +57,17 @@ def write_settings(writer: "SummaryWriter", settings: Mapping[str, HParamValue])
     """Write the settings into a run's own event file, as TensorBoard's HParams plugin reads them.
 
     The plugin's description of an experiment is not written. Without a description, the plugin compares the runs that
-    it shows, and lists the settings that differ first.
+    it shows, and lists the settings that differ first. `SummaryWriter.add_hparams` would create a run of its own.
     """
-    _write_summary(writer, settings, 1)
+    from torch.utils.tensorboard.summary import hparams
+
+    _, own_settings, _ = hparams(dict(settings), {})  # type: ignore[no-untyped-call]
+    writer._get_file_writer().add_summary(own_settings)  # type: ignore[no-untyped-call]
 
 
 def write_session_end(writer: "SummaryWriter") -> None:
     """Write into the event file that the run is complete."""
-    _write_summary(writer, {}, 2)
-
-
-def _write_summary(writer: "SummaryWriter", settings: Mapping[str, HParamValue], number: int) -> None:
-    """Write one of the plugin's summaries: 0 describes an experiment, 1 a run's settings, 2 its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    summaries = hparams(dict(settings), {})  # type: ignore[no-untyped-call]
-    # Not SummaryWriter.add_hparams: it would create a run of its own.
-    writer._get_file_writer().add_summary(summaries[number])  # type: ignore[no-untyped-call]
+    *_, session_end = hparams({}, {})  # type: ignore[no-untyped-call]
+    writer._get_file_writer().add_summary(session_end)  # type: ignore[no-untyped-call]

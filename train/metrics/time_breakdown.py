@@ -13,11 +13,12 @@ read in `flush`, when the host waits anyway. A wait of the host during which the
 """
 
 import contextlib
+import copy
 import statistics
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -59,17 +60,23 @@ class EpochTimes:
     gap_steps: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TimeState:
-    """What a checkpoint stores of the measurements. The fields are those of `TimeBreakdown`."""
+    """What a checkpoint stores of the measurements.
 
-    seconds_by_shape: dict[str, list[float]]
-    part_seconds_by_epoch: dict[int, dict[str, float]]
-    gap_steps_by_epoch: dict[int, float]
-    startup_seconds: dict[str, float]
-    wall_seconds: float
-    first_seconds: dict[str, float]
-    gap_seconds: float | None
+    `seconds_by_shape` has the seconds of each step and batch; the key is its kind and shape, such as "train 8 32".
+    `gap_steps_by_epoch` has the gap before each epoch, see `EpochTimes`. `startup_seconds` are those before the first
+    step, by what they were spent on. `first_seconds`, without waits, are those of the first step, and of the first
+    batch of each shape, in the current epoch; `gap_seconds` is the gap before that step.
+    """
+
+    seconds_by_shape: dict[str, list[float]] = field(default_factory=dict)
+    part_seconds_by_epoch: dict[int, dict[str, float]] = field(default_factory=dict)
+    gap_steps_by_epoch: dict[int, float] = field(default_factory=dict)
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+    first_seconds: dict[str, float] = field(default_factory=dict)
+    gap_seconds: float | None = None
 
 
 class TimeBreakdown:
@@ -80,13 +87,7 @@ class TimeBreakdown:
 
     def __init__(self, device: torch.device) -> None:
         self.uses_cuda = device.type == "cuda"
-        # Seconds of each step and batch; the key is its kind and shape, such as "train 8 32".
-        self.seconds_by_shape: dict[str, list[float]] = defaultdict(list)
-        self.part_seconds_by_epoch: dict[int, dict[str, float]] = defaultdict(_no_seconds)
-        # The gap between the last step of the epoch before and the first step of this one, in median steps.
-        self.gap_steps_by_epoch: dict[int, float] = {}
-        self.startup_seconds: dict[str, float] = {}  # seconds before the first step, by what they were spent on
-        self.earlier_wall_seconds = 0.0  # of earlier attempts, from the first step to the last
+        self.measured = TimeState()  # its `wall_seconds` are those of earlier attempts
         self.first_step_time: float | None = None
         self.epoch = 0
         self.recent_steps: list[tuple[float, float]] = []  # seconds of a step, and of its waits
@@ -102,10 +103,7 @@ class TimeBreakdown:
         # Of the step whose marks are being read:
         self._step_seconds = 0.0
         self._step_wait_seconds = 0.0
-        # Without waits: of the first step, and of the first batch of each shape, in this epoch.
-        self._first_seconds: dict[str, float] = {}
         self._seconds_since_step: float | None = None  # since the last step, without validation and saving
-        self._gap_seconds: float | None = None  # the value of `_seconds_since_step` after the epoch's first step
 
     # --- while it happens ------------------------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class TimeBreakdown:
             assert self._last_mark_time is not None
             seconds = _seconds_between(self._last_mark_time, mark.time)
             self._last_mark_time = mark.time
-            self.part_seconds_by_epoch[mark.epoch][mark.part] += seconds
+            self._parts_of(mark.epoch)[mark.part] += seconds
             self._step_seconds += seconds
             self._step_wait_seconds += seconds if mark.part is TimePart.WAITS else 0.0
             if self._seconds_since_step is not None and not mark.outside_training:
@@ -193,35 +191,40 @@ class TimeBreakdown:
 
     def _count_step(self, key: str) -> None:
         """Count the step or batch that has just ended, by its key in `seconds_by_shape`."""
-        self.seconds_by_shape[key].append(self._step_seconds)
+        measured = self.measured
+        measured.seconds_by_shape.setdefault(key, []).append(self._step_seconds)
         seconds_without_waits = self._step_seconds - self._step_wait_seconds
         if not key.startswith("train"):
-            self._first_seconds.setdefault(key, seconds_without_waits)
+            measured.first_seconds.setdefault(key, seconds_without_waits)
             return
         self.recent_steps.append((self._step_seconds, self._step_wait_seconds))
-        if not any(first_key.startswith("train") for first_key in self._first_seconds):
-            self._first_seconds[key] = seconds_without_waits
-            self._gap_seconds = self._seconds_since_step
+        if not any(first_key.startswith("train") for first_key in measured.first_seconds):
+            measured.first_seconds[key] = seconds_without_waits
+            measured.gap_seconds = self._seconds_since_step
         self._seconds_since_step = 0.0
 
     def end_epoch(self) -> EpochTimes:
         """Close the epoch, except for its checkpoint, and return its times."""
         self.flush()
-        parts = self.part_seconds_by_epoch[self.epoch]
-        for key, seconds in self._first_seconds.items():
-            median = statistics.median(self.seconds_by_shape[key])
+        parts, measured = self._parts_of(self.epoch), self.measured
+        for key, seconds in measured.first_seconds.items():
+            median = statistics.median(measured.seconds_by_shape[key])
             excess = max(0.0, seconds - median)
             parts[PART_OF_KIND[key.partition(" ")[0]]] -= excess
             parts[TimePart.SWITCHES] += excess
-            if key.startswith("train") and self._gap_seconds is not None:
-                self.gap_steps_by_epoch[self.epoch] = max(0.0, self._gap_seconds - median) / median
-        self._first_seconds = {}
-        self._gap_seconds = None
+            if key.startswith("train") and measured.gap_seconds is not None:
+                measured.gap_steps_by_epoch[self.epoch] = max(0.0, measured.gap_seconds - median) / median
+        measured.first_seconds = {}
+        measured.gap_seconds = None
         return self.epoch_times(self.epoch)
+
+    def _parts_of(self, epoch: int) -> dict[str, float]:
+        """Return the seconds of an epoch by part, to be changed in place."""
+        return self.measured.part_seconds_by_epoch.setdefault(epoch, {str(part): 0.0 for part in TimePart})
 
     def epoch_times(self, epoch: int) -> EpochTimes:
         """Return the times of an epoch until now."""
-        return EpochTimes(where=dict(self.part_seconds_by_epoch[epoch]), gap_steps=self.gap_steps_by_epoch.get(epoch))
+        return EpochTimes(where=dict(self._parts_of(epoch)), gap_steps=self.measured.gap_steps_by_epoch.get(epoch))
 
     def pop_recent_medians(self) -> tuple[float, float]:
         """Return the median seconds of a training step and of its waits since the last call, 0 without any step."""
@@ -243,16 +246,16 @@ class TimeBreakdown:
     def wall_seconds(self) -> float:
         """Seconds from the first step until now, and those of earlier attempts."""
         own = time.perf_counter() - self.first_step_time if self.first_step_time is not None else 0.0
-        return self.earlier_wall_seconds + own
+        return self.measured.wall_seconds + own
 
     @property
     def wait_seconds(self) -> float:
         """Seconds of all waits for images."""
-        return sum(parts[TimePart.WAITS] for parts in self.part_seconds_by_epoch.values())
+        return sum(parts[TimePart.WAITS] for parts in self.measured.part_seconds_by_epoch.values())
 
     def _medians(self) -> list[tuple[float, list[float]]]:
         """Return for each shape the median of the seconds of its steps or batches, and these seconds."""
-        return [(statistics.median(seconds), seconds) for seconds in self.seconds_by_shape.values() if seconds]
+        return [(statistics.median(seconds), seconds) for seconds in self.measured.seconds_by_shape.values()]
 
     def goodput(self) -> float:
         """Return the seconds of all steps and batches at the median of their shape over the wall seconds, at most 1."""
@@ -261,7 +264,7 @@ class TimeBreakdown:
 
     def table(self) -> TimeTable:
         """Return the table of the run so far."""
-        seconds_by_epoch, gaps = self.part_seconds_by_epoch, self.gap_steps_by_epoch
+        seconds_by_epoch, gaps = self.measured.part_seconds_by_epoch, self.measured.gap_steps_by_epoch
         parts = {}
         for part in TimePart:
             worst_epoch = max(seconds_by_epoch, key=lambda epoch: seconds_by_epoch[epoch][part], default=0)
@@ -272,7 +275,7 @@ class TimeBreakdown:
             )
         widest = max(gaps, key=lambda epoch: gaps[epoch], default=0)
         gap = EpochGap(steps=gaps[widest], epoch=widest) if gaps else None
-        return TimeTable(wall=self.wall_seconds, parts=parts, gap=gap, start=dict(self.startup_seconds))
+        return TimeTable(wall=self.wall_seconds, parts=parts, gap=gap, start=dict(self.measured.startup_seconds))
 
     def summary(self) -> TimeTable:
         """Return the table of the whole run, with the seconds by which steps and batches were above their median."""
@@ -283,29 +286,11 @@ class TimeBreakdown:
     def state(self) -> TimeState:
         """Return what a checkpoint stores of the measurements, up to this moment."""
         self.flush()
-        return TimeState(
-            seconds_by_shape={key: list(seconds) for key, seconds in self.seconds_by_shape.items()},
-            part_seconds_by_epoch={epoch: dict(parts) for epoch, parts in self.part_seconds_by_epoch.items()},
-            gap_steps_by_epoch=dict(self.gap_steps_by_epoch),
-            startup_seconds=dict(self.startup_seconds),
-            wall_seconds=self.wall_seconds,
-            first_seconds=dict(self._first_seconds),
-            gap_seconds=self._gap_seconds,
-        )
+        return copy.deepcopy(replace(self.measured, wall_seconds=self.wall_seconds))
 
     def restore(self, state: TimeState) -> None:
         """Continue from the measurements in a checkpoint."""
-        self.seconds_by_shape.update({key: list(seconds) for key, seconds in state.seconds_by_shape.items()})
-        self.part_seconds_by_epoch.update({epoch: dict(parts) for epoch, parts in state.part_seconds_by_epoch.items()})
-        self.gap_steps_by_epoch = dict(state.gap_steps_by_epoch)
-        self.startup_seconds = dict(state.startup_seconds)
-        self.earlier_wall_seconds = state.wall_seconds
-        self._first_seconds = dict(state.first_seconds)
-        self._gap_seconds = state.gap_seconds
-
-
-def _no_seconds() -> dict[str, float]:
-    return {str(part): 0.0 for part in TimePart}
+        self.measured = copy.deepcopy(state)
 
 
 def _seconds_between(earlier: Moment, later: Moment) -> float:

@@ -115,7 +115,7 @@ def test_gap_excludes_validation_and_saving(clock: Any) -> None:
 
 def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     first = TimeBreakdown(CPU)
-    first.startup_seconds = {"indexing": 2.0}
+    first.measured.startup_seconds = {"indexing": 2.0}
     run_epoch(first, clock, 1)
     first.begin_epoch(2)
     run_step(first, clock, "train", (8, 32), 0.5, 4.0)
@@ -135,7 +135,7 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     assert row.where["switches"] == pytest.approx(3.0) and row.where["steps"] == pytest.approx(3.0)
     assert row.gap_steps == pytest.approx(0.25 + 0.5 + 3.0) and table.start == {"indexing": 2.0}
     assert resumed.goodput() == pytest.approx((7 * 1.0 + 3 * 3.5) / 27.25)
-    assert len(first.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
+    assert len(first.measured.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
 
 
 def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
