@@ -328,9 +328,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("bug 4: the parent exits with 0", LAUNCHER, "return abs(failures[0])", "return 0"),
         ("bug 4: the other processes go on", LAUNCHER, "        kill_process_groups(ranks)\n", "        pass\n"),
     ],
-    "test_bugs_of_2018.py::test_bug_5_machine_that_powers_off_is_terminated": [
-        ("bug 5: machines that power off only stop", "infra/aws/instances/request.py",
-         '"InstanceInitiatedShutdownBehavior": "terminate"', '"InstanceInitiatedShutdownBehavior": "stop"'),
+    "test_bugs_of_2018.py::test_bug_5_watchdog_sets_the_power_off_timer_with_sudo": [
         ("bug 5: without sudo", "cluster/agent/watchdog.py", '["sudo", "-n", "imgnet-limit"', '["imgnet-limit"'),
     ],
     "test_bugs_of_2018.py::test_bug_6_no_input_is_executed_as_code": [

@@ -153,16 +153,11 @@ def test_excepthook_traceback_reaches_the_terminal_of_a_run(runs: Any, tiny: Any
     """torch's process group wraps sys.excepthook and replaces stderr by a buffer."""
     (tmp_path / "own.py").write_text(FAILING_OPTIMIZER)
     path = runs.recipe(tiny(name="failing", optim=Optim(name="own:build")))
-    argv = runs.words(tmp_path / "out", ("--workers", "0", "--gpus", "2"), path)
-    ranks = runs.start_module_ranks(
-        2, "train", *argv, out=tmp_path / "rank", environment=module_folders_variable([str(tmp_path)])
-    )
-    results = [rank.result() for rank in ranks]
-    assert any(
-        code == 1
-        and "Traceback (most recent call last)" in err
-        and 'own.py", line 6, in step' in err
-        and "RuntimeError: failed on purpose" in err.splitlines()
-        for code, _, err in results
-    ), results
-    assert all(code for code, _, _ in results)
+    folders = module_folders_variable([str(tmp_path)])
+    ranks = [
+        runs.start(tmp_path / "out", "--workers", "0", recipe=path, environment={**variables, **folders})
+        for variables in runs.ranks(2)
+    ]
+    lines = runs.end(tmp_path / "out", *ranks, code=1).splitlines()
+    assert "Traceback (most recent call last):" in lines and "RuntimeError: failed on purpose" in lines
+    assert any(line.endswith('own.py", line 6, in step') for line in lines)

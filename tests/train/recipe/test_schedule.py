@@ -67,35 +67,35 @@ def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: in
         assert "--keep-batch" in note and f"on 4 of the {gpus} processes" in note and "\n" not in note
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=range(len(SCHEDULES)))
-def test_steps_at_and_images_at_agree_with_the_epochs(schedule: Schedule) -> None:
-    assert len(all_lrs(schedule)) == schedule.steps
-    steps = images = 0
-    for number, epoch in enumerate(schedule.epochs):
-        assert epoch.first_step == steps
-        for step in range(epoch.steps):
-            assert (schedule.steps_at(number, step), schedule.images_at(number, step)) == (steps, images)
-            assert 1 <= epoch.images_in_step(step) <= epoch.scheduled_phase.global_batch
-            images += epoch.images_in_step(step)
-            steps += 1
-    end = len(schedule.epochs)
-    assert (schedule.steps_at(end, 0), schedule.images_at(end, 0)) == (steps, images)
-    assert schedule.steps == steps == sum(row.steps for row in schedule.table())
-    if schedule.max_steps is None:
-        assert images == schedule.images * schedule.recipe.epochs
-        assert [epoch.number for epoch in schedule.epochs] == list(range(schedule.recipe.epochs))
+def test_steps_at_and_images_at_agree_with_the_epochs() -> None:
+    for schedule in SCHEDULES:
+        assert len(all_lrs(schedule)) == schedule.steps
+        steps = images = 0
+        for number, epoch in enumerate(schedule.epochs):
+            assert epoch.first_step == steps
+            for step in range(epoch.steps):
+                assert (schedule.steps_at(number, step), schedule.images_at(number, step)) == (steps, images)
+                assert 1 <= epoch.images_in_step(step) <= epoch.scheduled_phase.global_batch
+                images += epoch.images_in_step(step)
+                steps += 1
+        end = len(schedule.epochs)
+        assert (schedule.steps_at(end, 0), schedule.images_at(end, 0)) == (steps, images)
+        assert schedule.steps == steps == sum(row.steps for row in schedule.table())
+        if schedule.max_steps is None:
+            assert images == schedule.images * schedule.recipe.epochs
+            assert [epoch.number for epoch in schedule.epochs] == list(range(schedule.recipe.epochs))
 
 
-@pytest.mark.parametrize("schedule", [schedule for schedule in SCHEDULES if schedule.max_steps], ids=str)
-def test_max_steps_are_shared_out_over_all_phases(schedule: Schedule) -> None:
-    whole = Schedule(schedule.recipe, schedule.images, schedule.gpus)
-    shortened_steps = [row.steps for row in schedule.table()]
-    full_steps = [row.steps for row in whole.table()]
-    assert sum(shortened_steps) == schedule.steps == schedule.max_steps
-    for shortened, full in zip(shortened_steps, full_steps, strict=True):
-        assert 1 <= shortened <= full
-        # In proportion to their length, as far as whole steps and at least one step each allow.
-        assert abs(shortened - schedule.max_steps * full / whole.steps) <= len(shortened_steps)
+def test_max_steps_are_shared_out_over_all_phases() -> None:
+    for schedule in SCHEDULES:
+        if schedule.max_steps:
+            full_schedule = Schedule(schedule.recipe, schedule.images, schedule.gpus)
+            rows = list(zip(schedule.table(), full_schedule.table(), strict=True))
+            assert sum(row.steps for row, _ in rows) == schedule.steps == schedule.max_steps
+            for row, full in rows:
+                assert 1 <= row.steps <= full.steps
+                # In proportion to their length, as far as whole steps and at least one step each allow.
+                assert abs(row.steps - schedule.max_steps * full.steps / full_schedule.steps) <= len(rows)
 
 
 def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:

@@ -1,7 +1,8 @@
 """The eight bugs of the 2018 trainer (facts/seeds.md 1.9), each with a test that fails if the bug comes back.
 
-The test of bug 2, a resume with other weights, is test_resume.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor,
-which torch refuses, would end every validation: test_validation.py.
+The test of bug 2, a resume with other weights, is test_resume.py. That a machine which powers off is terminated (bug
+5): tests/infra/aws/instances/test_request.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor, which torch
+refuses, would end every validation: test_validation.py.
 """
 
 import ast
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,6 @@ from support.trainer_in_process import (
 )
 
 from cluster.agent import watchdog
-from cluster.jobs import submit
-from cluster.planning.launch_options import make_launch_options
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.recipe import Model
@@ -136,30 +135,12 @@ def test_bug_4_one_crash_ends_all_processes(tmp_path: Path) -> None:
             os.kill(int(path.read_text()), 0)
 
 
-def test_bug_5_machine_that_powers_off_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 2018 a machine only stopped, so its disks still cost money; and the user had no right to shut it down.
-
-    Now a machine that powers off is terminated with its disks. A timer that powers it off starts first at boot, and the
-    watchdog may restart that timer with sudo.
-    """
-    monkeypatch.chdir(ROOT)
-    (recipe,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
-    plan = submit.plan(recipe, make_launch_options(backend="aws"), offline=True)
-    assert plan.rental_plan
-    request = cast("dict[str, Any]", dict(plan.rental_plan.preview_requests(plan.spec))["ec2:RunInstances"])
-    assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
-    assert all(disk["Ebs"]["DeleteOnTermination"] for disk in request["BlockDeviceMappings"])
-    assert all(card["DeleteOnTermination"] for card in request["NetworkInterfaces"])
-    spot = request.get("InstanceMarketOptions", {}).get("SpotOptions", {"InstanceInterruptionBehavior": "terminate"})
-    assert spot["InstanceInterruptionBehavior"] == "terminate"
-    boot = json.loads(request["UserData"].partition("\n")[2])["bootcmd"]
-    assert "exec systemd-run" in boot[0][2] and boot[0][2].split()[-2:] == ["systemctl", "poweroff"]
-
+def test_bug_5_watchdog_sets_the_power_off_timer_with_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2018 the user had no right to shut the machine down. The timer is set first at boot, and again here."""
     calls: list[list[str]] = []
     fake = {"run": lambda argv, **_: calls.append(argv), "DEVNULL": None}
     monkeypatch.setattr(watchdog, "subprocess", SimpleNamespace(**fake, TimeoutExpired=subprocess.TimeoutExpired))
-    trainer = watchdog.Watchdog(ROOT / "none", 1.0, 0.0, "", lambda: None, poweroff_grace=60.0)
-    trainer.stop()
+    watchdog.Watchdog(ROOT / "none", 1.0, 0.0, "", lambda: None, poweroff_grace=60.0).stop()
     assert calls == [["sudo", "-n", "imgnet-limit", "600"]]
 
 
@@ -247,14 +228,21 @@ def test_bug_8_overflow_on_one_rank_skips_the_step_on_all(way: str, tmp_path: Pa
         np.testing.assert_array_equal(own, other)
 
 
+def run_three_steps(trainer: Any, dataset: RandomImages, *losses: Any) -> Any:
+    """Run the first steps of a trainer, each with its own loss. Returns their epoch."""
+    epoch = trainer.schedule.epochs[0]
+    batches = map(dataset.decode_batch, trainer.sampler.train_requests(epoch))
+    for step, loss in enumerate(losses or [trainer.loss] * 3):
+        trainer.loss = loss
+        trainer.run_step(epoch, step, batches)
+        trainer.step = step + 1
+    return epoch
+
+
 def test_bug_8_run_with_nan_loss_stops(tmp_path: Path) -> None:
     dataset = RandomImages(32)
     trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 1), 8, 1e300)), dataset, linear_classifier())
-    (epoch,) = trainer.schedule.epochs
-    batches = map(dataset.decode_batch, trainer.sampler.train_requests(epoch))
-    for step in range(3):
-        trainer.run_step(epoch, step, batches)
-        trainer.step = step + 1
+    epoch = run_three_steps(trainer, dataset)
     with pytest.raises(errors.Diverged, match=r"the loss is nan at step [23] "):
         trainer.sync_metrics(epoch)
 
@@ -264,16 +252,13 @@ def test_bug_8_collapsing_loss_scale_stops(tmp_path: Path) -> None:
     dataset = RandomImages(32)
     trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 9), 8, 0.05)), dataset, linear_classifier())
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-9, growth_interval=3)
-    (epoch, *_), loss = trainer.schedule.epochs, trainer.loss
-    batches = map(dataset.decode_batch, trainer.sampler.train_requests(epoch))
+    loss = trainer.loss
 
     def finite_loss_of_infinite_gradient(*arguments: torch.Tensor) -> torch.Tensor:
         losses = loss(*arguments)
         losses.register_hook(lambda gradient: gradient * float("inf"))
         return losses
 
-    for step, trainer.loss in enumerate((loss, finite_loss_of_infinite_gradient, finite_loss_of_infinite_gradient)):
-        trainer.run_step(epoch, step, batches)
-        trainer.step = step + 1
+    epoch = run_three_steps(trainer, dataset, loss, *[finite_loss_of_infinite_gradient] * 2)
     with pytest.raises(errors.Diverged, match=r"the loss scale of float16 has fallen to 0.00049 at step 3 "):
         trainer.sync_metrics(epoch)

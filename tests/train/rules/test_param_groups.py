@@ -27,20 +27,12 @@ class WithOwnParameters(nn.Module):
             self.add_module(name, part)
 
 
-class FilterResponseNorm(nn.Module):
-    """A norm that torch does not have (Singh and Krishnan 2019)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.ones(1, width, 1, 1)), nn.Parameter(torch.zeros(1, width, 1, 1))
-
-
 class ChannelNorm(nn.LayerNorm):
     """A LayerNorm over channels, as ConvNeXt has it."""
 
 
 class CustomNorm(nn.Module):
-    """A norm that is none of torch's, with names that no other norm has; timm has several."""
+    """A norm that is none of torch's, with names that no other norm has. timm has several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +111,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # buil
         {"0.bias", "2.bias"},
     ),
     "rms norm": (lambda: nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4)), {"0.weight"}, {"1.bias"}),
-    "norm unknown to torch": (partial(convolutional, FilterResponseNorm), {"1.gamma", "1.beta"}, {"0.bias", "2.bias"}),
     "norm with own names": (lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)), {"0.gain", "0.tau"}, {"1.bias"}),
     "norm with an activation": (
         lambda: nn.Sequential(ChannelNorm(4), BatchNormAct()),

@@ -15,8 +15,6 @@ from train.trackers import process
 from train.trackers.process import TrackerProcess, start_tracker
 from train.trackers.protocol import run_id
 
-Fixture = Any
-
 NOTE = """
 import json, os, time
 
@@ -210,23 +208,18 @@ def test_tracker_that_is_not_installed_is_one_line(
 
 
 def test_tracker_dies_with_the_trainer(out: Path) -> None:
+    """The pipe of their output is closed when both have ended."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom train.trackers.process import start_tracker\n"
-        "tracker = start_tracker('wandb', Path(sys.argv[1]), Path(sys.argv[1]), 1, {})\n"
-        "print(tracker.process.pid, flush=True)\ntime.sleep(1000)\n"
+        "start_tracker('wandb', Path(sys.argv[1]), Path(sys.argv[1]), 1, {})\ntime.sleep(1000)\n"
     )
     root = str(Path(process.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert trainer.stdout
-    with trainer.stdout:
-        pid = int(trainer.stdout.readline())
-    wait_for(lambda: calls(out, "init"))
-    trainer.kill()
-    trainer.wait()
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+    with subprocess.Popen([sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, env=environment) as trainer:
+        wait_for(lambda: calls(out, "init"))
+        trainer.kill()
+        assert trainer.stdout
+        trainer.stdout.read()
 
 
 @pytest.mark.rehearsal
