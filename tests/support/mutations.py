@@ -98,11 +98,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("restart: the steps of earlier phases count", SCHEDULE,
          "(self.number - self.scheduled_phase.phase.epochs[0])", "self.number"),
     ],
-    "test_rates.py::test_larger_images_restart_lr_as_in_2018_tables": [
-        ("larger images: no restart of the learning rate", "recipes/resnet50_18min.py",
-         "Phase(epochs=(14, 17), size=224, batch=128, lr=1.92,",
-         "Phase(epochs=(14, 17), size=224, batch=128, lr=0.96,"),
-    ],
     "test_blurpool.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
         ("BlurPool: a box filter", "train/models/blurpool.py",
          "BLUR_WEIGHTS = (1.0, 2.0, 1.0)", "BLUR_WEIGHTS = (1.0, 1.0, 1.0)"),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.trainer_in_process import RandomImages, learning_rates, make_phase, make_recipe, make_sampler
 
-from recipes.resnet50_18min import recipe as resnet50
 from train.recipe import IMAGENET
 from train.recipe.schedule import Schedule
 
@@ -87,14 +86,6 @@ def test_lr_shape_matches_formula_at_every_step(shape: str, gpus: int) -> None:
 
 
 # --- growth ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("machines", resnet50.tables)
-def test_larger_images_restart_lr_as_in_2018_tables(machines: int) -> None:
-    """At 224 pixels each table of 2018 begins with 0.0625 per 256 images, give or take half of it (seeds.md 1.1)."""
-    schedule = Schedule(resnet50.for_machines(machines), IMAGENET_IMAGES, 8 * machines)
-    row = next(row for row in schedule.table() if row.size == 224)
-    assert row.lr_per_256[0] == pytest.approx(0.0625, rel=0.5) == row.lr[0] * 256 / row.global_batch
 
 
 FFCV_RAMPS = {  # first and last epoch of the ramp from 160 to 192 in ffcv-imagenet: sizes by `get_resolution`
