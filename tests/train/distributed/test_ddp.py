@@ -1,7 +1,6 @@
 """DDP and its communication hooks in groups of forked ranks: precision, training, order of sums, float16's limits."""
 
 import datetime
-import multiprocessing
 import os
 from typing import Any
 
@@ -353,30 +352,3 @@ def test_hook_that_cannot_be_used_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(TrainingError, match=f"comm, hook: {message}"):
         ddp.select_hook(Comm(hook=hook), exact, CPU, dtype, 0)
-
-
-def test_on_gradients_ready_comes_before_the_sum_and_can_be_taken_away(in_group: Any) -> None:
-    """Rank 1 begins its backward pass after the callback of rank 0, whose sum ends after that."""
-    is_ready = multiprocessing.get_context("fork").Event()
-
-    def work(group: ProcessGroup) -> int:
-        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        for parameter in net[0].parameters():
-            parameter.requires_grad_(False)  # frozen: the first trainable parameter is another one
-        wrapped = ddp.wrap_ddp(net, Comm())
-        calls: list[int] = []
-
-        def note_call() -> None:
-            calls.append(group.rank)
-            is_ready.set()
-
-        remove = ddp.on_gradients_ready(net, note_call)
-        loss = wrapped(torch.ones(3, 4)).sum()
-        if group.rank == 1:
-            is_ready.wait()
-        loss.backward()
-        remove()
-        wrapped(torch.ones(3, 4)).sum().backward()
-        return len(calls)
-
-    assert in_group(2, work) == [1, 1]

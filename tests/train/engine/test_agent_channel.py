@@ -37,27 +37,6 @@ def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> No
     assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 
-def test_report_is_rewritten_at_most_twice_a_second_while_nothing_changes(
-    work_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A throttled report is not written when the last one is fresh. Its numbers come with the next report."""
-    now = 100.0
-    monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    channel = AgentChannel()
-    channel.tick()
-    assert list(work_dir.iterdir()) == [], "before the first report there is nothing to repeat"
-    channel.report_state(TrainerState.TRAINING, step=1)
-    now += 0.1
-    channel.report_state(TrainerState.TRAINING, throttled=True, step=2, lr=0.1)
-    channel.tick()
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.TRAINING, step=1)
-    channel.report_state(TrainerState.VALIDATING)
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1, ticks=2)
-    now += 0.6
-    channel.tick()
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.VALIDATING, step=2, lr=0.1, ticks=3)
-
-
 def test_only_the_first_trainer_of_a_machine_reports_progress_and_each_its_failure(
     work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

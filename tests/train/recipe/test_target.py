@@ -1,14 +1,13 @@
-"""The target accuracy of a run: its syntax, its outcome, its clock, and whole runs that end at it."""
+"""The target accuracy of a run: its syntax, its outcome, its clock, and training that ends at it."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.run_outputs import final_state, read_result
 from support.train_records import make_epoch
+from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
 
-from train.recipe import Phase, Recipe
 from train.recipe.target import Target, TargetOutcome, describe_outcome, seconds_of_run, target_outcome
 
 ROWS = [
@@ -63,36 +62,20 @@ def test_target_from_options_recipe_target_stops_nothing(tiny: Any) -> None:
     assert Target.parse("top1=80").apply_to_recipe(own_recipe).target == 93.0
 
 
-# --- whole runs -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def easy_recipe(tiny: Any) -> Recipe:
-    """A recipe of four epochs. With ten classes and 20 images, five guesses for each reach `top5=5` always."""
-    phases = [Phase(epochs=(0, 4), size=32, batch=8, lr=0.01, min_scale=0.35, validate="each")]
-    recipe: Recipe = tiny(name="easy", phases=phases)
-    return recipe
-
-
-def test_run_ends_and_saves_after_the_validation_at_the_target(runs: Any, easy_recipe: Recipe) -> None:
-    reached_run: Path = runs.folder / "reached"
-    runs.run(reached_run, "--gpus", "2", "--target", "top5=5", world=2, recipe=runs.recipe(easy_recipe))
-    result = read_result(reached_run)
-    outcome, row = result["target"], result["epochs"][-1]
-    assert (len(result["epochs"]), result["steps"]) == (1, 4)
-    assert (outcome["reached"], outcome["epoch"], outcome["stops"], outcome["goal"]) == (True, 1, True, 5.0)
-    assert outcome["seconds"] == row["clock"] == result["clock"]["seconds"] and outcome["at"] == row["at"]
-    assert row["clock"] == pytest.approx(row["at"] - result["clock"]["begun"])
-    assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= result["seconds"]["attempt"] + 0.5
-    assert final_state(reached_run)["epoch"] == 1
-    output = runs.said(reached_run)
-    assert "top-5 of 5 % reached in epoch 1, " in output and "Traceback" not in output
-    assert not runs.alive(reached_run)
-
-
 def test_seconds_of_run_is_none_when_the_clock_went_back_since_an_earlier_epoch() -> None:
     """Between two machines, or two boots of one: no time, rather than a wrong one."""
     history = [make_epoch(epoch=1, clock=50.0), make_epoch(epoch=2, clock=None)]
     assert seconds_of_run(160.0, 100.0, history) == 60.0
     assert seconds_of_run(149.0, 100.0, history) is None
     assert seconds_of_run(99.0, 100.0, []) is None
+
+
+def test_training_ends_and_saves_after_the_validation_that_reaches_the_target(tmp_path: Path) -> None:
+    """With five classes, five guesses are always right."""
+    images = RandomImages(train=16, val=12, classes=5)
+    trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 4), 8, 0.001)), images, plain=False)
+    trainer.options = replace(trainer.options, target="top5=5")
+    trainer.train(images, workers=0)  # type: ignore[arg-type]
+    (row,) = trainer.history
+    assert row.top5 == 100 and row.at == pytest.approx(trainer.run_start_time + (row.clock or 0.0))
+    assert [path.name for path in tmp_path.rglob("*.pt")] == ["step-00000002.pt"]

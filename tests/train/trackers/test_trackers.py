@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.train_records import step_line
+from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
 from support.waiting import wait_for
 
 from train.trackers import process
@@ -222,20 +224,15 @@ def test_tracker_dies_with_the_trainer(out: Path) -> None:
         trainer.stdout.read()
 
 
-@pytest.mark.rehearsal
-def test_run_logs_its_metrics_and_its_end(out: Path, runs: Any) -> None:
-    """A whole run: the same values as in its metrics, which are those of TensorBoard."""
-    argv = [sys.executable, "-m", "train", *runs.words(out, ("--procs", "1", "--gpus", "2", "--log", "wandb"), None)]
-    environment = {
-        **runs.environment,
-        "CALLS": os.environ["CALLS"],
-        "PYTHONPATH": os.pathsep.join([runs.environment["PYTHONPATH"], os.environ["PYTHONPATH"]]),
-    }
-    completed = subprocess.run(argv, env=environment, capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
+def test_trainer_logs_its_metrics_and_its_end(out: Path) -> None:
+    """The same values as in its metrics, which are those of TensorBoard."""
+    images = RandomImages(train=16, val=12)
+    trainer = make_trainer(out, make_recipe(make_phase((0, 2), 8, 0.001)), images, plain=False)
+    trainer.progress.options = replace(trainer.options, log="wandb")
+    trainer.train(images, workers=0)  # type: ignore[arg-type]
+    trainer.progress.wait_for_tracker()
     rows = [json.loads(line) for line in (out / "metrics/000001.jsonl").read_text().splitlines()]
     assert [row["step"] for row in calls(out, "log")] == [row["images"] for row in rows if row["kind"] != "start"]
-    epochs = [row for row in rows if row["kind"] == "epoch" and row["top1"] is not None]
     logged = [row["values"]["accuracy/val_top1"] for row in calls(out, "log") if "accuracy/val_top1" in row["values"]]
-    assert logged == [row["top1"] for row in epochs] and logged
-    assert calls(out, "init")[0]["config"]["recipe"] == "tiny" and calls(out, "finish")[0]["exit_code"] == 0
+    assert logged == [epoch.top1 for epoch in trainer.history] and len(logged) == 2
+    assert calls(out, "init")[0]["config"]["recipe"] == "rule" and calls(out, "finish")[0]["exit_code"] == 0
