@@ -43,7 +43,7 @@ def flat_settings(schedule: Schedule, world_size: int) -> dict[str, HParamValue]
 
 
 def warmup_epochs(phases: tuple[ScheduledPhase, ...]) -> int:
-    """Return the number of epochs of the first phases whose rate rises, or is held down by "constant_warmup"."""
+    """Return the epochs of the first phases whose learning rate rises, or is held down by "constant_warmup"."""
     end = 0
     for phase in phases:
         first, last = phase.scaled_lr_endpoints

@@ -1,7 +1,7 @@
 """Build a recipe's optimizer, with every parameter in exactly one group.
 
 None of the built-in optimizers absorbs the learning rate into its momentum: torch's SGD (Goyal et al. 2017, equation
-9), Lars, Lamb and AdamW keep it outside. So no momentum correction is needed when the rate jumps (their remark 2).
+9), Lars, Lamb and AdamW keep it outside. So no momentum correction is needed when it jumps (their remark 2).
 """
 
 import inspect
@@ -49,8 +49,8 @@ def parameter_kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
 def parameter_groups(model: nn.Module, optim: Optim) -> list[ParamDict]:
     """Return the model's parameters in two groups: those with weight decay, then those without.
 
-    Norms and biases decay as the recipe says. Under LARS and LAMB they never do, and these optimizers adapt the rate of
-    the first group only (the skip rule of You et al. 2017 and 2020, and Jia et al. 2018, section 3.2).
+    Norms and biases decay as the recipe says. Under LARS and LAMB they never do, and these optimizers adapt the
+    learning rate of the first group only (the skip rule of You et al. 2017 and 2020, and Jia et al. 2018, section 3.2).
     """
     skip = optim.name in LAYERWISE_OPTIMIZERS
     decays = {"weight": True, "norm": optim.norm_decay and not skip, "bias": optim.bias_decay and not skip}
@@ -65,7 +65,7 @@ def parameter_groups(model: nn.Module, optim: Optim) -> list[ParamDict]:
 
 
 def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer for the model's parameters. Its rate is 0: `set_lr` sets it before each step.
+    """Return the recipe's optimizer for the model's parameters. `set_lr` sets its learning rate before each step.
 
     Raises `TrainingError` when a user's optimizer cannot be imported, fails, or leaves a parameter out.
     """

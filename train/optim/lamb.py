@@ -2,10 +2,10 @@
 
     m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2          You et al. 2020 (1904.00962), algorithm 2
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w
-    w = w - rate |w| / |u| u                                        phi is the identity
+    w = w - lr |w| / |u| u                                          phi is the identity
 
-The rate is part of neither m nor v, so it may jump. t counts the steps of each parameter: after a frozen phase it is
-smaller for the parameters that were frozen.
+The learning rate is part of neither m nor v, so it may jump. t counts the steps of each parameter: after a frozen phase
+it is smaller for the parameters that were frozen.
 """
 
 import torch

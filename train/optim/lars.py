@@ -1,14 +1,14 @@
-"""LARS: SGD with momentum whose rate is scaled in each layer by the ratio of the weights' norm to the gradient's norm.
+"""LARS: SGD with momentum whose learning rate (lr) is scaled in each layer: norm of the weights over that of gradients.
 
     l = trust |w| / (|g| + decay |w|)        You et al. 2017 (1708.03888), equation 6
 
     form "paper"                             form "google"
     v = momentum v + l (g + decay w)         v = momentum v + g
-    w = w - rate v                           w = w - rate l v
+    w = w - lr v                             w = w - lr l v
 
-The paper's buffer absorbs the rate (v = m v + rate l (g + decay w); w = w - v). There, a jump of the rate would need
-the momentum correction of Goyal et al. 2017 (remark 2: m rate' / rate). Here the rate stays outside of v, as in
-torch's SGD: the steps are the same at a constant rate, and the correction is built in when the rate changes.
+The paper's buffer absorbs the learning rate (v = m v + lr l (g + decay w); w = w - v). There, a jump of it would need
+the momentum correction of Goyal et al. 2017 (remark 2: m lr' / lr). Here it stays outside of v, as in torch's SGD: the
+steps are the same at a constant learning rate, and the correction is built in when it changes.
 
 Google's form is that of TensorFlow 1 (tensorflow/contrib/opt/python/training/lars_optimizer.py at 5c8077a), with which
 Google trained ResNet-50 on 32,768 images a step. Neither the ratio nor weight decay is part of its buffer, and weight

@@ -18,7 +18,7 @@ POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS), and MLPerf's reference
 # With fewer steps per epoch, a step takes too large a part of the data set for the linear rule. In Goyal et al. 2017,
 # figure 3, the rule holds up to 8,192 of ImageNet's images a step (156 steps an epoch); at 65,536 (20 steps) the error
 # rises from 23.6 to 34.0 %. Smith et al. 2018 derive it for batches much smaller than the data set. Where it fails
-# between the two depends on network and data (Shallue et al. 2018), so no rate is changed: the user is warned.
+# between the two depends on network and data (Shallue et al. 2018), so nothing is changed: the user is warned.
 MIN_STEPS_PER_EPOCH = 20
 SCALING_RULE_NAMES = {"linear": "linear scaling rule", "sqrt": "square-root scaling rule", "none": "recipe"}
 
@@ -69,7 +69,7 @@ class ScheduledPhase:
 
     @property
     def lr_endpoints_per_256(self) -> tuple[float, float]:
-        """These rates per 256 images of the global batch."""
+        """These learning rates per 256 images of the global batch."""
         first, last = self.scaled_lr_endpoints
         return first * REFERENCE_BATCH / self.global_batch, last * REFERENCE_BATCH / self.global_batch
 
@@ -84,12 +84,12 @@ class ScheduledPhase:
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from the start of the phase with all its sizes.
 
-        The first step has the stated first rate and the last step the stated last rate. The step of a phase with a
-        single step has the first rate.
+        The first step has the first learning rate that is stated, and the last step the last one. The step of a phase
+        with a single step has the first one.
         """
         first, last = (lr * self.lr_factor for lr in self.phase.lr_endpoints)
         done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0
-        # Goyal et al. 2017, section 2.2: warm-up starts at the rate of 256 images. Up to that batch there is none.
+        # Goyal et al. 2017, section 2.2: warm-up starts at the learning rate of 256 images, and there is none below.
         k = max(1.0, self.global_batch / REFERENCE_BATCH)
         match self.phase.shape:
             case "cosine":
@@ -109,8 +109,8 @@ class ScheduledPhase:
 class PhaseRow:
     """A scheduled phase as plans, results and reports show it: epochs `start` to `end`, counted from 0, `end` excluded.
 
-    `steps` are the steps that are run, `lr` the learning rates at the ends of these epochs, `lr_per_256` the same
-    rates per 256 images, `peak` the highest rate.
+    `steps` are the steps that are run, `lr` the learning rates at the ends of these epochs, `lr_per_256` the same per
+    256 images, `peak` the highest one.
     """
 
     start: int
@@ -183,13 +183,13 @@ class Schedule:
 
     @property
     def lr_factor(self) -> float:
-        """The factor on the stated rates by the recipe's scaling rule (`Optim.scaling`): k, its root, or 1."""
+        """The factor on the stated learning rates by the recipe's scaling rule (`Optim.scaling`): k, its root, or 1."""
         k = self.gpus / self.recipe.nominal_gpus
         return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[self.recipe.optim.scaling]
 
     @property
     def ema_decay(self) -> float | None:
-        """The recipe's decay of averaged weights to the power k, if its rates are scaled too; None without average.
+        """The recipe's decay of averaged weights to the power k if learning rates are scaled; None without average.
 
         Busbridge et al. 2023, definition 1.2: a step of k times the images counts as k steps.
         """
@@ -200,7 +200,7 @@ class Schedule:
 
     @property
     def scaling_note(self) -> str:
-        """One line on how batch and rate differ from the recipe's; empty on the nominal number of GPUs."""
+        """One line on how batch and learning rate differ from the recipe's; empty on the nominal number of GPUs."""
         nominal = self.recipe.nominal_gpus
         if self.gpus == nominal:
             return ""
@@ -215,7 +215,7 @@ class Schedule:
     def small_set_note(self) -> str:
         """One line if more than the nominal GPUs leave fewer than `MIN_STEPS_PER_EPOCH` steps an epoch; else empty.
 
-        Recipes on their nominal number of GPUs are taken as they are: their batches and rates were chosen together.
+        Recipes on their nominal number of GPUs are taken as they are: batches and learning rates were chosen together.
         """
         factor = self.gpus / self.recipe.nominal_gpus
         shortest = min(self.scheduled_phases, key=lambda phase: phase.steps_per_epoch)
@@ -225,8 +225,8 @@ class Schedule:
         return (
             f"few steps: with the batch multiplied by {factor:g}, {epochs} have {shortest.steps_per_epoch} steps each, "
             f"and below {MIN_STEPS_PER_EPOCH} the accuracy is likely to fall; --keep-batch keeps the recipe's batch "
-            f"and rate, on {self.recipe.nominal_gpus} of the {self.gpus} processes; to use all, lower `batch` in the "
-            f"recipe"
+            f"and learning rate, on {self.recipe.nominal_gpus} of the {self.gpus} processes; to use all, lower `batch` "
+            "in the recipe"
         )
 
     @cached_property

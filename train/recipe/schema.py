@@ -24,7 +24,7 @@ from . import validators
 from .components import PRECISIONS, RESNETS, Comm, Data, Model, Optim
 
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
-SINGLE_LR_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
+SINGLE_LR_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, their peak
 FIXRES = "fixres"  # a value of `frozen`
 VALIDATION_POLICIES = ("each", "last", "near", "never")
 SIZE_STEP = 32  # pixels: networks halve the image five times; the step of ffcv-imagenet
@@ -48,7 +48,7 @@ class Phase:
         batch: Images per GPU and step. The global batch is `batch` times the number of GPUs.
         lr: Learning rate for the nominal number of GPUs: one number, or (rate of the first step, rate of the last
             step).
-        shape: How the rate goes from the first step to the last. Default "linear".
+        shape: How the learning rate goes from the first step to the last. Default "linear".
             "linear": a straight line, step by step.
             "cosine": half a period of a cosine.
             "polynomial": power 2, as LARS uses it (You et al. 2017).
@@ -113,7 +113,7 @@ class Phase:
         for lr in self.lr_endpoints:
             validators.check_number(where, "lr", lr)
         if self.shape in SINGLE_LR_SHAPES and not isinstance(self.lr, int | float):
-            raise ValueError(f"{where}, lr: {self.shape} takes one number, its target rate, not {self.lr!r}")
+            raise ValueError(f"{where}, lr: {self.shape} takes one number, its target, not {self.lr!r}")
         validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
