@@ -57,8 +57,9 @@ def test_efa_variables_only_with_efa_and_never_over_the_users(monkeypatch: pytes
     monkeypatch.setattr(network, "has_efa", lambda: False)
     assert network.efa_variables() == {}
     monkeypatch.setattr(network, "has_efa", lambda: True)
-    monkeypatch.setenv("NCCL_SOCKET_FAMILY", "AF_INET6")
-    assert network.efa_variables() == {"FI_EFA_USE_HUGE_PAGE": "0", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_PROVIDER": "efa"}
+    monkeypatch.setenv("FI_EFA_USE_HUGE_PAGE", "1")
+    expected = {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_PROVIDER": "efa", "NCCL_SOCKET_FAMILY": "AF_INET"}
+    assert network.efa_variables() == expected
 
 
 def test_library_variables_only_with_efa_and_behind_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
