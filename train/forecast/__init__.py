@@ -19,7 +19,7 @@ run on GPUs.
 from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run
 from .constants import DEFAULT_CONSTANTS, Constants
 from .hardware import MODEL_COSTS
-from .model import TERMS, Forecast, PhaseForecast, forecast, longest_term
+from .model import TERMS, Forecast, forecast, longest_term
 
 __all__ = [
     "DEFAULT_CONSTANTS",
@@ -28,7 +28,6 @@ __all__ = [
     "Constants",
     "Forecast",
     "MeasuredRun",
-    "PhaseForecast",
     "StartSeconds",
     "TermComparison",
     "calibrate",

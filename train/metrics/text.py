@@ -75,53 +75,41 @@ def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
 
 def describe_training(recipe: Recipe) -> str:
     """Return the settings of a recipe beside its phases, in one line. Only what differs from the ordinary is named."""
-    model, optim, comm = recipe.model, recipe.optim, recipe.comm
-    parts = [optim.name]
-    if optim.name in TWO_MOMENT_OPTIMIZERS:
-        parts += [f"betas {optim.betas[0]:g} {optim.betas[1]:g}", f"eps {optim.eps:g}"]
-    else:
-        parts.append(f"momentum {optim.momentum:g}")
-        if optim.nesterov:
-            parts.append("nesterov")
-    if optim.name == "lars":
-        parts.append(f"trust {optim.trust:g}")
-        if optim.lars_form != "paper":
-            parts.append(f"form {optim.lars_form}")
+    model, optim, val_fraction = recipe.model, recipe.optim, recipe.data.val_fraction
+    has_two_moments, is_lars = optim.name in TWO_MOMENT_OPTIMIZERS, optim.name == "lars"
     not_decayed = [name for name, decays in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not decays]
-    parts.append(
-        f"weight decay {optim.weight_decay:g}" + (f" (not on {' and '.join(not_decayed)})" if not_decayed else "")
-    )
-    parts.append(optim.loss)
-    if optim.label_smoothing:
-        parts.append(f"label smoothing {optim.label_smoothing:g}")
-    if optim.ema is not None:
-        parts.append(f"averaged weights (decay {optim.ema:g})")
-    if optim.scaling != "linear":
-        parts.append(f"{optim.scaling} scaling")
-    if model.zero_gamma:  # whether an external network has such norms, only the trainer finds out
-        parts.append("zero gamma" if model.name in MODELS else "zero gamma where a block's last norm is known")
-    if model.weights:
-        parts.append(f"weights {model.weights}")
-    if model.blurpool:
-        parts.append("BlurPool")
-    if model.compile:
-        parts.append("compiled")
-    if recipe.precision != "auto":
-        parts.append(recipe.precision)
-    if recipe.data.val_fraction:
-        parts.append(f"{recipe.data.val_fraction:.4g} of each class held out for validation")
-    if comm.hook != "none":
-        parts.append(f"comm hook {comm.hook}")
+    exceptions = f" (not on {' and '.join(not_decayed)})" if not_decayed else ""
+    # Whether an external network has norms that can start at zero, only the trainer finds out.
+    zero_gamma = "zero gamma" if model.name in MODELS else "zero gamma where a block's last norm is known"
+    parts = [
+        (True, optim.name),
+        (has_two_moments, f"betas {optim.betas[0]:g} {optim.betas[1]:g}, eps {optim.eps:g}"),
+        (not has_two_moments, f"momentum {optim.momentum:g}"),
+        (not has_two_moments and optim.nesterov, "nesterov"),
+        (is_lars, f"trust {optim.trust:g}"),
+        (is_lars and optim.lars_form != "paper", f"form {optim.lars_form}"),
+        (True, f"weight decay {optim.weight_decay:g}{exceptions}"),
+        (True, optim.loss),
+        (optim.label_smoothing, f"label smoothing {optim.label_smoothing:g}"),
+        (optim.ema, f"averaged weights (decay {optim.ema or 0.0:g})"),
+        (optim.scaling != "linear", f"{optim.scaling} scaling"),
+        (model.zero_gamma, zero_gamma),
+        (model.weights, f"weights {model.weights}"),
+        (model.blurpool, "BlurPool"),
+        (model.compile, "compiled"),
+        (recipe.precision != "auto", recipe.precision),
+        (val_fraction, f"{val_fraction:.4g} of each class held out for validation"),
+        (recipe.comm.hook != "none", f"comm hook {recipe.comm.hook}"),
+    ]
     for title, epoch_ranges in (
         ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen is True]),
         ("frozen as in FixRes", [phase.epochs for phase in recipe.phases if phase.frozen == FIXRES]),
         ("rectangles", [phase.epochs for phase in recipe.phases if phase.rect_train]),
         ("not augmented", [phase.epochs for phase in recipe.phases if not phase.augment]),
     ):
-        if epoch_ranges:
-            spans = ", ".join(f"{start}-{end}" for start, end in _join_adjacent(epoch_ranges))
-            parts.append(f"{title} in epochs {spans}")
-    return ", ".join(parts)
+        spans = ", ".join(f"{start}-{end}" for start, end in _join_adjacent(epoch_ranges))
+        parts.append((epoch_ranges, f"{title} in epochs {spans}"))
+    return ", ".join(text for is_named, text in parts if is_named)
 
 
 def _join_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from .command import Command
 from .components import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
-from .schema import Phase, Recipe, check_phases
+from .schema import Phase, Recipe
 
 __all__ = [
     "IMAGENET",
@@ -15,5 +15,4 @@ __all__ = [
     "Optim",
     "Phase",
     "Recipe",
-    "check_phases",
 ]

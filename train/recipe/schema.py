@@ -175,7 +175,7 @@ def check_machine_types(where: str, types: object) -> tuple[str, ...]:
     return tuple(types)
 
 
-def check_phases(where: str, phases: Sequence[Phase]) -> None:
+def _check_phases(where: str, phases: Sequence[Phase]) -> None:
     """Check that phases start at epoch 0 and follow each other without gap or overlap.
 
     Raises `ValueError`, which begins with `where` and names the row, counted from 1.
@@ -257,12 +257,12 @@ class Recipe:
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():
             validators.check_int(where, "tables, machines", machines, 1)
-            check_phases(f"{where}, table for {machines} machines", rows)
+            _check_phases(f"{where}, table for {machines} machines", rows)
         tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
         if tables and self.machines not in tables:
             raise ValueError(f"{where}, machines: no table for {self.machines}; there are {sorted(tables)}")
         phases = tables[self.machines] if tables else self.phases
-        check_phases(where, phases)
+        _check_phases(where, phases)
         if self.target is None and any(phase.validate == "near" for phase in phases):
             raise ValueError(
                 f'{where}, target: missing, but a phase has validate="near"; give it in percent, as in target=93.0'
