@@ -135,8 +135,8 @@ class Runs:
         self, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
     ) -> ForkedProcess:
         """Fork `python -m MODULE`. Its stdout goes to <out>.stdout, its stderr to <out>.stderr."""
-        streams = (out.with_name(f"{out.name}.{name}") for name in ("stdout", "stderr"))
-        return self._fork(out, *streams, module, [*map(str, argv)], environment or {})
+        out_path, err_path = (out.with_name(f"{out.name}.{name}") for name in ("stdout", "stderr"))
+        return self._fork(out, out_path, err_path, module, [*map(str, argv)], environment or {})
 
     def _fork(self, out: Path, out_path: Path, err_path: Path, *order: Any) -> ForkedProcess:
         process = ForkedProcess(self.ask, out_path, err_path, *order, str(self.folder))

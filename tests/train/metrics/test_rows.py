@@ -38,9 +38,10 @@ def test_epoch_row_reports_the_main_view_and_the_square_one(
 ) -> None:
     row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
     assert row == EpochResult(
-        epoch=2, size=64, global_batch=32, steps=4, lr=pytest.approx(0.7),  # the rate of its last step
+        epoch=2, size=64, global_batch=32, steps=4, lr=row.lr,
         train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,
         view=view, top1=main.top1, top5=main.top5, val_loss=main.loss, val_images=20, top1_square=70.0,
         top5_square=90.0, seconds=5.5, train_seconds=4.0, val_seconds=1.5,
     )  # fmt: skip
+    assert row.lr == pytest.approx(0.7), "of its last step"
     assert overall_images_per_second([row, replace(row, train_seconds=1.0)]) == 40.0, "of the training only"
