@@ -108,7 +108,7 @@ def describe_training(recipe: Recipe) -> str:
         ("not augmented", [phase.epochs for phase in recipe.phases if not phase.augment]),
     ):
         spans = ", ".join(f"{start}-{end}" for start, end in _join_adjacent(epoch_ranges))
-        parts.append((epoch_ranges, f"{title} in epochs {spans}"))
+        parts.append((bool(epoch_ranges), f"{title} in epochs {spans}"))
     return ", ".join(text for is_named, text in parts if is_named)
 
 
