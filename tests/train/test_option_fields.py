@@ -39,6 +39,7 @@ def parse(*argv: str) -> Any:
     (Cooling, {"fans": 2.5}, "'--fans': 2.5 is not a valid integer."),
     (Cooling, {"fans": True}, "'--fans': True is not a valid integer."),
     (Cooling, {"fans": None}, "'--fans': None is not a valid integer."),
+    (Cooling, {"fans": "many"}, "'--fans': 'many' is not a valid integer."),
     (Cooling, {"noise": 0}, "'--noise': 0.0 is not in the range x>0."),
     (Cooling, {"noise": float("nan")}, "'--noise': nan is not a finite number"),
     (Cooling, {"noise": "inf"}, "'--noise': inf is not a finite number"),
