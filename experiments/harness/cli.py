@@ -13,7 +13,7 @@ from experiments.harness.claims import Experiment, ImageSources
 from experiments.harness.confidence import RowsByArm
 from experiments.harness.images import ImageSourceError
 from experiments.harness.runs import ExperimentRun, read_row
-from experiments.harness.sweep import RunFailed, SweepLocation, missing_runs, run_sweep
+from experiments.harness.sweep import RunFailed, SweepLocation, run_sweep
 from train.tools.filesystem import one_line_error
 
 HERE = Path(__file__).resolve().parents[1]
@@ -70,7 +70,6 @@ def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argp
     parser.add_argument(
         "--results", type=Path, default=HERE / "results", help="folder of the rows (default: experiments/results)"
     )
-    parser.add_argument("--list", action="store_true", help="list the runs that are missing, and make none")
     arguments = parser.parse_args(argv)
     if arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
@@ -89,9 +88,6 @@ def _run_all(experiments: Sequence[Experiment], arguments: argparse.Namespace) -
             print(f"{experiment.name}: left out; it needs {OPTION_BY_SOURCE[experiment.required_source]}")
     runs = {experiment.name: planned_runs(experiment, sources, arguments.seeds) for experiment in runnable}
     all_runs = sorted((run for runs_of_one in runs.values() for run in runs_of_one), key=lambda run: run.seed)
-    if arguments.list:
-        print(*(f"{run.key} {run.name}" for run in missing_runs(all_runs, arguments.results)), sep="\n")
-        return 0
     location = SweepLocation(arguments.results, sources.work)
     run_sweep(all_runs, location, arguments.jobs, lambda text: print(text, flush=True))
     rows = {
