@@ -48,25 +48,20 @@ def goal_verdict(value: float, goal: float, at_most: bool = False) -> str:
     return "met" if (value <= goal if at_most else value >= goal) else "missed"
 
 
-def cpu_name() -> str:
-    """Return the processor's name, or its architecture where Linux does not report a name."""
-    return cpu_model() or platform.machine()
-
-
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return usable_cpu_count()
-
-
 def describe_machine() -> str:
     """Return date, cores, processor and versions: the beginning of each section of RESULTS.md."""
     import numpy
     import torch
 
     return (
-        f"{time.strftime('%Y-%m-%d')}, {core_count()} cores ({cpu_name()}), Python {platform.python_version()}, torch "
+        f"{time.strftime('%Y-%m-%d')}, {describe_processor()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, numpy {numpy.__version__}"
     )
+
+
+def describe_processor() -> str:
+    """Return the cores that this process may use, and the processor's name or, where Linux has none, architecture."""
+    return f"{usable_cpu_count()} cores ({cpu_model() or platform.machine()})"
 
 
 def write_section(name: str, lines: Sequence[str]) -> None:

@@ -33,13 +33,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.measure import (
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
-    core_count,
     describe_machine,
     goal_verdict,
     median_with_range,
     ratios,
     seconds_of,
 )
+from train.tools.host import usable_cpu_count
 
 GOAL_BY_SIZES = {(160, 128): 1.2, (352, 224): 1.4}  # (short side of the copy, crop): goal of ours / FFCV
 PASS_IMAGES_PER_CORE = {128: 6000, 224: 2000}  # by crop size; a pass takes some seconds
@@ -131,7 +131,7 @@ class LoaderPasses:
         self.idle_request = make_requests(len(index), 1, size)[0]
         decoder = BatchDecoder({("train", None): index}, 0)
         self.batches = stream_batches(
-            decoder, self.next_requests(), core_count(), torch.device("cpu"), BATCH * 3 * size**2
+            decoder, self.next_requests(), usable_cpu_count(), torch.device("cpu"), BATCH * 3 * size**2
         )
 
     def next_requests(self) -> Iterator[Any]:
@@ -171,12 +171,12 @@ def bare_loop(index: Any, size: int, images: int) -> Callable[[], None]:
 
     def run_thread(first: int) -> None:
         target = torch.empty((1, 3, size, size), dtype=torch.uint8, memory_format=torch.channels_last)
-        for number, image_size, box, mirror in crops[first :: core_count()]:
+        for number, image_size, box, mirror in crops[first :: usable_cpu_count()]:
             crop_and_resize(jpegs[number], image_size, box, mirror, target)
 
     def run() -> None:
-        with ThreadPoolExecutor(core_count()) as pool:
-            for _ in pool.map(run_thread, range(core_count())):
+        with ThreadPoolExecutor(usable_cpu_count()) as pool:
+            for _ in pool.map(run_thread, range(usable_cpu_count())):
                 pass
 
     return run
@@ -227,7 +227,7 @@ def measure_speeds(
     peers: PeerProcess | None = None,
 ) -> dict[str, list[float]]:
     """Return images per second of each requested side, one pass each in turn; the first round is not counted."""
-    images = PASS_IMAGES_PER_CORE.get(size, PASS_IMAGES_PER_CORE[224]) * core_count()
+    images = PASS_IMAGES_PER_CORE.get(size, PASS_IMAGES_PER_CORE[224]) * usable_cpu_count()
     classic_images = images // 2  # the classic pipeline is slow
     passes = LoaderPasses(index, size, images)
     loop = bare_loop(index, size, images)
@@ -304,8 +304,8 @@ def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]
     source = f"{image_count} {'photographs' if images else 'generated images'} repeated to {SET_IMAGES}"
     column_titles = " | ".join(f"{short_side}-px copies to {size}" for short_side, size in GOAL_BY_SIZES)
     return [
-        f"{source}; {core_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the area; "
-        f"median (min-max) of {rounds} passes in turn.",
+        f"{source}; {usable_cpu_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the "
+        f"area; median (min-max) of {rounds} passes in turn.",
         *([] if peers else ["", f"{NO_PEERS_MESSAGE}; only ours and the bare loop."]),
         "",
         f"| images/s | {column_titles} |",

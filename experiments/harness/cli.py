@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import core_count
 from experiments.harness import plots, table
 from experiments.harness.claims import Experiment, ImageSources
 from experiments.harness.confidence import RowsByArm
@@ -15,6 +14,7 @@ from experiments.harness.images import ImageSourceError
 from experiments.harness.runs import ExperimentRun, read_row
 from experiments.harness.sweep import RunFailed, SweepLocation, run_sweep
 from train.tools.filesystem import one_line_error
+from train.tools.host import usable_cpu_count
 
 HERE = Path(__file__).resolve().parents[1]
 MIN_SEEDS = 5  # with fewer it is a trial run: neither RESULTS.md nor a picture is written
@@ -62,7 +62,10 @@ def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argp
         )
     parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help=f"runs of each arm (default: {MIN_SEEDS})")
     parser.add_argument(
-        "--jobs", type=int, default=core_count(), help="runs at the same time, of one thread each (default: cores)"
+        "--jobs",
+        type=int,
+        default=usable_cpu_count(),
+        help="runs at a time, of one thread each (default: cores)",
     )
     parser.add_argument(
         "--work", type=Path, default=HERE.parent / "runs" / "experiments", help="folder for images and unfinished runs"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import core_count, cpu_name
+from benchmarks.measure import describe_processor
 from experiments.harness.runs import ExperimentRun, ResultRow, diverged_values, read_row, result_values, write_row
 from train.tools import process as tools_process
 from train.tools.filesystem import locked, read_json, read_json_lines, to_json_bytes, write_atomic
@@ -127,7 +127,7 @@ def finish_run(
         raise RunFailed(
             f"{run.name}: the trainer ended with exit code {exit_code}: {last_line}; its log: {folder / 'log'}"
         )
-    machine = f"{core_count()} cores ({cpu_name()}), {max_parallel} at a time, torch {package_versions()['torch']}"
+    machine = f"{describe_processor()}, {max_parallel} at a time, torch {package_versions()['torch']}"
     origin = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": git_commit()}
     row = write_row(run, location.results, {**values, "seconds": round(seconds, 1), "made": origin})
     shutil.rmtree(folder, ignore_errors=True)
