@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from support.simcloud.__main__ import environment
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import Response, serve
-from support.simcloud.machines import SimulatedMachines
+from support.simcloud.machines import SimulatedMachines, new_login
 from support.waiting import wait_for
 
 from benchmarks.launch.local import (
@@ -84,7 +84,7 @@ class SimulatedCloud:
     """The simulated cloud in this process, and a host to which it looks like AWS."""
 
     def __init__(self, folder: Path, machines_folder: Path) -> None:
-        self.sim = SimulatedAws(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
+        self.sim = SimulatedAws(new_login(), boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
         self.server, url = serve(sim=self.sim)
         self.answers: list[tuple[float, float]] = []  # begin and end of each, as Unix times
         self._time_answers()

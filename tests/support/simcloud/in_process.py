@@ -14,11 +14,12 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from support.simcloud.cloud import SimulatedAws
+from support.simcloud.fixture import IMAGE
 from support.simcloud.http_server import AwsFrontend, serve
+from support.simcloud.machines import new_login
 
 from infra.aws.client import Account
 
-IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 # Without this, each session reads EC2's service model again, in 0.3 s.
 SHARED_LOADER = functools.cache(botocore.loaders.create_loader)
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
@@ -51,7 +52,7 @@ class Cloud:
 
     def image(self, region: str = "us-east-1") -> str:
         """Return the id of the image, as the public parameter of a region says it."""
-        return str(self.client("ssm", region).get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"])
+        return str(self.client("ssm", region).get_parameter(Name=IMAGE)["Parameter"]["Value"])
 
     def request(self, **changes: Any) -> dict[str, Any]:
         """Return the arguments of RunInstances for one g5.xlarge, with changes; None removes an argument."""
@@ -97,7 +98,7 @@ def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[
 @pytest.fixture(scope="module")
 def served() -> Iterator[Cloud]:
     """One server for the tests of a file."""
-    sim = SimulatedAws()
+    sim = SimulatedAws(new_login())
     # No thread ticks: it might still be sending an event to a listener when a call returns.
     sim.ticking = True  # type: ignore[attr-defined]
     server, url = serve(sim=sim)

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, refuse_if
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import on_demand
 
@@ -178,6 +178,7 @@ def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, 
     return description
 
 
+@ec2_call
 def describe_capacity_reservations(self: Any) -> ActionResult:
     """Describe the reservations of a region, all or those of these ids."""
     sim = SimulatedAws.current
@@ -188,6 +189,7 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
     return ActionResult({"CapacityReservations": [_describe(sim, reservation) for reservation in reservations]})
 
 
+@ec2_call
 def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
     """List the resource groups to which a reservation belongs."""
     reservation = _find(SimulatedAws.current, self.region, self._get_param("CapacityReservationId"))
@@ -195,6 +197,7 @@ def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
     return ActionResult({"CapacityReservationGroups": groups})
 
 
+@ec2_call
 def describe_capacity_block_offerings(self: Any) -> ActionResult:
     """List blocks that can be bought: one for each zone, from 11:30 UTC of one of the next days."""
     from support.simcloud.spot_market import offered, vcpus
@@ -226,10 +229,3 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
             }
         )
     return ActionResult({"CapacityBlockOfferings": offerings[::-1]})
-
-
-ACTIONS = {
-    "describe_capacity_block_offerings": describe_capacity_block_offerings,
-    "describe_capacity_reservations": describe_capacity_reservations,
-    "get_groups_for_capacity_reservation": get_groups_for_capacity_reservation,
-}
