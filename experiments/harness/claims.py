@@ -71,7 +71,7 @@ class Experiment:
     """Arms and the claims about them.
 
     Attributes:
-        name: Name of the experiment, its script and its picture.
+        name: Name of the experiment, its module and its picture.
         title: Heading of its section, with its number.
         description: What differs, and what is held equal.
         arms: The arms; the first is the reference of the table.
