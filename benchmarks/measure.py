@@ -3,12 +3,15 @@
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from train.data.packing.synthetic import draw_sample_set
 from train.tools.host import cpu_model, usable_cpu_count
 
+COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 HERE = Path(__file__).resolve().parent
 RESULTS_PATH = HERE / "RESULTS.md"
 PEERS_PYTHON = HERE / ".venv" / "bin" / "python"
@@ -57,6 +60,19 @@ def describe_machine() -> str:
         f"{time.strftime('%Y-%m-%d')}, {describe_processor()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, numpy {numpy.__version__}"
     )
+
+
+def prepare_images(work_folder: Path, images: Path | None, train: int, val: int) -> tuple[Path, Path]:
+    """Return the folder of the images, and that of their copies of 160 and 352 pixels.
+
+    Without images, `train` and `val` images are drawn.
+    """
+    data = images or work_folder / "drawn"
+    if images is None:
+        draw_sample_set(data, train=train, val=val)
+    copies = work_folder / "copies"
+    run_quietly(COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352")
+    return data, copies
 
 
 def describe_processor() -> str:

@@ -27,9 +27,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
 from benchmarks.measure import (
+    COMMAND,
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
     RESULTS_PATH,

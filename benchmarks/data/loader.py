@@ -16,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,6 +38,7 @@ from benchmarks.measure import (
     ratios,
     seconds_of,
 )
+from experiments.harness import images as image_sources
 from train.tools.host import usable_cpu_count
 
 GOAL_BY_SIZES = {(160, 128): 1.2, (352, 224): 1.4}  # (short side of the copy, crop): goal of ours / FFCV
@@ -58,14 +58,8 @@ def read_images(images: Path | None) -> Iterator[bytes]:
         with tempfile.TemporaryDirectory() as folder:
             draw_sample_set(Path(folder), train=400, val=10)
             yield from read_images(Path(folder) / "train")
-    elif images.is_dir():
-        for path in sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg")):
-            yield path.read_bytes()
     else:
-        with tarfile.open(images) as tar:
-            for member in tar:
-                if member.isfile() and (file := tar.extractfile(member)):
-                    yield file.read()
+        yield from (content for _, content in image_sources.read_images(images))
 
 
 def write_copies(images: Path | None, folder: Path) -> int:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from support.waiting import wait_for
 
 from benchmarks.elastic.torchrun_peer import MACHINES, WAIT_SECONDS, read_train_lines
+from benchmarks.measure import COMMAND
 from cluster.connectors.local import module_command
 from cluster.jobs.submit import Job
 from cluster.state import attempts
@@ -21,7 +21,6 @@ from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cifar10.py"
 SAVE_SECONDS = 10
 

@@ -32,9 +32,8 @@ from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from benchmarks.launch.stub import RECIPE, StubDelays
-from benchmarks.measure import write_section
+from benchmarks.measure import COMMAND, write_section
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 MACHINE_COUNTS = (1, 4, 16, 64)
 STEADY_SECONDS = 20.0
 DEADLINE_SECONDS = 240.0

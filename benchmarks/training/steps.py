@@ -14,7 +14,6 @@ network this would measure the loader.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,11 +29,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train/__main__.py does
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import goal_verdict, median_with_range
+from benchmarks.measure import goal_verdict, median_with_range, prepare_images
 from train.data.loading import loader
 from train.data.loading.dataset import Dataset, open_dataset
 from train.data.order.batch_sampler import DistributedBatchSampler
-from train.data.packing.synthetic import draw_sample_set
 from train.distributed import process_group
 from train.engine import trainer as engine_trainer
 from train.engine.agent_channel import AgentChannel
@@ -45,7 +43,6 @@ from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 from train.tools import process
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOAL = 0.95
 CASE_BY_SIZE = {128: (160, 8, 6), 224: (352, 4, 6)}  # size: (short side of the copy, batch, steps of a round)
 MODEL, ROUNDS = "resnet50", 5
@@ -107,17 +104,6 @@ def _recipe(model: str, size: int, images: int) -> Recipe:
     )
 
 
-def prepare_images(work_folder: Path, images: Path | None) -> tuple[Path, Path]:
-    """Return the folder of the images (generated for None) and that of their copies of 160 and 352 pixels."""
-    data = images or work_folder / "drawn"
-    if images is None:
-        draw_sample_set(data, train=DRAWN_IMAGES, val=10)
-    copies = work_folder / "copies"
-    argv = [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"]
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return data, copies
-
-
 def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folder: Path) -> list[tuple[float, float]]:
     """Return the seconds of the bare loop and of ours for each timed epoch."""
     _, batch, steps = CASE_BY_SIZE[size]
@@ -153,7 +139,7 @@ def markdown_rows(images: Path | None = None, model: str = MODEL) -> list[str]:
     source = "photographs" if images else "generated images"
     lines = [f"| {model} | bare, ms per step | ours, ms per step | bare / ours | goal |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:  # noqa: PTH123 - a device
-        data, copies = prepare_images(Path(folder), images)
+        data, copies = prepare_images(Path(folder), images, DRAWN_IMAGES, 10)
         for size, (_, batch, steps) in CASE_BY_SIZE.items():
             original_stdout, sys.stdout = sys.stdout, devnull  # hides the trainer's log
             try:
