@@ -24,8 +24,8 @@ from typing import Any
 from support.simcloud import gpus, process_keeper
 from support.simcloud.computer import SimulatedMachine
 from support.simcloud.imds import MetadataService
-from support.simcloud.instance_connect import KEY_SECONDS
 from support.simcloud.internet import has_internet
+from support.simcloud.services import KEY_SECONDS
 from support.simcloud.traffic import Moved
 from support.ssh_machines import command_line
 

@@ -15,6 +15,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import on_demand
+from support.simcloud.spot_market import offered, vcpus
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
@@ -200,8 +201,6 @@ def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
 @ec2_call
 def describe_capacity_block_offerings(self: Any) -> ActionResult:
     """List blocks that can be bought: one for each zone, from 11:30 UTC of one of the next days."""
-    from support.simcloud.spot_market import offered, vcpus
-
     type = self._get_param("InstanceType")
     count, hours = int(self._get_param("InstanceCount")), int(self._get_param("CapacityDurationHours"))
     has_blocks = CAPACITY_BLOCK in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", [])
