@@ -63,6 +63,7 @@ def test_missing_images_no_seeds_or_an_unknown_name_is_a_usage_error(experiment:
 
 
 def test_script_runs_from_any_folder(tmp_path: Path) -> None:
-    argv = [sys.executable, ROOT / "experiments" / "run.py", "--help"]
-    completed = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    completed = subprocess.run(
+        [sys.executable, ROOT / "experiments" / "run.py", "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert completed.returncode == 0 and "--photographs" in completed.stdout and not completed.stderr
