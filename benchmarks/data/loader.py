@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -212,15 +212,8 @@ class PeerProcess:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure_speeds(
-    index: Any,
-    size: int,
-    side_names: Collection[str],
-    rounds: int,
-    folder: Path | None = None,
-    peers: PeerProcess | None = None,
-) -> dict[str, list[float]]:
-    """Return images per second of each requested side, one pass each in turn; the first round is not counted."""
+def measure_speeds(index: Any, size: int, folder: Path, peers: PeerProcess | None) -> dict[str, list[float]]:
+    """Return images per second of each side, one pass each in turn; the first round is not counted."""
     images = PASS_IMAGES_PER_CORE.get(size, PASS_IMAGES_PER_CORE[224]) * usable_cpu_count()
     classic_images = images // 2  # the classic pipeline is slow
     passes = LoaderPasses(index, size, images)
@@ -233,8 +226,8 @@ def measure_speeds(
     if peers:
         sides["FFCV"] = lambda: images / peers.ask(feed="ffcv", images=images, **peer_arguments)
         sides["classic"] = lambda: classic_images / peers.ask(feed="classic", images=classic_images, **peer_arguments)
-    speeds: dict[str, list[float]] = {name: [] for name in sides if name in side_names}
-    for round_number in range(rounds + 1):
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(ROUNDS + 1):
         for name, side_speeds in speeds.items():
             speed = sides[name]()
             if round_number:
@@ -282,7 +275,7 @@ def configure_process() -> None:
     disable_malloc_trim()
 
 
-def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]:
+def markdown_rows(images: Path | None = None) -> list[str]:
     """Measure all sides, and return the section as lines of Markdown."""
     configure_process()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -294,12 +287,12 @@ def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]
             copies = work_folder / str(short_side)
             index = pack_copies(copies)
             differences = pixel_differences(index, copies, size, peers, work_folder)
-            measurements.append((measure_speeds(index, size, SIDE_TITLES, rounds, copies, peers), differences))
+            measurements.append((measure_speeds(index, size, copies, peers), differences))
     source = f"{image_count} {'photographs' if images else 'generated images'} repeated to {SET_IMAGES}"
     column_titles = " | ".join(f"{short_side}-px copies to {size}" for short_side, size in GOAL_BY_SIZES)
     return [
         f"{source}; {usable_cpu_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the "
-        f"area; median (min-max) of {rounds} passes in turn.",
+        f"area; median (min-max) of {ROUNDS} passes in turn.",
         *([] if peers else ["", f"{NO_PEERS_MESSAGE}; only ours and the bare loop."]),
         "",
         f"| images/s | {column_titles} |",
@@ -344,10 +337,9 @@ def main() -> int:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (default: generated images)"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"passes of each side (default: {ROUNDS})")
     options = parser.parse_args()
     print(f"{describe_machine()}; load {os.getloadavg()[0]:.1f} before\n")
-    print("\n".join(markdown_rows(options.images, options.rounds)))
+    print("\n".join(markdown_rows(options.images)))
     return 0
 
 
