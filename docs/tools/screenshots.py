@@ -1,9 +1,9 @@
-"""docs/screenshots: what five commands print on a terminal, in a light and in a dark theme.
+"""docs/screenshots: what six commands print on terminals of two widths, in a light and in a dark theme.
 
     python docs/tools/screenshots.py docs/screenshots
 
 The tables are those of the commands; the jobs are invented, in fixed states, so that the pictures change only with the
-program. `plan` is computed from a recipe of this project. A test compares the files.
+program. `plan` and the plan of `launch` are computed from a recipe of this project. A test compares the files.
 """
 
 import contextlib
@@ -19,10 +19,14 @@ import pictured_jobs
 from terminal_svg import THEMES, draw_terminal
 
 from cluster.cli.app import cli
-from cluster.display import cloud, status, top
+from cluster.display import cloud, plan, status, top
+from cluster.planning import resolve
+from cluster.planning.launch_options import make_launch_options
 
 ROOT = Path(__file__).resolve().parents[2]
+WIDTHS = (80, 140)  # columns
 RECIPE = "recipes/resnet50_18min.py"
+IMAGES = "s3://my-bucket/imagenet"
 ENVIRONMENT = {  # nothing of the computer on which the pictures are made
     "HOME": "/home/you",
     "IMGNET_RUNS": "/home/you/runs",
@@ -44,21 +48,28 @@ def show_plan() -> None:
     cli.main(["plan", "--machines", "1,2,4,8,16", RECIPE], standalone_mode=False)
 
 
-def show_status() -> None:
-    """Print the state of a job that has lost a machine."""
-    status.show_status(pictured_jobs.STATUS, pictured_jobs.machine_rows(), pictured_jobs.ATTEMPTS)
+def show_launch() -> None:
+    """Print the plan of a launch on machines of AWS, and its question."""
+    (recipe,) = resolve.load_recipes(RECIPE)
+    options = make_launch_options("aws", machines=pictured_jobs.MACHINES, market="on-demand", data=IMAGES)
+    job_plan = pictured_jobs.with_known_price(resolve.plan(recipe, options, recipe_file=RECIPE, offline=True))
+    plan.show_plan(job_plan)
+    print(f"{plan.rental_question([job_plan])} [y/N]:")
 
 
-# By the name of the file, with the columns of the terminal: the command, and what prints.
-PICTURES: dict[tuple[str, int], tuple[str, Callable[[], None]]] = {
-    ("plan", 140): (f"plan --machines 1,2,4,8,16 {RECIPE}", show_plan),
-    ("ls", 140): ("ls", lambda: status.show_jobs({job.job: job for job in pictured_jobs.OTHER_JOBS})),
-    **dict.fromkeys((("status", 80), ("status", 140)), ("status job-3", show_status)),
-    ("top", 140): (
+PICTURES: dict[str, tuple[str, Callable[[], None]]] = {  # by the name of the file: the command, and what prints
+    "plan": (f"plan --machines 1,2,4,8,16 {RECIPE}", show_plan),
+    "launch": (f"launch --machines {pictured_jobs.MACHINES} --on-demand --data {IMAGES} {RECIPE}", show_launch),
+    "ls": ("ls", lambda: status.show_jobs({job.job: job for job in pictured_jobs.OTHER_JOBS})),
+    "status": (
+        "status job-3",
+        lambda: status.show_status(pictured_jobs.STATUS, pictured_jobs.machine_rows(), pictured_jobs.ATTEMPTS),
+    ),
+    "top": (
         "top job-3",
         lambda: top.show_top(lambda: (pictured_jobs.RUNNING, pictured_jobs.machine_rows()), once=True),
     ),
-    ("cost", 140): ("cost job-3", lambda: cloud.show_cost(pictured_jobs.cost_report())),
+    "cost": ("cost job-3", lambda: cloud.show_cost(pictured_jobs.cost_report())),
 }
 
 
@@ -78,12 +89,13 @@ def terminal(columns: int) -> Iterator[Screen]:
 
 def draw_pictures() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file."""
-    for (name, columns), (command, show) in PICTURES.items():
-        with terminal(columns) as screen:
-            print(f"$ imgnet-cluster {command}")
-            show()
-        for theme in THEMES:
-            yield f"{name}-{columns}-{theme}.svg", draw_terminal(screen.getvalue(), columns, theme)
+    for name, (command, show) in PICTURES.items():
+        for columns in WIDTHS:
+            with terminal(columns) as screen:
+                print(f"$ imgnet-cluster {command}")
+                show()
+            for theme in THEMES:
+                yield f"{name}-{columns}-{theme}.svg", draw_terminal(screen.getvalue(), columns, theme)
 
 
 if __name__ == "__main__":
