@@ -3,12 +3,15 @@
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from train.data.packing.synthetic import draw_sample_set
 from train.tools.host import cpu_model, usable_cpu_count
 
+COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 HERE = Path(__file__).resolve().parent
 RESULTS_PATH = HERE / "RESULTS.md"
 PEERS_PYTHON = HERE / ".venv" / "bin" / "python"
@@ -48,25 +51,33 @@ def goal_verdict(value: float, goal: float, at_most: bool = False) -> str:
     return "met" if (value <= goal if at_most else value >= goal) else "missed"
 
 
-def cpu_name() -> str:
-    """Return the processor's name, or its architecture where Linux does not report a name."""
-    return cpu_model() or platform.machine()
-
-
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return usable_cpu_count()
-
-
 def describe_machine() -> str:
     """Return date, cores, processor and versions: the beginning of each section of RESULTS.md."""
     import numpy
     import torch
 
     return (
-        f"{time.strftime('%Y-%m-%d')}, {core_count()} cores ({cpu_name()}), Python {platform.python_version()}, torch "
+        f"{time.strftime('%Y-%m-%d')}, {describe_processor()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, numpy {numpy.__version__}"
     )
+
+
+def prepare_images(work_folder: Path, images: Path | None, train: int, val: int) -> tuple[Path, Path]:
+    """Return the folder of the images, and that of their copies of 160 and 352 pixels.
+
+    Without images, `train` and `val` images are drawn.
+    """
+    data = images or work_folder / "drawn"
+    if images is None:
+        draw_sample_set(data, train=train, val=val)
+    copies = work_folder / "copies"
+    run_quietly(COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352")
+    return data, copies
+
+
+def describe_processor() -> str:
+    """Return the cores that this process may use, and the processor's name or, where Linux has none, architecture."""
+    return f"{usable_cpu_count()} cores ({cpu_model() or platform.machine()})"
 
 
 def write_section(name: str, lines: Sequence[str]) -> None:

@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
 from benchmarks.measure import (
+    COMMAND,
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
     RESULTS_PATH,
@@ -54,15 +55,12 @@ class BenchmarkImages:
     class_folders: Path | None
 
 
-Rows = Callable[[BenchmarkImages], Iterable[str]]
-
-
 @dataclass(frozen=True)
 class Part:
     """One part of the benchmark: its heading in RESULTS.md, and the function that measures it and returns its rows."""
 
     title: str
-    measure_rows: Rows
+    measure_rows: Callable[[BenchmarkImages], Iterable[str]]
 
 
 def help_rows(_: BenchmarkImages) -> Iterator[str]:
@@ -79,37 +77,27 @@ def help_rows(_: BenchmarkImages) -> Iterator[str]:
     )
 
 
-def rows_of_script(script: str, *arguments: object) -> Rows:
-    """Return a function that gives the rows of a script, benchmarks.<script>.markdown_rows(*arguments).
-
-    A string among the arguments is the name of a field of `BenchmarkImages` and is replaced by that field's value.
-    """
-
-    def measure_rows(images: BenchmarkImages) -> Iterable[str]:
-        module = importlib.import_module(f"benchmarks.{script}")
-        values = [getattr(images, argument) if isinstance(argument, str) else argument for argument in arguments]
-        rows: Iterable[str] = module.markdown_rows(*values)
-        return rows
-
-    return measure_rows
+def script(name: str) -> Any:
+    """Return the module of a script, which is imported only in the process that measures it."""
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 PARTS: dict[str, Part] = {
     "help": Part("`--help` compared with the start of Python", help_rows),
     "loader": Part(
         "Data loading on all cores, compared with FFCV and with PIL and DataLoader",
-        rows_of_script("data.loader", "given_path"),
+        lambda images: script("data.loader").markdown_rows(images.given_path),
     ),
-    "index": Part("An index of ImageNet's size", rows_of_script("data.index_memory")),
+    "index": Part("An index of ImageNet's size", lambda _: script("data.index_memory").markdown_rows()),
     "steps": Part(
         "Our training steps compared with a bare loop on data in memory",
-        rows_of_script("training.steps", "class_folders"),
+        lambda images: script("training.steps").markdown_rows(images.class_folders),
     ),
     "schedule": Part(
         "Goodput of `make demo` and of a shortened 18-minute schedule",
-        rows_of_script("training.schedule", "class_folders", 3),
+        lambda images: script("training.schedule").markdown_rows(images.class_folders, 3),
     ),
-    "forecast": Part("A real run, forecast from a shorter run", rows_of_script("training.forecast")),
+    "forecast": Part("A real run, forecast from a shorter run", lambda _: script("training.forecast").markdown_rows()),
 }
 
 
@@ -173,12 +161,6 @@ def header_lines(load_before: float) -> list[str]:
     return lines if PEERS_PYTHON.exists() else [*lines, "", f"{NO_PEERS_MESSAGE.capitalize()}."]
 
 
-def measure_in_child(name: str, images: BenchmarkImages, output_path: Path) -> int:
-    """Measure a part in this process and write its rows to a file."""
-    output_path.write_text("\n".join(PARTS[name].measure_rows(images)) + "\n")
-    return 0
-
-
 def main() -> int:
     """Measure and print the named parts; without names measure all and write RESULTS.md. Return 1 if a part failed."""
     parser = argparse.ArgumentParser(description="Run the benchmarks that need no GPU.")
@@ -195,7 +177,9 @@ def main() -> int:
         parser.error(f"--images: {options.images} does not exist")
     given_path = options.images and options.images.resolve()
     if options.into:
-        return measure_in_child(options.parts[0], BenchmarkImages(given_path, options.laid), options.into)
+        rows = PARTS[options.parts[0]].measure_rows(BenchmarkImages(given_path, options.laid))
+        options.into.write_text("\n".join(rows) + "\n")
+        return 0
     load_before = os.getloadavg()[0]
     start = time.monotonic()
     all_succeeded = True

@@ -1,6 +1,7 @@
 """Makes the missing runs of all experiments, and writes RESULTS.md from all rows.
 
     python experiments/run.py --data CIFAR10 --photographs PHOTOGRAPHS
+    python experiments/run.py --data CIFAR10 lars warmup                # some experiments; only printed
 
 It may be stopped at any time, also by force. The same command continues.
 """

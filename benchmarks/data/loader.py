@@ -16,10 +16,9 @@ import os
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -33,13 +32,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.measure import (
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
-    core_count,
     describe_machine,
     goal_verdict,
     median_with_range,
     ratios,
     seconds_of,
 )
+from experiments.harness import images as image_sources
+from train.tools.host import usable_cpu_count
 
 GOAL_BY_SIZES = {(160, 128): 1.2, (352, 224): 1.4}  # (short side of the copy, crop): goal of ours / FFCV
 PASS_IMAGES_PER_CORE = {128: 6000, 224: 2000}  # by crop size; a pass takes some seconds
@@ -58,14 +58,8 @@ def read_images(images: Path | None) -> Iterator[bytes]:
         with tempfile.TemporaryDirectory() as folder:
             draw_sample_set(Path(folder), train=400, val=10)
             yield from read_images(Path(folder) / "train")
-    elif images.is_dir():
-        for path in sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg")):
-            yield path.read_bytes()
     else:
-        with tarfile.open(images) as tar:
-            for member in tar:
-                if member.isfile() and (file := tar.extractfile(member)):
-                    yield file.read()
+        yield from (content for _, content in image_sources.read_images(images))
 
 
 def write_copies(images: Path | None, folder: Path) -> int:
@@ -131,7 +125,7 @@ class LoaderPasses:
         self.idle_request = make_requests(len(index), 1, size)[0]
         decoder = BatchDecoder({("train", None): index}, 0)
         self.batches = stream_batches(
-            decoder, self.next_requests(), core_count(), torch.device("cpu"), BATCH * 3 * size**2
+            decoder, self.next_requests(), usable_cpu_count(), torch.device("cpu"), BATCH * 3 * size**2
         )
 
     def next_requests(self) -> Iterator[Any]:
@@ -171,12 +165,12 @@ def bare_loop(index: Any, size: int, images: int) -> Callable[[], None]:
 
     def run_thread(first: int) -> None:
         target = torch.empty((1, 3, size, size), dtype=torch.uint8, memory_format=torch.channels_last)
-        for number, image_size, box, mirror in crops[first :: core_count()]:
+        for number, image_size, box, mirror in crops[first :: usable_cpu_count()]:
             crop_and_resize(jpegs[number], image_size, box, mirror, target)
 
     def run() -> None:
-        with ThreadPoolExecutor(core_count()) as pool:
-            for _ in pool.map(run_thread, range(core_count())):
+        with ThreadPoolExecutor(usable_cpu_count()) as pool:
+            for _ in pool.map(run_thread, range(usable_cpu_count())):
                 pass
 
     return run
@@ -218,16 +212,9 @@ class PeerProcess:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure_speeds(
-    index: Any,
-    size: int,
-    side_names: Collection[str],
-    rounds: int,
-    folder: Path | None = None,
-    peers: PeerProcess | None = None,
-) -> dict[str, list[float]]:
-    """Return images per second of each requested side, one pass each in turn; the first round is not counted."""
-    images = PASS_IMAGES_PER_CORE.get(size, PASS_IMAGES_PER_CORE[224]) * core_count()
+def measure_speeds(index: Any, size: int, folder: Path, peers: PeerProcess | None) -> dict[str, list[float]]:
+    """Return images per second of each side, one pass each in turn; the first round is not counted."""
+    images = PASS_IMAGES_PER_CORE.get(size, PASS_IMAGES_PER_CORE[224]) * usable_cpu_count()
     classic_images = images // 2  # the classic pipeline is slow
     passes = LoaderPasses(index, size, images)
     loop = bare_loop(index, size, images)
@@ -239,8 +226,8 @@ def measure_speeds(
     if peers:
         sides["FFCV"] = lambda: images / peers.ask(feed="ffcv", images=images, **peer_arguments)
         sides["classic"] = lambda: classic_images / peers.ask(feed="classic", images=classic_images, **peer_arguments)
-    speeds: dict[str, list[float]] = {name: [] for name in sides if name in side_names}
-    for round_number in range(rounds + 1):
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(ROUNDS + 1):
         for name, side_speeds in speeds.items():
             speed = sides[name]()
             if round_number:
@@ -288,7 +275,7 @@ def configure_process() -> None:
     disable_malloc_trim()
 
 
-def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]:
+def markdown_rows(images: Path | None = None) -> list[str]:
     """Measure all sides, and return the section as lines of Markdown."""
     configure_process()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -300,12 +287,12 @@ def markdown_rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]
             copies = work_folder / str(short_side)
             index = pack_copies(copies)
             differences = pixel_differences(index, copies, size, peers, work_folder)
-            measurements.append((measure_speeds(index, size, SIDE_TITLES, rounds, copies, peers), differences))
+            measurements.append((measure_speeds(index, size, copies, peers), differences))
     source = f"{image_count} {'photographs' if images else 'generated images'} repeated to {SET_IMAGES}"
     column_titles = " | ".join(f"{short_side}-px copies to {size}" for short_side, size in GOAL_BY_SIZES)
     return [
-        f"{source}; {core_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the area; "
-        f"median (min-max) of {rounds} passes in turn.",
+        f"{source}; {usable_cpu_count()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1 of the "
+        f"area; median (min-max) of {ROUNDS} passes in turn.",
         *([] if peers else ["", f"{NO_PEERS_MESSAGE}; only ours and the bare loop."]),
         "",
         f"| images/s | {column_titles} |",
@@ -350,10 +337,9 @@ def main() -> int:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (default: generated images)"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"passes of each side (default: {ROUNDS})")
     options = parser.parse_args()
     print(f"{describe_machine()}; load {os.getloadavg()[0]:.1f} before\n")
-    print("\n".join(markdown_rows(options.images, options.rounds)))
+    print("\n".join(markdown_rows(options.images)))
     return 0
 
 

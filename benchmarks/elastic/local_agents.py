@@ -4,14 +4,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from support.waiting import wait_for
+
 from benchmarks.elastic.torchrun_peer import MACHINES, WAIT_SECONDS, read_train_lines
+from benchmarks.measure import COMMAND
 from cluster.connectors.local import module_command
 from cluster.jobs.submit import Job
 from cluster.state import attempts
@@ -20,7 +21,6 @@ from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cifar10.py"
 SAVE_SECONDS = 10
 
@@ -135,8 +135,7 @@ class LocalJob:
             if self.job is None or self.running_job.has_ended or is_nearly_done:
                 self.launch()
             wait_for(
-                lambda: self.running_job.has_ended or (self.all_standbys_ready() and self.is_mid_epoch()),
-                "four training machines with standbys",
+                lambda: self.running_job.has_ended or (self.all_standbys_ready() and self.is_mid_epoch()), WAIT_SECONDS
             )
             if not self.running_job.has_ended:
                 return self.record_join_pauses()
@@ -159,9 +158,7 @@ class LocalJob:
 
         Raises `RuntimeError` if that attempt was made for another reason.
         """
-        attempt, step_time = wait_for(
-            lambda: self.next_attempt_with_step(previous_attempt.number), "the first step of the next attempt"
-        )
+        attempt, step_time = wait_for(lambda: self.next_attempt_with_step(previous_attempt.number), WAIT_SECONDS)
         if expected_reason not in attempt.reason:
             raise RuntimeError(
                 f"the reason of attempt {attempt.number} is {attempt.reason!r}, expected {expected_reason!r} in it"
@@ -205,9 +202,8 @@ class LocalJob:
         try:
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGSTOP)
-            return (
-                self.seconds_to_next_step(previous, freeze_time, "lost") - self.running_job.spec.recovery.lost_seconds
-            )
+            seconds = self.seconds_to_next_step(previous, freeze_time, "lost")
+            return seconds - self.running_job.spec.recovery.lost_seconds
         finally:
             for pid in reversed(pids):
                 with contextlib.suppress(OSError):
@@ -220,11 +216,10 @@ class LocalJob:
         """
         if self.own_agent is None or self.own_agent.poll() is not None:
             name = self.own_machine = self.newest_attempt().machine_names[-1]
-            argv = [COMMAND, "rehearse-loss", self.running_job.name, "--machine", name, "--for-good"]
-            subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
+            self.rehearse_loss(name, "--for-good")
             shared = self.running_job.run_folder.shared
             work = self.running_job.run_folder.work_folder(name)
-            wait_for(lambda: not is_locked(work / AGENT_LOCK), "the end of an agent")
+            wait_for(lambda: not is_locked(work / AGENT_LOCK), WAIT_SECONDS)
             with (self.folder / "own-agent.log").open("ab") as log:
                 self.own_agent = subprocess.Popen(
                     module_command("cluster.agent", str(shared), str(work), name),
@@ -236,23 +231,19 @@ class LocalJob:
                     preexec_fn=process.die_with_parent,
                 )
             pid = self.own_agent.pid
-            wait_for(lambda: self.machine_status(name).get("pid") == pid, "the first status of an agent")
+            wait_for(lambda: self.machine_status(name).get("pid") == pid, WAIT_SECONDS)
             self.wait_until_ready()
         return self.own_machine
+
+    def rehearse_loss(self, name: str, *options: str) -> None:
+        """Run the command that lets a machine be lost. Raises `CalledProcessError`."""
+        argv = [COMMAND, "rehearse-loss", self.running_job.name, "--machine", name, *options]
+        subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
 
     def notice(self) -> float:
         """Give a machine a notice of 60 seconds; return how long the other machines pause when it leaves."""
         previous = self.newest_attempt()
-        argv = [
-            COMMAND,
-            "rehearse-loss",
-            self.running_job.name,
-            "--machine",
-            previous.machine_names[1],
-            "--notice",
-            "60",
-        ]
-        subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
+        self.rehearse_loss(previous.machine_names[1], "--notice", "60")
         next_step_time = self.seconds_to_next_step(previous, 0.0, "left")
         return next_step_time - self.training_lines(previous.number)[-1][1]
 
@@ -272,13 +263,3 @@ def is_trainer(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/fd/1").readlink().name.startswith("rank-")
     return False
-
-
-def wait_for(condition: Callable[[], Any], description: str) -> Any:
-    """Return the condition's value as soon as it is true. Raises `TimeoutError`."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {WAIT_SECONDS:g} s in vain for {description}")
-        time.sleep(0.05)
-    return value

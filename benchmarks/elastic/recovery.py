@@ -11,7 +11,6 @@ their standbys are ready, and an epoch is in its middle, because validation is n
 """
 
 import argparse
-import contextlib
 import os
 import platform
 import shutil
@@ -26,13 +25,14 @@ from pathlib import Path
 from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.ssh_machines import MARK_VARIABLE, marked_pids, process_table, send_signal, wait_until
 
 from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, LocalJob
 from benchmarks.elastic.torchrun_peer import MACHINES, TorchrunElastic
 from benchmarks.measure import write_section
 
-MARK_VARIABLE = "IMGNET_BENCHMARK"
 ROUNDS, PEER_ROUNDS = 5, 3
 RECOVERY_WAYS = ("in place", "restart")  # with --in-place and --no-in-place
 CASE_TITLES = {
@@ -110,25 +110,19 @@ def measure_torchrun(
 def process_environment(work_folder: Path) -> dict[str, str]:
     """Return the environment of all processes: a home and a tmux server of their own, and a mark to find them by."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("TMUX", "IMGNET_RUNS")}
-    own = {"HOME": str(work_folder), "TMUX_TMPDIR": str(work_folder), "TERM": "xterm", MARK_VARIABLE: work_folder.name}
+    own = {"HOME": str(work_folder), "TMUX_TMPDIR": str(work_folder), "TERM": "xterm", MARK_VARIABLE: str(work_folder)}
     return {**inherited, **own, "PYTHONPATH": str(ROOT)}
 
 
-def kill_leftover_processes(work_folder: Path) -> int:
-    """Kill all processes with our mark, for up to five seconds. Return how many are still alive."""
-    mark = f"{MARK_VARIABLE}={work_folder.name}".encode()
-    marked_pids: list[int] = []
-    for _ in range(50):
-        marked_pids = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    marked_pids.append(int(entry.name))
-                    os.kill(int(entry.name), signal.SIGKILL)
-        if not marked_pids:
-            break
-        time.sleep(0.1)
-    return len(marked_pids)
+def kill_leftover_processes(work_folder: Path) -> None:
+    """Kill all processes with our mark. Raises `TimeoutError` when some are still alive after five seconds."""
+
+    def has_ended() -> bool:
+        pids = marked_pids(str(work_folder), process_table())
+        send_signal(sorted(pids), signal.SIGKILL)
+        return not pids
+
+    wait_until(has_ended, "no process of the benchmark is left", 5.0)
 
 
 def print_measurement(description: str, seconds: float | str) -> None:
@@ -186,8 +180,6 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASE_TITLES)} (default: all)")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
     parser.add_argument("--quick", action="store_true", help="run each case once, and write nothing")
-    parser.add_argument("--no-torchrun", action="store_true", help="do not measure torchrun")
-    parser.add_argument("--recovery", choices=RECOVERY_WAYS, help="measure only this way (default: both)")
     options = parser.parse_args()
     if unknown_cases := set(options.cases) - set(CASE_TITLES):
         parser.error(f"no such case: {', '.join(sorted(unknown_cases))}; cases are {', '.join(CASE_TITLES)}")
@@ -198,22 +190,16 @@ def main() -> int:
     data = options.data.resolve()
     try:
         rounds = 1 if options.quick else ROUNDS
-        our_seconds = {
-            way: measure_ours(work_folder, data, cases, rounds, way == "in place")
-            for way in ([options.recovery] if options.recovery else RECOVERY_WAYS)
-        }
-        torchrun_seconds = {}
-        if not options.no_torchrun:
-            torchrun_seconds = measure_torchrun(work_folder, data, cases, 1 if options.quick else PEER_ROUNDS)
+        our_seconds = {way: measure_ours(work_folder, data, cases, rounds, way == "in place") for way in RECOVERY_WAYS}
+        torchrun_seconds = measure_torchrun(work_folder, data, cases, 1 if options.quick else PEER_ROUNDS)
     except KeyboardInterrupt:
         return 130
     finally:
-        survivors = kill_leftover_processes(work_folder)
-        print(f"{survivors} processes could not be killed" if survivors else "no process is left", flush=True)
+        kill_leftover_processes(work_folder)
         shutil.rmtree(work_folder, ignore_errors=True)
     lines = list(table(our_seconds, torchrun_seconds, load_before))
     print("\n".join(["", *lines]))
-    if not (options.cases or options.quick or options.no_torchrun or options.recovery):
+    if not (options.cases or options.quick):
         write_section("elastic/recovery.py", lines)
     return 0
 

@@ -11,10 +11,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from support.waiting import wait_for
 
 from train.tools import process
 
@@ -38,15 +41,8 @@ class TorchrunElastic:
         self.folder, self.is_tuned = folder, is_tuned
         self.output_folder = folder / "out"
         self.port = process.free_port()
-        self.trainer_arguments = [
-            *trainer_arguments,
-            "--out",
-            str(self.output_folder),
-            "--resume",
-            "auto",
-            "--attempt",
-            "1",
-        ]
+        resume_options = ["--out", str(self.output_folder), "--resume", "auto", "--attempt", "1"]
+        self.trainer_arguments = [*trainer_arguments, *resume_options]
         own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if is_tuned else {}
         self.environment = {**environment, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **own}
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -67,7 +63,8 @@ class TorchrunElastic:
             ]
             self.agents.append(self.start(argv, f"agent-{number}"))
             if number == 0 and not self.is_tuned:
-                self.wait_for_store()
+                # The first agent must be the store's host.
+                wait_for(self.has_store, WAIT_SECONDS, lambda: self.folder)
         return self
 
     def start(self, argv: list[str], name: str) -> "subprocess.Popen[bytes]":
@@ -84,16 +81,11 @@ class TorchrunElastic:
                 preexec_fn=process.die_with_parent,
             )
 
-    def wait_for_store(self) -> None:
-        """Wait until the first agent has opened the store, so that it is the store's host. Raises `TimeoutError`."""
-        import socket
-
-        deadline = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            time.sleep(0.1)
-        raise TimeoutError(f"the first agent opened no store in {WAIT_SECONDS:g} s: {self.folder}")
+    def has_store(self) -> bool:
+        """Return whether a process accepts connections at the store's port."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     def training_lines(self) -> list[tuple[int, float]]:
         """Return (step, time) of each "train" line of the run's metrics."""
@@ -101,11 +93,10 @@ class TorchrunElastic:
 
     def wait_until_training(self) -> None:
         """Wait until the run has made steps and saved a checkpoint. Raises `TimeoutError`."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not (self.training_lines() and any((self.output_folder / "checkpoints").glob("*/step-*.pt"))):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"torchrun does not train: {self.folder}")
-            time.sleep(0.1)
+        checkpoints = self.output_folder / "checkpoints"
+        wait_for(
+            lambda: self.training_lines() and any(checkpoints.glob("*/step-*.pt")), WAIT_SECONDS, lambda: self.folder
+        )
 
     def find_trainer(self, agent_index: int) -> tuple[int, int]:
         """Return process id and rank of an agent's trainer. Raises `TimeoutError` if it has none."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
 from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, FaultTrial, TrialOutcome, TrialPlan
+from benchmarks.elastic.local_agents import is_trainer
 from cluster.state import attempts
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
@@ -301,13 +302,6 @@ def poll_until(condition: Callable[[], bool], seconds: float) -> Iterator[None]:
             raise TimeoutError(f"a condition was not met within {seconds:g} s")
         yield
         time.sleep(0.1)
-
-
-def is_trainer(pid: int) -> bool:
-    """Return whether a process is a trainer: its stdout is the log of a rank."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/fd/1").readlink().name.startswith("rank-")
-    return False
 
 
 def checkpoint_differences(path: Path, other_path: Path) -> list[str]:

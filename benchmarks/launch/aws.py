@@ -28,10 +28,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from support.simcloud.__main__ import environment
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import Response, serve
-from support.simcloud.machines import SimulatedMachines
+from support.simcloud.machines import SimulatedMachines, new_login
+from support.waiting import wait_for
 
 from benchmarks.launch.local import (
     COMMAND,
+    DEADLINE_SECONDS,
     LOGIN_SECONDS,
     SLOW_LOGIN_CONFIG,
     LaunchHost,
@@ -40,7 +42,6 @@ from benchmarks.launch.local import (
     peak_memory_mb,
     slowest_setup_steps,
     supervisor_pids,
-    wait_for,
 )
 from benchmarks.launch.stub import StubDelays
 from benchmarks.measure import goal_verdict, seconds_of, write_section
@@ -65,27 +66,25 @@ FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is 
 
 
 class SlowMachines(SimulatedMachines):
-    """Machines with logins as slow as on EC2 (needs root), whose instance storage is mounted late."""
+    """Machines with the stub as Python, and logins (needs root) and a boot as slow as on EC2."""
+
+    stub = ""
 
     def _start_sshd(self, id: str) -> None:
         machine = self.machines[id]
+        machine.python = self.stub
         if IS_ROOT:
             moved_keys = (machine.folder / "authorized_keys").rename(machine.folder / "kept_keys")
             machine.write_config(machine.env, SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=moved_keys))
         super()._start_sshd(id)
-
-    def _finish_setup(self, id: str) -> None:
-        work_folder = self.machines[id].home / ".imgnet"
-        if work_folder.exists():  # the mount hides files that an earlier login left in the folder
-            work_folder.rename(work_folder.with_name(".below"))
-        super()._finish_setup(id)
+        self._set_timer(id, "finish setup", MARKER_SECONDS)
 
 
 class SimulatedCloud:
     """The simulated cloud in this process, and a host to which it looks like AWS."""
 
     def __init__(self, folder: Path, machines_folder: Path) -> None:
-        self.sim = SimulatedAws(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
+        self.sim = SimulatedAws(new_login(), boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
         self.server, url = serve(sim=self.sim)
         self.answers: list[tuple[float, float]] = []  # begin and end of each, as Unix times
         self._time_answers()
@@ -93,8 +92,9 @@ class SimulatedCloud:
         self.host.env |= environment(url)
         os.environ |= {name: self.host.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
         python = STUB_DELAYS.write_script(folder / "python")
-        self.machines = SlowMachines(self.sim, machines_folder / "machines", python=str(python))
-        self.machines.configure(ssh_delay_seconds=SSHD_SECONDS, ready_delay_seconds=MARKER_SECONDS)
+        self.machines = SlowMachines(self.sim, machines_folder / "machines")
+        self.machines.stub = str(python)
+        self.machines.configure(ssh_delay_seconds=SSHD_SECONDS)
 
     def _time_answers(self) -> None:
         """Note from when to when the server prepares each answer."""
@@ -145,7 +145,7 @@ class SimulatedCloud:
     def terminate(self, run_folder: Path) -> None:
         """End a job and terminate all that it rented."""
         self.host.cli("down", "-y", run_folder.name)
-        wait_for(lambda: not supervisor_pids(run_folder), "the supervisor has ended")
+        wait_for(lambda: not supervisor_pids(run_folder), DEADLINE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def measure_rented_launch(cloud: SimulatedCloud) -> RentedLaunchMeasurement:
     earlier_calls = len(cloud.calls)
     run_folder, command_cpu_seconds = cloud.launch()
     try:
-        wait_for(lambda: are_all_training(run_folder, MACHINES), f"{MACHINES} machines train")
+        wait_for(lambda: are_all_training(run_folder, MACHINES), DEADLINE_SECONDS)
         end = time.time()
         calls = cloud.calls[earlier_calls:]
         (supervisor_pid,) = supervisor_pids(run_folder)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.ssh_machines import Testbed
+from support.waiting import wait_for
 
 from benchmarks.launch.stub import RECIPE, StubDelays
-from benchmarks.measure import write_section
+from benchmarks.measure import COMMAND, write_section
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 MACHINE_COUNTS = (1, 4, 16, 64)
 STEADY_SECONDS = 20.0
 DEADLINE_SECONDS = 240.0
@@ -74,21 +74,12 @@ class LaunchHost:
     def stop(self, run: Path) -> None:
         """Stop a job and wait until its supervisor has ended."""
         self.cli("stop", run.name)
-        wait_for(lambda: not supervisor_pids(run), "the supervisor has ended")
+        wait_for(lambda: not supervisor_pids(run), DEADLINE_SECONDS)
 
     def close(self) -> None:
         """End the tmux server."""
         subprocess.run(["tmux", "-L", "imgnet", "kill-server"], env=self.env, capture_output=True)
         shutil.rmtree(self.tmux_folder, ignore_errors=True)
-
-
-def wait_for(condition: Callable[[], object], description: str) -> None:
-    """Wait until a condition is true. Raises `TimeoutError`."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {DEADLINE_SECONDS:g} s in vain until {description}")
-        time.sleep(0.02)
 
 
 def supervisor_pids(run: Path) -> list[int]:
@@ -154,7 +145,7 @@ def measure_launch(
     start = time.monotonic()
     run_folder = host.launch(hosts_file)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wait_for(lambda: are_all_training(run_folder, machine_count), f"{machine_count} machines train")
+    wait_for(lambda: are_all_training(run_folder, machine_count), DEADLINE_SECONDS)
     seconds = time.monotonic() - start
     (supervisor_pid,) = supervisor_pids(run_folder)
     command_cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
@@ -189,10 +180,7 @@ def write_hosts_file(host: LaunchHost, testbed: Testbed, count: int) -> Path:
     for machine in testbed.machines[:count]:
         shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
     stub = StubDelays(count=count).write_script(host.folder / f"python-{count}")
-    path: Path = testbed.write_hosts_toml(host.folder / f"hosts-{count}.toml", python=str(stub))
-    head, *tables = path.read_text().split("[[machines]]")
-    path.write_text("[[machines]]".join([head, *tables[:count]]))
-    return path
+    return testbed.write_hosts_toml(host.folder / f"hosts-{count}.toml", count, python=str(stub))
 
 
 def measure_steady_cpu_share(pid: int) -> float:
@@ -214,11 +202,7 @@ def longest_log_lag(run_folder: Path, testbed: Testbed) -> float:
         with remote_log.open("a") as file:
             file.write(f"{number}\n")
         start = time.monotonic()
-        size = remote_log.stat().st_size
-        wait_for(
-            lambda size=size: local_log.exists() and local_log.stat().st_size == size,  # type: ignore[misc]
-            "a log line is in the run folder",
-        )
+        wait_for(lambda: local_log.exists() and local_log.stat().st_size == remote_log.stat().st_size)
         lags.append(time.monotonic() - start)
     return max(lags)
 
@@ -310,22 +294,16 @@ def main() -> int:
     lines = list(measure(options.sizes or list(MACHINE_COUNTS), options.rounds))
     print("\n".join(lines))
     if not options.sizes:
-        write_results(lines, load_before)
+        was_busy = "; other programs were running and slowed the launches" if load_before > 1 else ""
+        header = [
+            "## `launch --ssh` on machines that cost only time",
+            "",
+            f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch/local.py`; the load of the "
+            f"computer was {load_before:.1f} before and {os.getloadavg()[2]:.1f} in the last quarter of an "
+            f"hour{was_busy}.",
+        ]
+        write_section("launch/local.py", [*header, *lines])
     return 0
-
-
-def write_results(lines: list[str], load_before: float) -> None:
-    """Write the section of RESULTS.md."""
-    load_after = os.getloadavg()[2]
-    was_busy = load_before > 1
-    header = [
-        "## `launch --ssh` on machines that cost only time",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch/local.py`; the load of the "
-        f"computer was {load_before:.1f} before and {load_after:.1f} in the last quarter of an hour"
-        f"{': other programs were running and slowed the launches' if was_busy else ''}.",
-    ]
-    write_section("launch/local.py", [*header, *lines])
 
 
 if __name__ == "__main__":

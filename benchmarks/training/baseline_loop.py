@@ -1,6 +1,6 @@
 """A plain training loop in the style of torchvision's references: the peer of cifar_baseline.py. Prints JSON lines.
 
-    .venv/bin/python benchmarks/training/baseline_loop.py --data DIR --epochs 3
+    .venv/bin/python benchmarks/training/baseline_loop.py --data DIR
 
 One image size and one batch size. Images are listed from class folders and go one by one through PIL, RandomCrop(32,
 padding=4), flip, ToTensor and Normalize, in a DataLoader with one worker per core that is kept between epochs. SGD with
@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE, PADDING = 32, 4
+EPOCHS, BATCH = 2, 128
+PEAK_LR, WARM_UP = 0.2, 0.3  # of the cycle; the learning rate rises in this fraction of the steps
 CORE_COUNT = len(os.sched_getaffinity(0))
 
 
@@ -105,16 +107,16 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(CORE_COUNT)
     dataset = ImageFolderDataset(options.data / "train", augment=True)
-    training_batches = make_loader(dataset, options.batch, shuffle=True)
+    training_batches = make_loader(dataset, BATCH, shuffle=True)
     validation_batches = make_loader(ImageFolderDataset(options.data / "val", augment=False), 256, shuffle=False)
     model = registry.build_model(Model(name="resnet10_cifar", zero_gamma=False), len(dataset.classes), options.seed)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4, bias_decay=False)
     optimizer = factory.build_optimizer(model, settings)
-    steps = options.epochs * len(training_batches)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, steps, pct_start=options.warm_up)
+    steps = EPOCHS * len(training_batches)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, steps, pct_start=WARM_UP)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    for epoch in range(options.epochs):
+    for epoch in range(EPOCHS):
         for step, (images, labels) in enumerate(training_batches):
             if epoch == 0 and step == 0:
                 print_event("first step")
@@ -132,15 +134,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the options and train."""
     parser = argparse.ArgumentParser(description="A plain training loop on CIFAR-10 as JPEG files.")
     parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/ and val/<class>/")
-    parser.add_argument("--epochs", type=int, required=True, help="number of epochs")
-    parser.add_argument("--batch", type=int, default=128, help="images per step (default: 128)")
-    parser.add_argument("--lr", type=float, default=0.2, help="highest learning rate of the cycle (default: 0.2)")
-    parser.add_argument(
-        "--warm-up",
-        type=float,
-        default=0.3,
-        help="fraction of the steps in which the learning rate rises (default: 0.3)",
-    )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order (default: 0)")
     train(parser.parse_args(argv))
 

@@ -33,7 +33,6 @@ NO_DATA_MESSAGE = (
     "skipped: no CIFAR-10 as JPEG files; pass --data DIR or --data FILE.tar.gz with train/<class>/ and val/<class>/"
 )
 OUR_SCHEDULE = "16 px, batch 64, then 24 px, batch 64; validated after the second epoch"
-PLAIN_LOOP_ARGUMENTS = ("--epochs", "2", "--lr", "0.2", "--warm-up", "0.3")
 PLAIN_LOOP_SCHEDULE = "32 px, batch 128, 2 epochs, one cycle; validated after each"
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
@@ -59,15 +58,15 @@ class RunToTarget:
     top1: float
 
 
-def run_to_target(start: float, validations: Sequence[tuple[float, float]], target: float) -> RunToTarget:
+def run_to_target(start: float, validations: Sequence[tuple[float, float]]) -> RunToTarget:
     """Return the run whose first step began at `start`; `validations` are (time of the end, top-1 in percent)."""
     for end_time, top1 in validations:
-        if top1 >= target:
+        if top1 >= TARGET_TOP1:
             return RunToTarget(end_time - start, top1)
     return RunToTarget(None, validations[-1][1])
 
 
-def train_ours(data: Path, seed: int, target: float) -> RunToTarget:
+def train_ours(data: Path, seed: int) -> RunToTarget:
     """Train with `python -m train` and evaluate its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         recipe_path = Path(folder) / "recipe.py"
@@ -79,16 +78,16 @@ def train_ours(data: Path, seed: int, target: float) -> RunToTarget:
     first_row = next(row for row in rows if row["kind"] == "train")  # covers the first step alone
     start = first_row["time"] - first_row["scalars"]["times/step_ms"] / 1000
     validations = [(row["time"], row["top1"]) for row in rows if row["kind"] == "epoch" and row["top1"] is not None]
-    return run_to_target(start, validations, target)
+    return run_to_target(start, validations)
 
 
-def train_plain_loop(data: Path, seed: int, target: float) -> RunToTarget:
+def train_plain_loop(data: Path, seed: int) -> RunToTarget:
     """Train with baseline_loop.py and evaluate its events."""
     script = ROOT / "benchmarks" / "training" / "baseline_loop.py"
-    options = ["--data", str(data), "--seed", str(seed), *PLAIN_LOOP_ARGUMENTS]
+    options = ["--data", str(data), "--seed", str(seed)]
     output = run_command([sys.executable, str(script), *options])
     first_step, *epochs = [json.loads(line) for line in output.splitlines()]
-    return run_to_target(first_step["time"], [(epoch["time"], epoch["top1"]) for epoch in epochs], target)
+    return run_to_target(first_step["time"], [(epoch["time"], epoch["top1"]) for epoch in epochs])
 
 
 def run_command(argv: list[str]) -> str:
@@ -112,7 +111,7 @@ def unpacked(data: Path) -> Iterator[Path]:
         yield next(path.parent for path in sorted(Path(folder).rglob("train")))
 
 
-def markdown_rows(data: Path = DEFAULT_DATA, rounds: int = ROUNDS, target: float = TARGET_TOP1) -> list[str]:
+def markdown_rows(data: Path = DEFAULT_DATA, rounds: int = ROUNDS) -> list[str]:
     """Run the pairs of runs, and return the section as lines of Markdown."""
     if not data.exists():
         return [NO_DATA_MESSAGE]
@@ -120,15 +119,15 @@ def markdown_rows(data: Path = DEFAULT_DATA, rounds: int = ROUNDS, target: float
     plain_runs: list[RunToTarget] = []
     with unpacked(data) as folder:
         for seed in range(rounds):
-            our_runs.append(train_ours(folder, seed, target))
-            plain_runs.append(train_plain_loop(folder, seed, target))
+            our_runs.append(train_ours(folder, seed))
+            plain_runs.append(train_plain_loop(folder, seed))
             print(f"seed {seed}: ours {our_runs[-1]}, plain {plain_runs[-1]}", file=sys.stderr, flush=True)
-    return [f"{describe_machine()}, n = {rounds}; median (min-max).", "", *table(our_runs, plain_runs, target)]
+    return [f"{describe_machine()}, n = {rounds}; median (min-max).", "", *table(our_runs, plain_runs)]
 
 
-def table(our_runs: Sequence[RunToTarget], plain_runs: Sequence[RunToTarget], target: float) -> Iterator[str]:
+def table(our_runs: Sequence[RunToTarget], plain_runs: Sequence[RunToTarget]) -> Iterator[str]:
     """Yield the rows of the table."""
-    yield f"| CIFAR-10 to {target:g} % top-1 | seconds from the first step | final top-1 | runs that reached it |"
+    yield f"| CIFAR-10 to {TARGET_TOP1:g} % top-1 | seconds from the first step | final top-1 | runs that reached it |"
     yield "|---|---|---|---|"
     for title, runs in ((f"ours: {OUR_SCHEDULE}", our_runs), (f"plain loop: {PLAIN_LOOP_SCHEDULE}", plain_runs)):
         seconds = [run.seconds for run in runs if run.seconds is not None]
@@ -148,12 +147,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the seconds to an accuracy with a plain training loop.")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="CIFAR-10 as JPEG files: a folder or .tar.gz")
     parser.add_argument("--n", type=int, default=ROUNDS, help=f"pairs of runs (default: {ROUNDS})")
-    parser.add_argument(
-        "--target", type=float, default=TARGET_TOP1, help=f"top-1 in percent (default: {TARGET_TOP1:g})"
-    )
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
-    lines = markdown_rows(options.data, options.n, options.target)
+    lines = markdown_rows(options.data, options.n)
     print("\n".join(lines))
     if NO_DATA_MESSAGE not in lines and options.n >= ROUNDS:
         footer = (

@@ -1,6 +1,6 @@
 """Compares the forecast of a run with the run itself; the forecast's constants come from a shorter run.
 
-    .venv/bin/python benchmarks/training/forecast.py [--pairs 1]
+    .venv/bin/python benchmarks/training/forecast.py
 
 Both runs are jobs of two processes on this computer, as `launch --local` makes them. The long run uses the sizes of the
 short run in other proportions, another number of steps, and a size and a batch that the short run did not have. The
@@ -8,9 +8,7 @@ comparison covers the time from the start of the agents to the last step, and ea
 shared processors make both runs slower, but not equally.
 """
 
-import argparse
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -81,7 +79,7 @@ def measure_pair() -> tuple[TermComparison, ...]:
     return compare_with_run(long_forecast, long.result.epochs, sum(long.result.where.start.values()))
 
 
-def markdown_rows(rounds: int = 1) -> Iterator[str]:
+def markdown_rows() -> Iterator[str]:
     """Measure, and yield the lines of the table."""
     original_runs = os.environ.get(store.RUNS_ENV_VAR)
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
@@ -91,37 +89,21 @@ def markdown_rows(rounds: int = 1) -> Iterator[str]:
         try:
             # Made beforehand, so that it counts in the time of neither run.
             draw_sample_set(Path(SAMPLE.root), train=SAMPLE.train, val=SAMPLE.val)
-            comparisons = [measure_pair() for _ in range(rounds)]
+            comparison = measure_pair()
         finally:
             os.chdir(original_folder)
             os.environ.pop(store.RUNS_ENV_VAR)
             os.environ.update({store.RUNS_ENV_VAR: original_runs} if original_runs else {})
     yield "| long run, seconds | forecast from the short run | actual | error |"
     yield "|---|---|---|---|"
-    for rows in zip(*comparisons, strict=True):  # the rows of one term, one per pair of runs
-        term = rows[0].term
-        forecast, actual = (statistics.median(getattr(row, name) for row in rows) for name in ("forecast", "actual"))
-        error = f"{100 * (forecast / actual - 1):+.1f} %" if actual > 0.5 else ""
-        bound = f" (bound: {100 * MAX_ERROR:.0f})" if term == "all" else ""
-        yield f"| {term} | {forecast:.1f} | {actual:.1f} | {error}{bound} |"
+    for row in comparison:
+        error = f"{100 * (row.forecast / row.actual - 1):+.1f} %" if row.actual > 0.5 else ""
+        bound = f" (bound: {100 * MAX_ERROR:.0f})" if row.term == "all" else ""
+        yield f"| {row.term} | {row.forecast:.1f} | {row.actual:.1f} | {error}{bound} |"
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    errors = [row.error for comparison in comparisons for row in comparison if row.term == "all"]
-    yield ""
-    yield (
-        f"Error of the whole in each of {rounds} pairs: {', '.join(f'{100 * error:+.1f} %' for error in errors)}. "
-        f"The computer's load averages were {load}."
-    )
-
-
-def main() -> None:
-    """Measure, and print the table."""
-    parser = argparse.ArgumentParser(
-        description="Compare the forecast of a run, made from a shorter run, with the run."
-    )
-    parser.add_argument("--pairs", type=int, default=1, help="pairs of a short and a long run (default: 1)")
-    for line in markdown_rows(parser.parse_args().pairs):
-        print(line)
+    yield from ("", f"The computer's load averages were {load}.")
 
 
 if __name__ == "__main__":
-    main()
+    for line in markdown_rows():
+        print(line)

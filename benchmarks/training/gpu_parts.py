@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.data.loader import read_images
-from benchmarks.measure import core_count, goal_verdict, median_with_range, ratios
+from benchmarks.measure import goal_verdict, median_with_range, ratios
 from benchmarks.training import gpu_steps
 from benchmarks.training.gpu_steps import CLASSES, Setting, Step
 from train.data.index.open import load_index
@@ -33,6 +33,7 @@ from train.models import registry
 from train.recipe.components import Comm, Model
 from train.tools.agent_protocol import metrics_files
 from train.tools.errors import first_line
+from train.tools.host import usable_cpu_count
 
 ROOT = Path(__file__).resolve().parents[2]
 MIN_BATCH = 2  # the smallest batch that is tried
@@ -131,24 +132,13 @@ def prepare(scale: Scale, work: Work, emit: Emit) -> None:
             os.link(path, link)
     pack_set(work.data, {side: work.folder / "set-sz" / str(side) for side in {side for side, _ in scale.copies}})
     pack_set(longer, {160: work.folder / "longer-sz" / "160"})
-    emit("images and their copies", f"{time.perf_counter() - start:.1f} s, {core_count()} cores", {})
+    emit("images and their copies", f"{time.perf_counter() - start:.1f} s, {usable_cpu_count()} cores", {})
 
 
 def trainer_command(recipe: Path, data: Path, out: Path, *options: str) -> list[str]:
     """Return the command line of a run with one process."""
-    return [
-        sys.executable,
-        "-m",
-        "train",
-        str(recipe),
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-        "--procs",
-        "1",
-        *options,
-    ]
+    words = ["train", recipe, "--data", data, "--out", out, "--procs", 1, *options]
+    return [sys.executable, "-m", *map(str, words)]
 
 
 def write_recipe(path: Path, scale: Scale, *, epochs: int) -> Path:
@@ -353,13 +343,13 @@ def feed(scale: Scale, work: Work, emit: Emit) -> None:
         expected = gpu_steps.images_per_second({"": resident}, setting, scale.timed_steps, scale.rounds)[""]
         decoder = BatchDecoder({("train", None): index}, 0)
         batches = stream_batches(
-            decoder, endless_requests(len(index), setting), core_count(), setting.device, 3 * batch * size**2
+            decoder, endless_requests(len(index), setting), usable_cpu_count(), setting.device, 3 * batch * size**2
         )
         step = gpu_steps.our_step(setting, gpu_steps.temporary_folder(), batches)
         speeds = gpu_steps.images_per_second({"": step}, setting, 4 * scale.timed_steps, scale.rounds)[""]
         waits = 100 * max(0.0, 1 - statistics.median(speeds) / statistics.median(expected))
         text = f"{median_with_range(speeds)} images/s; waits {waits:.1f} %, goal 2: {goal_verdict(waits, 2, True)}"
-        emit(f"{short_side} px copies to {size} px, {core_count()} workers", text, {"waits": waits})
+        emit(f"{short_side} px copies to {size} px, {usable_cpu_count()} workers", text, {"waits": waits})
 
 
 def endless_requests(set_size: int, setting: Setting) -> Iterator[BatchRequest]:

@@ -9,9 +9,9 @@ the job's description (job.json) to the first attempt: tmux starts the agent, wh
 """
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from benchmarks.launch.local import COMMAND, LaunchHost
 from benchmarks.measure import describe_machine, goal_verdict, median_with_range, ratios, write_section
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 PROCESSES = 2
 STEP_RATE_GOAL = 0.98
 FIRST_LINE_GOAL = 1.2  # of torchrun's seconds, beside the agent's start
@@ -68,27 +68,16 @@ class Run:
     agent_seconds: float = 0.0
 
 
-class Workplace:
-    """A folder with the script, and with a home and a tmux server of its own; a context manager that removes both."""
+class Workplace(LaunchHost):
+    """A project with the script, and a home and a tmux server of its own."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int) -> None:
+        super().__init__(folder)
         self.steps = steps
-        self.folder = Path(tempfile.mkdtemp(prefix="imgt-", dir="/tmp"))
-        self.project = self.folder / "project"
-        (self.folder / "home").mkdir()
+        self.project = folder / "project"
         self.project.mkdir()
         (self.project / "train.py").write_text(SCRIPT)
-        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "OMP_NUM_THREADS")
-        inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-        own = {"HOME": str(self.folder / "home"), "TMUX_TMPDIR": str(self.folder), "TERM": "xterm"}
-        self.env = {**inherited, **own, "OMP_NUM_THREADS": "1"}
-
-    def __enter__(self) -> "Workplace":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        subprocess.run(["tmux", "-L", "imgnet", "kill-server"], env=self.env, capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.env["OMP_NUM_THREADS"] = "1"
 
     def torchrun(self) -> Run:
         """Run the script by torchrun. Raises `CalledProcessError`."""
@@ -124,7 +113,7 @@ class Workplace:
 
 def measure(rounds: int, steps: int) -> tuple[list[Run], list[Run]]:
     """Return the runs of imgnet-cluster and those of torchrun. Each round runs both; the first round is discarded."""
-    with Workplace(steps) as workplace:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Workplace(Path(folder), steps)) as workplace:
         pairs = [(workplace.imgnet_cluster(), workplace.torchrun()) for _ in range(rounds + 1)][1:]
     ours, theirs = zip(*pairs, strict=True)
     return list(ours), list(theirs)

@@ -22,14 +22,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measure import goal_verdict
+from benchmarks.measure import COMMAND, goal_verdict, prepare_images
 from recipes import resnet50_18min
-from train.data.packing.synthetic import draw_sample_set
 from train.metrics.text import PART_TITLES
 from train.recipe import Model, Recipe
 from train.tools.filesystem import to_json_bytes
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOODPUT_GOAL_PERCENT, GAP_GOAL_STEPS = 95.0, 1.0
 BATCH_DIVISOR = 32  # batches are this many times smaller than those of eight V100
 MAX_STEPS = 150
@@ -70,12 +68,7 @@ def run_demo(work_folder: Path) -> dict[str, Any]:
 
 def run_shortened_schedule(work_folder: Path, images: Path | None) -> dict[str, Any]:
     """Run the shortened schedule on these images, or on generated ones, and return its result."""
-    data = images or work_folder / "drawn"
-    if images is None:
-        draw_sample_set(data, train=DRAWN_IMAGES[0], val=DRAWN_IMAGES[1])
-    copies = work_folder / "copies"
-    resize = [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"]
-    subprocess.run(resize, check=True, stdout=subprocess.DEVNULL)
+    data, copies = prepare_images(work_folder, images, *DRAWN_IMAGES)
     recipe_path = work_folder / "cut-short.json"
     recipe_path.write_bytes(to_json_bytes(shortened_recipe().to_json()))
     options = ["--data", str(data), "--copies", str(copies), "--max-steps", str(MAX_STEPS)]

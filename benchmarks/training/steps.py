@@ -14,7 +14,6 @@ network this would measure the loader.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,11 +29,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train/__main__.py does
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import goal_verdict, median_with_range
+from benchmarks.measure import goal_verdict, median_with_range, prepare_images
 from train.data.loading import loader
 from train.data.loading.dataset import Dataset, open_dataset
 from train.data.order.batch_sampler import DistributedBatchSampler
-from train.data.packing.synthetic import draw_sample_set
 from train.distributed import process_group
 from train.engine import trainer as engine_trainer
 from train.engine.agent_channel import AgentChannel
@@ -45,7 +43,6 @@ from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 from train.tools import process
 
-COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOAL = 0.95
 CASE_BY_SIZE = {128: (160, 8, 6), 224: (352, 4, 6)}  # size: (short side of the copy, batch, steps of a round)
 MODEL, ROUNDS = "resnet50", 5
@@ -55,10 +52,10 @@ DRAWN_IMAGES, VALIDATED_IMAGES = 60, 4
 class BareLoop:
     """Forward, backward and update on one batch in memory; it never waits for data."""
 
-    def __init__(self, model: str, classes: int, batch: int, size: int) -> None:
-        self.net = registry.build_model(Model(name=model), classes, 0)
+    def __init__(self, classes: int, batch: int, size: int) -> None:
+        self.net = registry.build_model(Model(name=MODEL), classes, 0)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = factory.build_optimizer(self.net, _recipe(model, size, 1).optim)
+        self.optimizer = factory.build_optimizer(self.net, _recipe(size, 1).optim)
         self.images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
         self.labels = torch.arange(batch) % classes
 
@@ -93,7 +90,7 @@ class AlternatingTrainer(engine_trainer.Trainer):
             self.epoch_seconds.append((bare_seconds, our_seconds))
 
 
-def _recipe(model: str, size: int, images: int) -> Recipe:
+def _recipe(size: int, images: int) -> Recipe:
     """Return a recipe with one epoch of warm-up, ROUNDS timed epochs, and one epoch with a validation."""
     copy, batch, _ = CASE_BY_SIZE[size]
     settings: dict[str, Any] = {"size": size, "copy": copy, "batch": batch, "lr": 0.01, "validate": "never"}
@@ -101,27 +98,16 @@ def _recipe(model: str, size: int, images: int) -> Recipe:
     return Recipe(
         name="steps",
         data=Data(name="any", root="any", train=images, val=1),
-        model=Model(name=model),
+        model=Model(name=MODEL),
         gpus=1,
         phases=[Phase(epochs=epochs, **settings) for epochs in epoch_ranges],
     )
 
 
-def prepare_images(work_folder: Path, images: Path | None) -> tuple[Path, Path]:
-    """Return the folder of the images (generated for None) and that of their copies of 160 and 352 pixels."""
-    data = images or work_folder / "drawn"
-    if images is None:
-        draw_sample_set(data, train=DRAWN_IMAGES, val=10)
-    copies = work_folder / "copies"
-    argv = [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"]
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return data, copies
-
-
-def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folder: Path) -> list[tuple[float, float]]:
+def measure_epochs(size: int, data: Path, copies: Path, output_folder: Path) -> list[tuple[float, float]]:
     """Return the seconds of the bare loop and of ours for each timed epoch."""
     _, batch, steps = CASE_BY_SIZE[size]
-    full_dataset = open_dataset(_recipe(model, size, steps * batch), data, copies, log=lambda _: None)
+    full_dataset = open_dataset(_recipe(size, steps * batch), data, copies, log=lambda _: None)
     indexes = {
         key: index.take(_first_indexes(len(index), steps * batch if key[0] == "train" else VALIDATED_IMAGES))
         for key, index in full_dataset.indexes.items()
@@ -133,7 +119,7 @@ def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folde
     sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, 0, 1)
     classes = dataset.train.classes
     trainer = AlternatingTrainer(options, dataset.recipe, group, sampler, classes, AgentChannel())
-    trainer.bare_loop = BareLoop(model, len(classes), batch, size)
+    trainer.bare_loop = BareLoop(len(classes), batch, size)
     trainer.epoch_seconds = []
     trainer.train(loader.BatchDecoder(dataset.indexes, 0), process_group.loader_process_count(group, options.workers))
     return trainer.epoch_seconds
@@ -145,19 +131,19 @@ def _first_indexes(available: int, wanted: int) -> Any:
     return np.arange(min(available, wanted))
 
 
-def markdown_rows(images: Path | None = None, model: str = MODEL) -> list[str]:
+def markdown_rows(images: Path | None = None) -> list[str]:
     """Measure, and return the table as lines of Markdown."""
     process.disable_malloc_trim()
     torch.set_num_threads(os.cpu_count() or 1)
     loader.PREFETCH_BYTES_PER_WORKER = 0.0
     source = "photographs" if images else "generated images"
-    lines = [f"| {model} | bare, ms per step | ours, ms per step | bare / ours | goal |", "|---|---|---|---|---|"]
+    lines = [f"| {MODEL} | bare, ms per step | ours, ms per step | bare / ours | goal |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:  # noqa: PTH123 - a device
-        data, copies = prepare_images(Path(folder), images)
+        data, copies = prepare_images(Path(folder), images, DRAWN_IMAGES, 10)
         for size, (_, batch, steps) in CASE_BY_SIZE.items():
             original_stdout, sys.stdout = sys.stdout, devnull  # hides the trainer's log
             try:
-                epoch_seconds = measure_epochs(model, size, data, copies, Path(folder) / str(size))
+                epoch_seconds = measure_epochs(size, data, copies, Path(folder) / str(size))
             finally:
                 sys.stdout = original_stdout
             bare_ms = [1000 * bare / steps for bare, _ in epoch_seconds]
@@ -174,9 +160,8 @@ def main() -> int:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description="Compare our training loop with a bare loop on data in memory.")
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: DIR/train/<class>/*.JPEG, DIR/val/...")
-    parser.add_argument("--model", default=MODEL, help=f"network (default: {MODEL})")
     options = parser.parse_args()
-    print("\n".join(markdown_rows(options.images and options.images.resolve(), options.model)))
+    print("\n".join(markdown_rows(options.images and options.images.resolve())))
     return 0
 
 

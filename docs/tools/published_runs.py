@@ -26,19 +26,16 @@ MLPERF_SOURCE = "mlcommons/training_results_v4.0, "
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """A published run of ResNet-50 on ImageNet.
+    """A published run of ResNet-50 on ImageNet, on machines of one type.
 
     Attributes:
         system: The software and the card; all runs of a system share their constants.
         name: The run within the system.
         minutes: Training time as published.
         phases: The schedule; its learning rates are of no importance here.
-        machines: Number of machines.
-        gpus: GPUs of one machine.
-        gpu: Type of the card.
+        gpus: GPUs of one machine, whose card is `gpu`.
         gbit: Gbit/s of one machine's network.
-        constants: Constants of the forecast.
-        constants_from: The runs that the constants come from.
+        constants: Constants of the forecast, and the runs that they come from.
         source: Where the time was published.
         val_images: Images of one validation; 1 leaves the validation out of the forecast.
         comm: How gradients are sent.
@@ -52,13 +49,13 @@ class PublishedRun:
     minutes: float
     phases: tuple[Phase, ...]
     machines: int
-    gpus: int
+    gpus: int = 8
     gpu: str
     gbit: float
     constants: Constants
     constants_from: str
     source: str
-    val_images: int = IMAGENET.val
+    val_images: int = 1
     comm: Comm = PLAIN
     fixed_seconds: float = 0.0
     is_fitted: bool = False
@@ -169,71 +166,26 @@ def imagenet18_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[Publ
     `phases_by_machines` are the tables of recipes/resnet50_18min.py. They are an argument, because the package `train`
     does not know the recipes.
     """
-    run_on_4_machines = [
-        *phases_until(phases_by_machines[4], 27),
-        replace(phases_by_machines[4][-1], epochs=(27, 30)),
-    ]
-    rows = [
-        (
-            1,
-            28,
-            109.2,
-            phases_by_machines[1],
-            "imagenet18_old train.py, a comment: 109:12 to 93.00",
-            "The log does not separate the network's part of the 79 ms of a step from the rest, so all of it is part "
-            "of the forecast for one machine. If 64 ms were the network's, which is what half of its 25 Gbit/s would "
-            "take, the forecast would be 94.5 minutes (-13.5 %). Without the loader, also in validation, it would be "
-            "103.2 minutes (-5.5 %).",
-        ),
-        (
-            2,
-            30,
-            54.0,
-            phases_by_machines[2],
-            "cybertronai/imagenet18 train.py, a comment: 54 minutes to 93.364",
-            "The trainer of 2019, which wrote its log elsewhere.",
-        ),
-        (
-            4,
-            29,
-            29.71,
-            run_on_4_machines,
-            DAWNBENCH_ENTRIES + "fastai_resnet50_p3_4_machine_pytorch.tsv, row 28",
-            "As it was run: 288 pixels start at epoch 27, one epoch earlier than in train.py.",
-        ),
-        (
-            4,
-            30,
-            31.78,
-            run_on_4_machines,
-            DAWNBENCH_ENTRIES + "fastai_resnet50_p3_4_machine_pytorch.tsv, row 29",
-            "As it was run, like the row above.",
-        ),
-        (
-            8,
-            30,
-            18.88,
-            phases_by_machines[8],
-            DAWNBENCH_ENTRIES + "fastai_resnet50_p3_8_machine_pytorch.tsv, row 29",
-            "",
-        ),
-        (
-            8,
-            36,
-            25.98,
-            phases_by_machines[8],
-            DAWNBENCH_ENTRIES + "fastai_resnet50_p3_8_machine_pytorch.tsv, row 35",
-            "",
-        ),
-        (
-            16,
-            38,
-            18.09,
-            phases_by_machines[16],
-            DAWNBENCH_ENTRIES + "fastai_resnet50_p3_16_machine_pytorch.tsv, row 38",
-            "The steps of 24,576 images, read from full-size files, were 13 % slower than forecast.",
-        ),
-    ]
+    on_4 = [*phases_until(phases_by_machines[4], 27), replace(phases_by_machines[4][-1], epochs=(27, 30))]
+    no_split = (
+        "The log does not separate the network's part of the 79 ms of a step from the rest, so all of it is part "
+        "of the forecast for one machine. If 64 ms were the network's, which is what half of its 25 Gbit/s would "
+        "take, the forecast would be 94.5 minutes (-13.5 %). Without the loader, also in validation, it would be "
+        "103.2 minutes (-5.5 %)."
+    )
+    entry = DAWNBENCH_ENTRIES + "fastai_resnet50_p3_{}_machine_pytorch.tsv, row {}"
+    rows: list[tuple[int, int, float, Sequence[Phase], str, str]] = [
+        (1, 28, 109.2, phases_by_machines[1], "imagenet18_old train.py, a comment: 109:12 to 93.00", no_split),
+        (2, 30, 54.0, phases_by_machines[2], "cybertronai/imagenet18 train.py, a comment: 54 minutes to 93.364",
+         "The trainer of 2019, which wrote its log elsewhere."),
+        (4, 29, 29.71, on_4, entry.format(4, 28),
+         "As it was run: 288 pixels start at epoch 27, one epoch earlier than in train.py."),
+        (4, 30, 31.78, on_4, entry.format(4, 29), "As it was run, like the row above."),
+        (8, 30, 18.88, phases_by_machines[8], entry.format(8, 29), ""),
+        (8, 36, 25.98, phases_by_machines[8], entry.format(8, 35), ""),
+        (16, 38, 18.09, phases_by_machines[16], entry.format(16, 38),
+         "The steps of 24,576 images, read from full-size files, were 13 % slower than forecast."),
+    ]  # fmt: skip
     return [
         PublishedRun(
             system="imagenet18, V100",
@@ -241,7 +193,6 @@ def imagenet18_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[Publ
             minutes=minutes,
             phases=phases_until(phases, epochs),
             machines=machines,
-            gpus=8,
             gpu="V100",
             gbit=25.0,
             constants=imagenet18_constants(machines, phases),
@@ -249,6 +200,7 @@ def imagenet18_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[Publ
             comm=Comm(hook="fp16", overlap=False),
             fixed_seconds=imagenet18_fixed_seconds(phases_until(phases, epochs)),
             source=source,
+            val_images=IMAGENET.val,
             is_fitted=machines == 8,
             note=note,
         )
@@ -284,6 +236,7 @@ def kempner_runs() -> list[PublishedRun]:
             constants=KEMPNER_CONSTANTS,
             constants_from="1 GPU; the epochs' fixed seconds of imagenet18's log",
             source="KempnerInstitute/scalable-vision-workflows, imagenet1k_resnet50/README.md",
+            val_images=IMAGENET.val,
             is_fitted=gpus == 1,
         )
         for gpus, seconds in seconds_by_gpus.items()
@@ -305,12 +258,8 @@ FFCV_CONSTANTS = Constants(
 def ffcv_runs() -> list[PublishedRun]:
     """Return FFCV's schedules on 8 A100: 160 pixels, then 192 pixels from the middle of its ramp of sizes."""
     small_epochs_and_minutes = {
-        16: (12, 14.87),
-        24: (19, 21.70),
-        32: (25, 28.76),
-        40: (32, 35.58),
-        56: (45, 49.40),
-        88: (71, 77.24),
+        **{16: (12, 14.87), 24: (19, 21.70), 32: (25, 28.76)},
+        **{40: (32, 35.58), 56: (45, 49.40), 88: (71, 77.24)},
     }
     return [
         PublishedRun(
@@ -319,13 +268,11 @@ def ffcv_runs() -> list[PublishedRun]:
             minutes=minutes,
             phases=consecutive_phases((small_epochs, 160, 512), (epochs - small_epochs, 192, 512)),
             machines=1,
-            gpus=8,
             gpu="A100",
             gbit=400.0,
             constants=FFCV_CONSTANTS,
             constants_from="16 epochs",
             source="libffcv/ffcv-imagenet, assets/agg.csv, relative_time",
-            val_images=1,
             is_fitted=epochs == 16,
         )
         for epochs, (small_epochs, minutes) in small_epochs_and_minutes.items()
@@ -380,7 +327,6 @@ def mlperf_runs() -> list[PublishedRun]:
             constants_from=f"8 {gpu}; a step's least time from 2528 H100",
             source=f"{MLPERF_SOURCE}NVIDIA/results/{folder}",
             comm=HALF_PRECISION,
-            val_images=1,
             is_fitted=is_fitted,
             note=note,
         )
@@ -401,13 +347,11 @@ def goyal_runs() -> list[PublishedRun]:
             minutes=minutes,
             phases=consecutive_phases((90, 224, 32)),
             machines=machines,
-            gpus=8,
             gpu="P100",
             gbit=50.0,
             constants=GOYAL_CONSTANTS,
             constants_from="8 GPUs, 29 hours",
             source="arXiv 1706.02677, abstract and section 5",
-            val_images=1,
             is_fitted=machines == 1,
         )
         for machines, minutes in ((1, 29 * 60.0), (32, 60.0))
@@ -423,10 +367,7 @@ ALIBABA_CONSTANTS = Constants(source="Alibaba on one machine", images_per_second
 def alibaba_runs() -> list[PublishedRun]:
     """Return Alibaba's run on 128 V100 with 32 Gbit/s, and the run on 8 V100 that the constants come from."""
     # machines, minutes, segments (epochs, size) before the last epoch at 288 pixels
-    rows = [
-        (1, 21.63, ((12, 96), (6, 128), (2, 224))),
-        (16, 2.63, ((13, 96), (11, 128), (3, 224))),
-    ]
+    rows = [(1, 21.63, ((12, 96), (6, 128), (2, 224))), (16, 2.63, ((13, 96), (11, 128), (3, 224)))]
     return [
         PublishedRun(
             system="Alibaba, V100",
@@ -434,14 +375,12 @@ def alibaba_runs() -> list[PublishedRun]:
             minutes=minutes,
             phases=consecutive_phases(*((epochs, size, 256) for epochs, size in segments), (1, 288, 128)),
             machines=machines,
-            gpus=8,
             gpu="V100",
             gbit=32.0,
             constants=ALIBABA_CONSTANTS,
             constants_from="8 GPUs",
             source=f"{DAWNBENCH_ENTRIES}alibabacloud_resnet50_gn6e_{machines}_machine_tensorflow.tsv",
             comm=HALF_PRECISION,
-            val_images=1,
             is_fitted=machines == 1,
         )
         for machines, minutes, segments in rows
@@ -450,11 +389,5 @@ def alibaba_runs() -> list[PublishedRun]:
 
 def published_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[PublishedRun]:
     """Return all published runs. `phases_by_machines` are the tables of recipes/resnet50_18min.py."""
-    return [
-        *imagenet18_runs(phases_by_machines),
-        *kempner_runs(),
-        *ffcv_runs(),
-        *mlperf_runs(),
-        *goyal_runs(),
-        *alibaba_runs(),
-    ]
+    others = (kempner_runs, ffcv_runs, mlperf_runs, goyal_runs, alibaba_runs)
+    return [*imagenet18_runs(phases_by_machines), *(run for runs in others for run in runs())]

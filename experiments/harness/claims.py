@@ -71,7 +71,7 @@ class Experiment:
     """Arms and the claims about them.
 
     Attributes:
-        name: Name of the experiment, its script and its picture.
+        name: Name of the experiment, its module and its picture.
         title: Heading of its section, with its number.
         description: What differs, and what is held equal.
         arms: The arms; the first is the reference of the table.
@@ -79,8 +79,6 @@ class Experiment:
         required_source: The field of `ImageSources` that the experiment needs.
         images: Returns the images of a seed.
         seeds_factor: How many times as many seeds are run as the command line asks for.
-
-    Construction raises `ValueError` when two arms have the same name, or a claim names an unknown arm.
     """
 
     name: str
@@ -91,12 +89,3 @@ class Experiment:
     required_source: str = "data"
     images: Callable[[ImageSources, int], ImageSet] = field(default=cifar_images)
     seeds_factor: int = 1
-
-    def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names):
-            raise ValueError(f"{self.name}: two arms have the same name")
-        claimed_names = {name for claim in self.claims for side in (claim.first, claim.second) for name in side.arms}
-        unknown_names = claimed_names - set(names)
-        if unknown_names:
-            raise ValueError(f"{self.name}: a claim names an unknown arm: {', '.join(sorted(unknown_names))}")

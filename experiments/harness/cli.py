@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import core_count
 from experiments.harness import plots, table
 from experiments.harness.claims import Experiment, ImageSources
 from experiments.harness.confidence import RowsByArm
 from experiments.harness.images import ImageSourceError
 from experiments.harness.runs import ExperimentRun, read_row
-from experiments.harness.sweep import RunFailed, SweepLocation, missing_runs, run_sweep
+from experiments.harness.sweep import RunFailed, SweepLocation, run_sweep
 from train.tools.filesystem import one_line_error
+from train.tools.host import usable_cpu_count
 
 HERE = Path(__file__).resolve().parents[1]
 MIN_SEEDS = 5  # with fewer it is a trial run: neither RESULTS.md nor a picture is written
-OPTION_BY_SOURCE = {"data": "--data DIR", "photographs": "--photographs DIR|TAR"}
 
 
 def main(experiments: Sequence[Experiment], argv: Sequence[str] | None = None) -> int:
-    """Run experiments to their end and print their tables; for several experiments also write RESULTS.md.
+    """Run experiments to their end and print their tables; of all experiments also write RESULTS.md.
 
     Returns 0, 1 with one line on stderr when a run failed, or 130 when it was interrupted.
     """
@@ -45,24 +44,17 @@ def main(experiments: Sequence[Experiment], argv: Sequence[str] | None = None) -
 
 def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the parsed command line. Ends the program with exit code 2 when it is wrong."""
-    description = experiments[0].title if len(experiments) == 1 else "All experiments, and RESULTS.md."
-    parser = argparse.ArgumentParser(description=description)
-    required_sources = {experiment.required_source for experiment in experiments}
-    parser.set_defaults(data=None, photographs=None)
-    if "data" in required_sources:
-        parser.add_argument(
-            "--data",
-            type=Path,
-            metavar="DIR|TAR",
-            help="CIFAR-10 as JPEG files: a folder with train/ and val/, or a tar",
-        )
-    if "photographs" in required_sources:
-        parser.add_argument(
-            "--photographs", type=Path, metavar="DIR|TAR", help="photographs with any names: a folder, or a tar"
-        )
+    parser = argparse.ArgumentParser(description="Makes the missing runs of experiments; of all, it writes RESULTS.md.")
+    names = [experiment.name for experiment in experiments]
+    parser.add_argument("names", nargs="*", metavar="EXPERIMENT", help=f"{', '.join(names)} (default: all)")
+    parser.add_argument("--data", type=Path, metavar="DIR|TAR", help="CIFAR-10 as JPEG files, with train/ and val/")
+    parser.add_argument("--photographs", type=Path, metavar="DIR|TAR", help="photographs with any names")
     parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help=f"runs of each arm (default: {MIN_SEEDS})")
     parser.add_argument(
-        "--jobs", type=int, default=core_count(), help="runs at the same time, of one thread each (default: cores)"
+        "--jobs",
+        type=int,
+        default=usable_cpu_count(),
+        help="runs at a time, of one thread each (default: cores)",
     )
     parser.add_argument(
         "--work", type=Path, default=HERE.parent / "runs" / "experiments", help="folder for images and unfinished runs"
@@ -70,12 +62,13 @@ def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argp
     parser.add_argument(
         "--results", type=Path, default=HERE / "results", help="folder of the rows (default: experiments/results)"
     )
-    parser.add_argument("--list", action="store_true", help="list the runs that are missing, and make none")
     arguments = parser.parse_args(argv)
     if arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
-    if not any(getattr(arguments, source) for source in required_sources):
-        parser.error("no images: pass " + " or ".join(OPTION_BY_SOURCE[source] for source in sorted(required_sources)))
+    if unknown := set(arguments.names) - set(names):
+        parser.error(f"no such experiment: {', '.join(sorted(unknown))}")
+    if not (arguments.data or arguments.photographs):
+        parser.error("no images: pass --data DIR|TAR or --photographs DIR|TAR")
     return arguments
 
 
@@ -83,22 +76,20 @@ def _run_all(experiments: Sequence[Experiment], arguments: argparse.Namespace) -
     sources = ImageSources(arguments.data, arguments.photographs, arguments.work.resolve())
     runnable = []
     for experiment in experiments:
+        if arguments.names and experiment.name not in arguments.names:
+            continue
         if getattr(sources, experiment.required_source):
             runnable.append(experiment)
         else:
-            print(f"{experiment.name}: left out; it needs {OPTION_BY_SOURCE[experiment.required_source]}")
+            print(f"{experiment.name}: left out; it needs --{experiment.required_source}")
     runs = {experiment.name: planned_runs(experiment, sources, arguments.seeds) for experiment in runnable}
     all_runs = sorted((run for runs_of_one in runs.values() for run in runs_of_one), key=lambda run: run.seed)
-    if arguments.list:
-        print(*(f"{run.key} {run.name}" for run in missing_runs(all_runs, arguments.results)), sep="\n")
-        return 0
     location = SweepLocation(arguments.results, sources.work)
     run_sweep(all_runs, location, arguments.jobs, lambda text: print(text, flush=True))
     rows = {
         experiment.name: collect_rows(experiment, runs[experiment.name], arguments.results) for experiment in runnable
     }
-    is_complete = runnable == list(experiments) and len(runnable) > 1
-    show_results(runnable, rows, arguments.seeds >= MIN_SEEDS, is_complete)
+    show_results(runnable, rows, arguments.seeds >= MIN_SEEDS, runnable == list(experiments))
     return 0
 
 

@@ -22,30 +22,11 @@ FORMAT = 1
 FIELDS_OF_FORMAT_1: dict[type, tuple[str, ...]] = {  # the fields that existed in FORMAT 1, which always count
     Model: ("name", "zero_gamma", "fc_std", "weights", "compile"),
     Optim: (
-        "name",
-        "momentum",
-        "nesterov",
-        "betas",
-        "eps",
-        "trust",
-        "weight_decay",
-        "norm_decay",
-        "bias_decay",
-        "loss",
-        "label_smoothing",
-        "scaling",
+        *("name", "momentum", "nesterov", "betas", "eps", "trust", "weight_decay", "norm_decay", "bias_decay", "loss"),
+        *("label_smoothing", "scaling"),
     ),
     Phase: (
-        "epochs",
-        "size",
-        "batch",
-        "lr",
-        "shape",
-        "min_scale",
-        "copy",
-        "rect_val",
-        "rect_train",
-        "frozen",
+        *("epochs", "size", "batch", "lr", "shape", "min_scale", "copy", "rect_val", "rect_train", "frozen"),
         "validate",
     ),
 }
@@ -149,14 +130,8 @@ def result_values(result: ResultRow, classes: int) -> ResultRow:
 def diverged_values(reason: str, epochs: list[ResultRow], classes: int) -> ResultRow:
     """Return the numbers of a run whose loss became NaN or infinite, from the rows of the epochs that it completed."""
     return {
-        "top1": None,
-        "top1_square": None,
+        **dict.fromkeys(("top1", "top1_square", "train_loss", "steps", "images", "megapixels", "train_seconds")),
         "diverged": reason,
         "classes": classes,
-        "train_loss": None,
         "train_top1": [round(epoch["train_top1"], 2) for epoch in epochs],
-        "steps": None,
-        "images": None,
-        "megapixels": None,
-        "train_seconds": None,
     }

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.measure import core_count, cpu_name
+from benchmarks.measure import describe_processor
 from experiments.harness.runs import ExperimentRun, ResultRow, diverged_values, read_row, result_values, write_row
 from train.tools import process as tools_process
 from train.tools.filesystem import locked, read_json, read_json_lines, to_json_bytes, write_atomic
@@ -81,8 +80,8 @@ def _run_all(runs: Sequence[ExperimentRun], location: SweepLocation, max_paralle
                 row = finish_run(run, location, process.returncode, time.monotonic() - run_start, max_parallel)
                 done_count += 1
                 minutes_left = (time.monotonic() - sweep_start) / done_count * (len(runs) - done_count) / 60
-                outcome = f"{run.name}: {describe_outcome(row)}"
-                log(f"{done_count} of {len(runs)}: {outcome}; about {minutes_left:.0f} minutes left")
+                outcome = "diverged" if row["top1"] is None else f"{row['top1']:.2f} % in {row['seconds']:.0f} s"
+                log(f"{done_count} of {len(runs)}: {run.name}: {outcome}; about {minutes_left:.0f} minutes left")
             time.sleep(POLL_SECONDS)
     finally:
         stop_trainers([process for _, process, _ in running.values()])
@@ -128,20 +127,11 @@ def finish_run(
         raise RunFailed(
             f"{run.name}: the trainer ended with exit code {exit_code}: {last_line}; its log: {folder / 'log'}"
         )
-    row = write_row(run, location.results, {**values, "seconds": round(seconds, 1), "made": run_origin(max_parallel)})
+    machine = f"{describe_processor()}, {max_parallel} at a time, torch {package_versions()['torch']}"
+    origin = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": git_commit()}
+    row = write_row(run, location.results, {**values, "seconds": round(seconds, 1), "made": origin})
     shutil.rmtree(folder, ignore_errors=True)
     return row
-
-
-def run_origin(max_parallel: int) -> dict[str, Any]:
-    """Return when and where a run was made, and with which code."""
-    machine = f"{core_count()} cores ({cpu_name()}), {max_parallel} at a time, torch {package_versions()['torch']}"
-    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": git_commit()}
-
-
-def describe_outcome(row: ResultRow) -> str:
-    """Return the outcome of a run as text."""
-    return "diverged" if row["top1"] is None else f"{row['top1']:.2f} % in {row['seconds']:.0f} s"
 
 
 def stop_trainers(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -1,17 +1,9 @@
-"""LARS at a batch where the linear scaling rule breaks (You et al. 2017; Jia et al. 2018).
+"""LARS at a batch where the linear scaling rule breaks (You et al. 2017; Jia et al. 2018)."""
 
-python experiments/studies/lars.py --data DIR
-"""
-
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from experiments.harness.claims import MARGIN_POINTS, Arm, Claim, Experiment, make_side
-from experiments.harness.cli import main
 from experiments.studies.goyal import BASE_BATCH, BASE_RATE, EPOCHS, WARMUP_EPOCHS, make_phase, make_recipe
 from train.recipe import Recipe
 
@@ -75,6 +67,3 @@ EXPERIMENT = Experiment(
         ),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

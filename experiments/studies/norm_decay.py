@@ -1,15 +1,6 @@
-"""Weight decay on norms against none (Jia et al. 2018, section 3.2).
-
-python experiments/studies/norm_decay.py --data DIR
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+"""Weight decay on norms against none (Jia et al. 2018, section 3.2)."""
 
 from experiments.harness.claims import Experiment
-from experiments.harness.cli import main
 from experiments.studies.goyal import better_claims, on_and_off_arms
 
 CHOICE_NAMES = ("norms free", "norms decay")
@@ -30,6 +21,3 @@ EXPERIMENT = Experiment(
         ),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

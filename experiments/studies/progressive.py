@@ -1,16 +1,8 @@
-"""Progressive resizing, and a growing batch instead of a falling learning rate: the same accuracy for less work?
+"""Progressive resizing, and a growing batch instead of a falling learning rate: the same accuracy for less work?"""
 
-python experiments/studies/progressive.py --data DIR
-"""
-
-import sys
 from itertools import pairwise
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.harness.claims import MARGIN_POINTS, Arm, Claim, Experiment, make_side
-from experiments.harness.cli import main
 from experiments.studies.goyal import CIFAR
 from train.recipe import Model, Optim, Phase, Recipe
 
@@ -86,6 +78,3 @@ EXPERIMENT = Experiment(
         as_good_claim(BOTH_ARM, "Both together are as good as neither"),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

@@ -1,19 +1,11 @@
 """Training on rectangular against square crops, on photographs that are upright or turned by 180 degrees.
 
-python experiments/studies/rectangles.py --photographs DIR|TAR
-
 There are few photographs, of nearly as many kinds of things, so the kinds cannot be learned. Whether a photograph was
 turned by 180 degrees can be learned. The label needs no human, and turning changes neither width nor height, so the
 shape of a rectangle does not reveal it.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from experiments.harness.claims import Arm, Claim, ClaimSide, Experiment, ImageSources
-from experiments.harness.cli import main
 from experiments.harness.images import FOLDS, ImageSet, prepare_photographs
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -88,6 +80,3 @@ EXPERIMENT = Experiment(
     images=fold_images,
     seeds_factor=2,
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

@@ -1,15 +1,6 @@
-"""Scaling rules of the learning rate: linear against square root and constant (Goyal et al. 2017, table 2a).
-
-python experiments/studies/scaling.py --data DIR
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+"""Scaling rules of the learning rate: linear against square root and constant (Goyal et al. 2017, table 2a)."""
 
 from experiments.harness.claims import MARGIN_POINTS, Arm, Claim, Experiment, make_side
-from experiments.harness.cli import main
 from experiments.studies.goyal import BASE_ARM, BASE_RATE, LARGE_ARM, LARGE_BATCH_FACTOR, make_recipe
 
 
@@ -69,6 +60,3 @@ EXPERIMENT = Experiment(
         ),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

@@ -1,15 +1,6 @@
-"""Warm-up of the learning rate against none, at 32 times the base batch (Goyal et al. 2017, table 1).
-
-python experiments/studies/warmup.py --data DIR
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+"""Warm-up of the learning rate against none, at 32 times the base batch (Goyal et al. 2017, table 1)."""
 
 from experiments.harness.claims import MARGIN_POINTS, Arm, Claim, Experiment, make_side
-from experiments.harness.cli import main
 from experiments.studies.goyal import BASE_ARM, BASE_RATE, LARGE_ARM, LARGE_BATCH_FACTOR, make_recipe
 
 NO_WARMUP_ARM = Arm(name=f"{LARGE_ARM.name}, none", recipe=make_recipe(warmup_rate=BASE_RATE), gpus=LARGE_BATCH_FACTOR)
@@ -52,6 +43,3 @@ EXPERIMENT = Experiment(
         ),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

@@ -1,15 +1,6 @@
-"""Initializing the last norm of each residual block with 0 against 1 (Goyal et al. 2017, table 2b).
-
-python experiments/studies/zero_gamma.py --data DIR
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+"""Initializing the last norm of each residual block with 0 against 1 (Goyal et al. 2017, table 2b)."""
 
 from experiments.harness.claims import Experiment
-from experiments.harness.cli import main
 from experiments.studies.goyal import better_claims, on_and_off_arms
 
 CHOICE_NAMES = ("gamma 0", "gamma 1")
@@ -30,6 +21,3 @@ EXPERIMENT = Experiment(
         ),
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main([EXPERIMENT]))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,31 +43,27 @@ def test_main_makes_runs_and_prints_tables(
     monkeypatch.setattr(cli, "HERE", tmp_path)
     monkeypatch.setattr(cli, "MIN_SEEDS", 2)
     argv = ["--data", "here", "--seeds", "2", "--work", str(tmp_path / "work"), "--results", str(tmp_path / "rows")]
-    assert cli.main([experiment], [*argv, "--list"]) == 0
-    assert capfd.readouterr().out.count("slow, seed") == 2
-    assert cli.main([experiment], argv) == 0
+    other = replace(experiment, name="other", required_source="photographs")
+    assert cli.main([experiment, other], argv) == 0
     output = capfd.readouterr().out
+    assert "other: left out; it needs --photographs" in output
     assert "4 runs, 4 of them missing" in output and "wild, seed 0: 60.00 %" in output
     assert "| wild | 2 | 60.00 ± 0.00 |" in output and (tmp_path / "pictures" / "toy.png").exists()
-    assert not (tmp_path / "RESULTS.md").exists()  # it is only written for several experiments
-    assert cli.main([experiment, experiment], argv) == 0  # all runs have rows already
+    assert not (tmp_path / "RESULTS.md").exists()  # an experiment is missing
+    assert cli.main([experiment], [*argv, "toy"]) == 0  # all runs have rows already
     assert "4 runs, 0 of them missing" in capfd.readouterr().out
     assert "| slow | 2 |" in (tmp_path / "RESULTS.md").read_text()
 
 
-def test_parse_missing_images_or_no_seeds_is_usage_error(
-    experiment: Experiment, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("argv", [[], ["--data", "x", "--seeds", "0"], ["--data", "x", "lost"]])
+def test_missing_images_no_seeds_or_an_unknown_name_is_a_usage_error(experiment: Experiment, argv: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([experiment], [])
-    assert end.value.code == 2 and "no images: pass --data DIR" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main([experiment], ["--data", "x", "--seeds", "0"])
+        cli.main([experiment], argv)
+    assert end.value.code == 2
 
 
-@pytest.mark.parametrize("script", ["run.py", "studies/rectangles.py"])
-def test_scripts_run_from_any_folder(script: str, tmp_path: Path) -> None:
+def test_script_runs_from_any_folder(tmp_path: Path) -> None:
     completed = subprocess.run(
-        [sys.executable, ROOT / "experiments" / script, "--help"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, ROOT / "experiments" / "run.py", "--help"], cwd=tmp_path, capture_output=True, text=True
     )
     assert completed.returncode == 0 and "--photographs" in completed.stdout and not completed.stderr

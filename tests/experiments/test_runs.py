@@ -1,16 +1,13 @@
 """Tests of the rows of runs: those in results/ are found by their configurations, and RESULTS.md follows from them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import experiments
 from experiments import run as all_experiments
 from experiments.harness import runs, table
-from experiments.harness.claims import Arm, Claim, make_side
+from experiments.harness.claims import Arm
 from experiments.harness.images import ImageSet
 from experiments.harness.runs import ExperimentRun
 
@@ -46,12 +43,3 @@ def test_read_row_returns_only_the_same_configuration(tmp_path: Path, arm: Any) 
     assert runs.read_row(run, tmp_path) is None
     path.write_text(path.read_text()[:40])
     assert runs.read_row(run, tmp_path) is None
-
-
-def test_experiment_unknown_or_repeated_arm_is_refused() -> None:
-    experiment = all_experiments.EXPERIMENTS[0]
-    side = make_side(experiment.arms[0].name)
-    with pytest.raises(ValueError, match="warmup: a claim names an unknown arm: y"):
-        replace(experiment, claims=(Claim(text="x", first=make_side("y"), second=side),))
-    with pytest.raises(ValueError, match="warmup: two arms have the same name"):
-        replace(experiment, arms=(*experiment.arms, experiment.arms[0]))

@@ -15,9 +15,9 @@ from experiments.harness import runs, sweep
 from experiments.harness.images import ImageSet
 from experiments.harness.runs import ExperimentRun
 from experiments.harness.sweep import RunFailed, SweepLocation
+from train.tools.filesystem import locked
 
 ROOT = Path(__file__).resolve().parents[2]
-JOIN_TIMEOUT_SECONDS = 120.0
 SWEEP_CODE = """
 import pickle, sys
 from experiments.harness import sweep
@@ -31,26 +31,12 @@ class SweepBed:
 
     def __init__(self, path: Path, images: ImageSet, arm: Any, trainer: tuple[str, ...]) -> None:
         self.control = path / "control"
-        self.images = images
-        self.arm = arm
         self.location = SweepLocation(path / "results", path / "work", trainer)
-        self.log: list[str] = []
+        self.runs = [ExperimentRun(arm, seed, images) for seed in (0, 1, 2, 0)]  # experiments share runs
 
-    def runs(self, *seeds: int) -> list[ExperimentRun]:
-        return [ExperimentRun(self.arm, seed, self.images) for seed in seeds]
-
-    def sweep(self, *seeds: int, max_parallel: int = 1) -> None:
-        """Make the runs of these seeds in this process."""
-        sweep.run_sweep(self.runs(*seeds), self.location, max_parallel, self.log.append)
-
-    def start_sweep(self, *seeds: int) -> "subprocess.Popen[bytes]":
-        """Start to make the runs of these seeds in a process of its own."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen([sys.executable, "-c", SWEEP_CODE], stdin=subprocess.PIPE, env=environment)
-        assert process.stdin
-        process.stdin.write(pickle.dumps((self.runs(*seeds), self.location)))
-        process.stdin.close()
-        return process
+    def sweep(self, max_parallel: int = 1) -> None:
+        """Make the runs in this process."""
+        sweep.run_sweep(self.runs, self.location, max_parallel, lambda _: None)
 
     @property
     def started_trainers(self) -> list[tuple[int, int]]:
@@ -59,16 +45,8 @@ class SweepBed:
         lines = file.read_text().splitlines() if file.exists() else []
         return [(int(seed), int(pid)) for seed, pid in (line.split() for line in lines)]
 
-    @property
-    def started_seeds(self) -> list[int]:
-        """The seeds of the trainers that were started, in order."""
-        return [seed for seed, _ in self.started_trainers]
-
-    def row_path(self, seed: int) -> Path:
-        return self.location.results / f"{self.runs(seed)[0].key}.json"
-
     def row(self, seed: int) -> Any:
-        return runs.read_row(self.runs(seed)[0], self.location.results)
+        return runs.read_row(self.runs[seed], self.location.results)
 
 
 @pytest.fixture
@@ -76,54 +54,30 @@ def bed(tmp_path: Path, blots: ImageSet, arm: Any, stub_trainer: tuple[str, ...]
     return SweepBed(tmp_path, blots, arm(), stub_trainer)
 
 
-def test_run_sweep_makes_each_run_once(bed: SweepBed) -> None:
-    bed.sweep(0, 1, 0, 1, 2)
-    assert bed.started_seeds == [0, 1, 2] and bed.row(1)["top1"] == 60.0
-    assert not list((bed.location.work / "runs").iterdir())
-    bed.sweep(0, 1, 2, 3)
-    assert bed.started_seeds == [0, 1, 2, 3] and bed.log[-2] == "4 runs, 1 of them missing, 1 at a time"
-
-
 def test_run_sweep_killed_takes_trainer_along_and_continues(bed: SweepBed) -> None:
     (bed.control / "hold-1").touch()
-    killed_sweep = bed.start_sweep(0, 1, 2)
-    try:
-        wait_for(lambda: bed.started_seeds == [0, 1])
-    finally:
-        killed_sweep.kill()
-        killed_sweep.wait()
-    _, trainer_pid = bed.started_trainers[-1]
-    command_line = Path(f"/proc/{trainer_pid}/cmdline")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", SWEEP_CODE], stdin=subprocess.PIPE, env=environment) as killed_sweep:
+        assert killed_sweep.stdin
+        killed_sweep.stdin.write(pickle.dumps((bed.runs, bed.location)))
+        killed_sweep.stdin.close()
+        try:
+            wait_for(lambda: [seed for seed, _ in bed.started_trainers] == [0, 1])
+        finally:
+            killed_sweep.kill()
+    command_line = Path(f"/proc/{bed.started_trainers[-1][1]}/cmdline")
     wait_for(lambda: not command_line.exists() or not command_line.read_bytes())  # a zombie's is empty
-    before = bed.row_path(0).stat()
     (bed.control / "hold-1").unlink()
-    bed.sweep(0, 1, 2)
-    assert bed.started_seeds == [0, 1, 1, 2]
-    after = bed.row_path(0).stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    bed.sweep()
+    assert [seed for seed, _ in bed.started_trainers] == [0, 1, 1, 2] and bed.row(0)["top1"] == 60.0
+    assert not list((bed.location.work / "runs").iterdir())
 
 
 def test_run_sweep_refuses_work_folder_of_another_sweep(bed: SweepBed) -> None:
-    (bed.control / "hold-0").touch()
-    first_sweep = bed.start_sweep(0)
-    try:
-        wait_for(lambda: bed.started_seeds == [0])
-        with pytest.raises(BlockingIOError):
-            bed.sweep(1)
-        (bed.control / "hold-0").unlink()
-        assert first_sweep.wait(JOIN_TIMEOUT_SECONDS) == 0
-    finally:
-        first_sweep.kill()
-        first_sweep.wait()
-    assert bed.started_seeds == [0] and bed.row(0)
-
-
-def test_run_sweep_diverged_run_has_a_row(bed: SweepBed) -> None:
-    (bed.control / "error-0").write_text("error: the loss is nan at step 4 (epoch 1, rate 9); lower the rate")
-    bed.sweep(0)
-    assert bed.row(0)["top1"] is None
-    assert bed.row(0)["diverged"] == "the loss is nan at step 4 (epoch 1, rate 9); lower the rate"
-    assert bed.log[-1] == "1 of 1: a, seed 0: diverged; about 0 minutes left"
+    bed.location.work.mkdir()
+    with locked(bed.location.work / "lock", 0), pytest.raises(BlockingIOError):
+        bed.sweep()
+    assert bed.started_trainers == []
 
 
 def test_run_sweep_failed_run_stops_sweep_and_keeps_folder(bed: SweepBed) -> None:
@@ -132,20 +86,20 @@ def test_run_sweep_failed_run_stops_sweep_and_keeps_folder(bed: SweepBed) -> Non
     (bed.control / "hold-1").touch()
 
     def let_first_run_fail() -> None:
-        wait_for(lambda: len(bed.started_seeds) == 2)
+        wait_for(lambda: len(bed.started_trainers) == 2)
         (bed.control / "hold-0").unlink()
 
     threading.Thread(target=let_first_run_fail).start()
     message = r"a, seed 0: the trainer ended with exit code 1: error: no space left; its log: .*/log"
     with pytest.raises(RunFailed, match=message):
-        bed.sweep(0, 1, 2, max_parallel=2)
-    assert bed.row(0) is None and (bed.location.folder(bed.runs(0)[0]) / "log").exists()
+        bed.sweep(max_parallel=2)
+    assert bed.row(0) is None and (bed.location.folder(bed.runs[0]) / "log").exists()
     assert not any(Path(f"/proc/{pid}").exists() for _, pid in bed.started_trainers)
-    assert 2 not in bed.started_seeds
+    assert 2 not in [seed for seed, _ in bed.started_trainers]
     for path in bed.control.iterdir():
         path.unlink()
-    bed.sweep(0, 1, 2)
-    assert bed.row(0) and bed.row(1) and bed.row(2)
+    bed.sweep()
+    assert all(bed.row(seed) for seed in range(3))
 
 
 @pytest.mark.rehearsal

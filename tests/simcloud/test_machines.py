@@ -31,15 +31,10 @@ def machines(cloud: Cloud, tmp_path: Path) -> Iterator[dict[str, Any]]:
     assert not [command_line(pid) for machine in simulated.machines.values() for pid in machine.processes()]
 
 
-def launch(cloud: Cloud, keys: Keys, count: int = 1) -> list[str]:
-    ids = cloud.launch(count, KeyName="mine", UserData=keys.user_data())
-    cloud.sim.advance(0)
-    return ids
-
-
 def boot(cloud: Cloud, keys: Keys, machines: dict[str, Any], count: int = 1) -> list[Any]:
     """Launch instances, and return their machines when these are set up."""
-    ids = launch(cloud, keys, count)
+    ids = cloud.launch(count, KeyName="mine", UserData=keys.user_data())
+    cloud.sim.advance(0)
     wait_for(lambda: all(id in machines and (machines[id].home / ".imgnet/ready").exists() for id in ids))
     return [machines[id] for id in ids]
 
@@ -67,10 +62,3 @@ def test_end_of_an_instance_kills_everything_on_its_machine(cloud: Cloud, keys: 
     cloud.ec2.terminate_instances(InstanceIds=[machine.id])
     wait_for(lambda: cloud.state(machine.id) == "terminated" and not machine.processes())
     assert other.processes("sleep", "1000") and other.listens()
-
-
-def test_end_of_an_instance_during_its_boot_leaves_nothing(cloud: Cloud, keys: Keys, machines: dict[str, Any]) -> None:
-    for _ in range(4):
-        cloud.ec2.terminate_instances(InstanceIds=launch(cloud, keys))
-    (last,) = boot(cloud, keys, machines)
-    wait_for(lambda: not any(machine.processes() for machine in machines.values() if machine is not last))

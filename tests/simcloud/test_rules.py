@@ -1,4 +1,4 @@
-"""What the simulated EC2 and EFS refuse to create or delete, what counts as a leak, and kills of callers."""
+"""What the simulated EC2 and EFS refuse, what counts as a leak, and kills of callers."""
 
 import json
 import signal
@@ -7,27 +7,109 @@ import sys
 import urllib.request
 from typing import Any
 
-import moto
 import pytest
-from support.simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
+from support.simcloud.spot_market import offered
 
 __all__ = ["cloud", "served"]
 IN_USE = "DependencyViolation"
-JOB_TAG = {"Key": "job", "Value": "job-3"}
+WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination"
 
 
-def test_moto_has_the_version_that_is_patched() -> None:
-    assert moto.__version__ == "5.2.5", "run these tests, mend support/simcloud/moto_patches.py, then change this line"
+def error_code(cloud: Cloud, **changes: Any) -> str:
+    """Return the code with which a launch is refused. Asserts that nothing is launched."""
+    code, status = refused(cloud.launch, **changes)
+    assert status == 400 and cloud.sim.instances() == []
+    return code
+
+
+def tag_specification(*kinds: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": [{"Key": "job", "Value": "job-3"}]} for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"ImageId": "ami-0123456789abcdef0"}, "InvalidAMIID.NotFound"),
+        ({"InstanceType": "p3.16xlarge"}, "Unsupported"),
+        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+        ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
+        ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidGroup.NotFound"),
+        ({"IamInstanceProfile": {"Name": "nobody"}}, WRONG_VALUE),
+        ({"Placement": {"GroupName": "nobody"}}, "InvalidPlacementGroup.Unknown"),
+        ({"UserData": "x" * 16385}, WRONG_VALUE),
+        ({"ClientToken": "x" * 65}, WRONG_VALUE),
+        ({"TagSpecifications": tag_specification("placement-group")}, WRONG_VALUE),
+        ({"TagSpecifications": tag_specification("spot-instances-request")}, COMBINATION),
+        ({"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8}}]}, "InvalidBlockDeviceMapping"),
+    ],
+)
+def test_launch_with_unknown_or_unfit_parameters_is_refused_also_as_a_dry_run(
+    cloud: Cloud, changes: dict[str, Any], expected: str
+) -> None:
+    assert error_code(cloud, **changes) == expected
+    assert refused(cloud.launch, **changes, DryRun=True) == (expected, 400)
+
+
+def test_dry_run_does_not_see_what_the_market_refuses(cloud: Cloud) -> None:
+    changes = {"InstanceType": "p4d.24xlarge", "Placement": {"AvailabilityZone": "us-east-1e"}}
+    assert error_code(cloud, **changes) == "Unsupported"
+    assert refused(cloud.launch, **changes, DryRun=True) == ("DryRunOperation", 412)
+
+
+def efa_interfaces(subnet: str, group: str, count: int) -> list[dict[str, Any]]:
+    common = {"SubnetId": subnet, "Groups": [group], "InterfaceType": "efa", "DeleteOnTermination": True}
+    return [{"NetworkCardIndex": card, "DeviceIndex": min(card, 1), **common} for card in range(count)]
+
+
+def test_launch_with_impossible_interfaces_is_refused(cloud: Cloud) -> None:
+    _, subnet, group = cloud.network()
+    interfaces = efa_interfaces(subnet, group, 4)
+    first, *others = interfaces
+    for type, expected, changes in (
+        ("g5.xlarge", COMBINATION, {"NetworkInterfaces": [first]}),  # it has no EFA
+        ("p4d.24xlarge", COMBINATION, {"NetworkInterfaces": [{**first, "AssociatePublicIpAddress": True}, *others]}),
+        ("p4d.24xlarge", COMBINATION, {"NetworkInterfaces": [{**first, "InterfaceType": "efa-only"}, *others]}),
+        ("p4d.24xlarge", COMBINATION, {"NetworkInterfaces": interfaces, "SubnetId": subnet}),
+        ("p4d.24xlarge", COMBINATION, {"NetworkInterfaces": interfaces, "SecurityGroupIds": [group]}),
+        ("p4d.24xlarge", WRONG_VALUE, {"NetworkInterfaces": [first, first]}),
+        ("p4d.24xlarge", "AttachmentLimitExceeded", {"NetworkInterfaces": efa_interfaces(subnet, group, 5)}),
+    ):
+        assert error_code(cloud, InstanceType=type, **changes) == expected, (type, changes)
+    type = "p6-b300.48xlarge"  # by EC2's own description, its card 0 takes no EFA
+    _, subnet, group = cloud.network(offered("us-east-1", type)[0])
+    assert error_code(cloud, InstanceType=type, NetworkInterfaces=efa_interfaces(subnet, group, 2)) == COMBINATION
+
+
+def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
+    zone, type, hour = "us-east-1a", "p5.48xlarge", 3600.0
+
+    def launch_into(id: str, block: bool = False, **changes: Any) -> str:
+        target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
+        market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if block else {}
+        arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
+        return error_code(cloud, CapacityReservationSpecification=target, **arguments)
+
+    plain = cloud.sim.reserve(type, zone, 4)
+    block = cloud.sim.reserve(type, zone, 4, is_block=True, end=START + 24 * hour)
+    later = cloud.sim.reserve(type, zone, 4, is_block=True, start=START + hour, end=START + 24 * hour)
+    grouped = cloud.sim.reserve(type, zone, 4, placement_group="theirs")
+    assert launch_into(plain, InstanceType="p4d.24xlarge") == COMBINATION
+    assert launch_into(plain, Placement={"AvailabilityZone": "us-east-1b"}) == COMBINATION
+    assert launch_into(plain, block=True) == COMBINATION
+    assert launch_into(block) == COMBINATION
+    assert launch_into(plain, InstanceMarketOptions={"MarketType": "spot"}) == COMBINATION
+    assert launch_into(grouped) == COMBINATION
+    assert launch_into("", block=True) == COMBINATION
+    assert launch_into(later, block=True) == "InvalidCapacityReservationState"
+    assert launch_into("cr-0123456789abcdef0") == "InvalidCapacityReservationId.NotFound"
 
 
 def test_leaks_cost_and_leftovers_do_not(cloud: Cloud) -> None:
-    def tagged(*kinds: str) -> dict[str, Any]:
-        return {"TagSpecifications": [{"ResourceType": kind, "Tags": [JOB_TAG]} for kind in kinds]}
-
     cloud.sim.stop_seconds = 5
     cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
-    cloud.ec2.allocate_address(**tagged("elastic-ip"))
-    ids = cloud.launch(**tagged("instance", "volume"))
+    cloud.ec2.allocate_address(TagSpecifications=tag_specification("elastic-ip"))
+    ids = cloud.launch(TagSpecifications=tag_specification("instance", "volume"))
     assert sorted(row["kind"] for row in cloud.sim.leaks()) == ["address", "instance", "volume"]
     assert all(row["tags"] == {"job": "job-3"} for row in cloud.sim.leaks())
     cloud.ec2.terminate_instances(InstanceIds=ids)
@@ -43,29 +125,20 @@ def test_terminate_instances_with_one_unknown_id_ends_none(cloud: Cloud) -> None
     assert code == "InvalidInstanceID.NotFound" and [cloud.state(id) for id in ids] == ["running", "running"]
 
 
-def test_placement_group_is_refused_twice_or_unknown_and_kept_until_its_instances_are_gone(cloud: Cloud) -> None:
+def test_placement_group_has_one_zone_and_large_types_and_is_kept_until_its_instances_are_gone(cloud: Cloud) -> None:
     cloud.sim.stop_seconds = 10
-    create, delete = cloud.ec2.create_placement_group, cloud.ec2.delete_placement_group
-    create(GroupName="g", Strategy="cluster")
-    assert refused(create, GroupName="g", Strategy="cluster")[0] == "InvalidPlacementGroup.Duplicate"
-    for call, arguments in ((delete, {"GroupName": "x"}), (cloud.ec2.describe_placement_groups, {"GroupNames": ["x"]})):
-        assert refused(call, **arguments)[0] == "InvalidPlacementGroup.Unknown"
-    ids = cloud.launch(Placement={"GroupName": "g"})
-    assert refused(delete, GroupName="g")[0] == "InvalidPlacementGroup.InUse"
+    group, create, delete = {"GroupName": "g"}, cloud.ec2.create_placement_group, cloud.ec2.delete_placement_group
+    create(**group, Strategy="cluster")
+    assert refused(create, **group, Strategy="cluster")[0] == "InvalidPlacementGroup.Duplicate"
+    assert refused(delete, GroupName="x")[0] == "InvalidPlacementGroup.Unknown"
+    ids = cloud.launch(Placement={**group, "AvailabilityZone": "us-east-1a"})
+    assert refused(cloud.launch, Placement={**group, "AvailabilityZone": "us-east-1b"})[0] == COMBINATION
+    assert refused(cloud.launch, InstanceType="t3.micro", Placement=group)[0] == COMBINATION
     cloud.ec2.terminate_instances(InstanceIds=ids)
-    assert refused(delete, GroupName="g")[0] == "InvalidPlacementGroup.InUse", "still shutting down"
+    assert refused(delete, **group)[0] == "InvalidPlacementGroup.InUse", "still shutting down"
     cloud.sim.advance(10)
-    delete(GroupName="g")
+    delete(**group)
     assert cloud.ec2.describe_placement_groups()["PlacementGroups"] == []
-
-
-def test_cluster_group_has_one_zone_and_no_small_types(cloud: Cloud) -> None:
-    cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
-    cloud.launch(Placement={"GroupName": "g", "AvailabilityZone": "us-east-1a"})
-    elsewhere = {"GroupName": "g", "AvailabilityZone": "us-east-1b"}
-    assert refused(cloud.launch, Placement=elsewhere)[0] == "InvalidParameterCombination"
-    small = {"InstanceType": "t3.micro", "Placement": {"GroupName": "g"}}
-    assert refused(cloud.launch, **small)[0] == "InvalidParameterCombination"
 
 
 # --- deletion --------------------------------------------------------------------------------------------------------
@@ -79,7 +152,8 @@ def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     cloud.ec2.attach_internet_gateway(**detach)
     interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [security], "AssociatePublicIpAddress": True}
     ids = cloud.launch(NetworkInterfaces=[interface])
-    steps: list[tuple[Any, dict[str, str]]] = [
+    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3")["VpcEndpoint"]
+    steps: list[tuple[Any, dict[str, Any]]] = [
         (cloud.ec2.detach_internet_gateway, detach),
         (cloud.ec2.delete_security_group, {"GroupId": security}),
         (cloud.ec2.delete_subnet, {"SubnetId": subnet}),
@@ -88,27 +162,10 @@ def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     for call, arguments in steps:
         assert refused(call, **arguments)[0] == IN_USE, "it is shutting down"
     cloud.sim.advance(10)
-    for call, arguments in steps[1:]:
+    for call, arguments in (*steps, (cloud.ec2.delete_vpc_endpoints, {"VpcEndpointIds": [endpoint["VpcEndpointId"]]})):
+        assert refused(cloud.ec2.delete_vpc, VpcId=vpc)[0] == IN_USE, call
         call(**arguments)
-    assert refused(cloud.ec2.delete_vpc, VpcId=vpc)[0] == IN_USE, "the gateway is attached"
-    cloud.ec2.detach_internet_gateway(**detach)
-    cloud.ec2.delete_internet_gateway(InternetGatewayId=gateway)
     cloud.ec2.delete_vpc(VpcId=vpc)
-    assert cloud.sim.leftovers() == []
-
-
-def test_vpc_with_subnets_groups_or_endpoints_cannot_be_deleted(cloud: Cloud) -> None:
-    vpc, subnet, security = cloud.network()
-    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3")["VpcEndpoint"]
-    for call, arguments in (
-        (cloud.ec2.delete_subnet, {"SubnetId": subnet}),
-        (cloud.ec2.delete_security_group, {"GroupId": security}),
-        (cloud.ec2.delete_vpc_endpoints, {"VpcEndpointIds": [endpoint["VpcEndpointId"]]}),
-        (cloud.ec2.delete_vpc, {"VpcId": vpc}),
-    ):
-        if call != cloud.ec2.delete_vpc:
-            assert refused(cloud.ec2.delete_vpc, VpcId=vpc)[0] == IN_USE
-        call(**arguments)
 
 
 def test_security_group_that_another_names_cannot_be_deleted(cloud: Cloud) -> None:
@@ -131,20 +188,17 @@ def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
     assert refused(efs.create_file_system, CreationToken="t")[0] == "FileSystemAlreadyExists"
     assert refused(efs.create_mount_target, **target) == ("IncorrectFileSystemLifeCycleState", 409)
     cloud.sim.advance(8)
-    mount_target = efs.create_mount_target(**target)
-    assert mount_target["LifeCycleState"] == "creating"
-    assert refused(efs.create_mount_target, **target) == ("MountTargetConflict", 409)
+    mount_target = efs.create_mount_target(**target)["MountTargetId"]
     cloud.sim.advance(8)
     assert refused(efs.delete_file_system, FileSystemId=id) == ("FileSystemInUse", 409)
-    assert refused(cloud.ec2.delete_security_group, GroupId=security)[0] == IN_USE
-    efs.delete_mount_target(MountTargetId=mount_target["MountTargetId"])
+    efs.delete_mount_target(MountTargetId=mount_target)
     assert refused(efs.delete_file_system, FileSystemId=id)[0] == "FileSystemInUse", "it is still being deleted"
+    assert refused(cloud.ec2.delete_security_group, GroupId=security)[0] == IN_USE
     cloud.sim.advance(8)
     efs.delete_file_system(FileSystemId=id)
     assert efs.describe_file_systems()["FileSystems"][0]["LifeCycleState"] == "deleting"
     cloud.sim.advance(8)
     assert efs.describe_file_systems()["FileSystems"] == []
-    cloud.ec2.delete_security_group(GroupId=security)
 
 
 # --- kills of callers -------------------------------------------------------------------------------------------------

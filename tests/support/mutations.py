@@ -7,17 +7,15 @@ one file, its test is run, and must fail. Exits with 1 when a mutation survives.
 still occurs in its file, and that each test exists, is checked by tests/train/rules/test_mutations.py.
 """
 
-import importlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("cluster", "infra", "recipes", "train", "tests", "pyproject.toml", "README.md")
@@ -358,41 +356,20 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def become_pytest(tree: Path, nodes: tuple[str, ...], output_path: Path) -> None:
-    """Run pytest in this forked process on a tree's own code. The parent must not have imported any of that code."""
-    os.setsid()
-    output = os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(tree)
-    # Without bytecode: Python would use the old bytecode of a file that changes twice in a second and keeps its length.
-    sys.dont_write_bytecode = True
-    sys.path[:] = [str(tree), str(tree / "tests"), *(path for path in sys.path if Path(path) != ROOT / "tests")]
-    os.environ |= {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    code: int = 99
-    try:
-        code = pytest.main(["-x", "-q", "--durations=0", "--tb=line", "-p", "no:cacheprovider", *nodes])
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
 def run_tests(tree: Path, *nodes: str) -> tuple[int, str]:
     """Run tests of a tree on its own code. Returns pytest's exit code (1: a test failed) and its output."""
-    output_path = tree / "pytest-output"
-    deadline = time.monotonic() + TEST_TIMEOUT_SECONDS * max(1, len(nodes))
-    pid = os.fork()  # torch is imported already; that takes longer than most of these tests
-    if not pid:
-        become_pytest(tree, nodes, output_path)
-    while True:
-        finished_pid, status = os.waitpid(pid, os.WNOHANG)
-        if finished_pid:
-            return os.waitstatus_to_exitcode(status), output_path.read_text(errors="replace")
-        if time.monotonic() > deadline:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    # Without bytecode: Python would use the old bytecode of a file that changes twice in a second and keeps its length.
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", *nodes]
+    with subprocess.Popen(
+        argv, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TEST_TIMEOUT_SECONDS * max(1, len(nodes)))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
             return 1, "timed out"
-        time.sleep(0.05)
+    return process.returncode, output
 
 
 def try_mutation(tree: Path, mutation: Mutation) -> str:
@@ -413,9 +390,6 @@ def try_mutation(tree: Path, mutation: Mutation) -> str:
 
 def main(names: list[str]) -> int:
     """Try the mutations whose names begin with one of these, or all. Returns 1 when one is not caught."""
-    for module in ("torch._dynamo", "torch.utils.tensorboard"):  # before the forks, which all need them
-        importlib.import_module(module)
-
     chosen = [mutation for mutation in MUTATIONS if not names or mutation.name.startswith(tuple(names))]
     with tempfile.TemporaryDirectory(prefix="imgnet-mutations-") as folder:
         tree = copy_tree(Path(folder))

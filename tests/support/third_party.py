@@ -39,35 +39,22 @@ class ThirdPartyFile:
 
 
 EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
-FILES = {
-    "multigpu_torchrun.py": ThirdPartyFile(
-        *EXAMPLES,
-        "distributed/ddp-tutorial-series/multigpu_torchrun.py",
-        "6b0a1568337fe206fa74e971cfeec42317f40b82122475327d50f0a0d37e1ba7",
-    ),
-    "datautils.py": ThirdPartyFile(
-        *EXAMPLES,
-        "distributed/ddp-tutorial-series/datautils.py",
-        "6af257501c49d1373b9b57f47e54ec9260eef7d97ad46b59cd0280cbbd6cc779",
-    ),
-    "main.py": ThirdPartyFile(
-        *EXAMPLES,
-        "imagenet/main.py",
-        "f67ca2cd730bf91afe0504694abf07b88cbd03ac8c8a0426023620d29175c158",
-    ),
-    "complete_nlp_example.py": ThirdPartyFile(
-        "huggingface/accelerate",
-        "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
-        "examples/complete_nlp_example.py",
-        "5e76c87dd371004accde3b544f27ea0c55be8efd1e6ac5e904b9e063a948d1e5",
-    ),
-    "transformer.py": ThirdPartyFile(
-        "Lightning-AI/pytorch-lightning",
-        "7f0c3436cd3f6ad3753125672024fc415cbcb414",
-        "examples/pytorch/basics/transformer.py",
-        "417e7ceb2e0611d7656ea6ea72927c18a04dcf4fda824e3baca2645a9e464367",
-    ),
-}
+ACCELERATE = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83")
+LIGHTNING = ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414")
+FILES = {  # by name
+    path.rpartition("/")[2]: ThirdPartyFile(*project, path, sha256)
+    for project, path, sha256 in (
+        (EXAMPLES, "distributed/ddp-tutorial-series/multigpu_torchrun.py",
+         "6b0a1568337fe206fa74e971cfeec42317f40b82122475327d50f0a0d37e1ba7"),
+        (EXAMPLES, "distributed/ddp-tutorial-series/datautils.py",
+         "6af257501c49d1373b9b57f47e54ec9260eef7d97ad46b59cd0280cbbd6cc779"),
+        (EXAMPLES, "imagenet/main.py", "f67ca2cd730bf91afe0504694abf07b88cbd03ac8c8a0426023620d29175c158"),
+        (ACCELERATE, "examples/complete_nlp_example.py",
+         "5e76c87dd371004accde3b544f27ea0c55be8efd1e6ac5e904b9e063a948d1e5"),
+        (LIGHTNING, "examples/pytorch/basics/transformer.py",
+         "417e7ceb2e0611d7656ea6ea72927c18a04dcf4fda824e3baca2645a9e464367"),
+    )
+}  # fmt: skip
 
 
 def fetch(file: ThirdPartyFile, folder: Path) -> None:

@@ -63,13 +63,13 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
     from support.simcloud import http_server
     from support.simcloud.cloud import SimulatedAws
     from support.simcloud.control import CONTROL_COMMANDS
-    from support.simcloud.machines import SimulatedMachines
+    from support.simcloud.machines import SimulatedMachines, new_login
 
     check_port_is_free(port)
     is_over = threading.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: is_over.set())
-    sim = SimulatedAws(boot_seconds=boot_seconds)
+    sim = SimulatedAws(new_login(), boot_seconds=boot_seconds)
     machines = SimulatedMachines(sim, folder)
 
     def reset(front: http_server.AwsFrontend) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
-from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
+from support.simcloud.cloud import SimulatedAws, ec2_call, moto_answer, refuse_if
 
 MAX_ADDRESSES = 5  # of a region
 
@@ -27,6 +27,7 @@ def release_resources(instance: Any) -> None:
     backend.iam_instance_profile_associations.pop(instance.id, None)
 
 
+@ec2_call
 def allocate_address(self: Any) -> ActionResult:
     """Allocate one of at most MAX_ADDRESSES of a region. It costs from now on."""
     sim = SimulatedAws.current
@@ -39,6 +40,7 @@ def allocate_address(self: Any) -> ActionResult:
     return result
 
 
+@ec2_call
 def associate_address(self: Any) -> ActionResult:
     """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
     result = moto_answer("associate_address", self)
@@ -51,6 +53,7 @@ def associate_address(self: Any) -> ActionResult:
     return result
 
 
+@ec2_call
 def disassociate_address(self: Any) -> ActionResult:
     """Disassociate an elastic address, which gets its own IP address back."""
     association_id = self._get_param("AssociationId")
@@ -70,6 +73,7 @@ def disassociate(address: Any) -> None:
     address.association_id = None
 
 
+@ec2_call
 def release_address(self: Any) -> ActionResult:
     """Release an elastic address. It is refused while the address is associated."""
     allocation_id = self._get_param("AllocationId")
@@ -79,11 +83,3 @@ def release_address(self: Any) -> ActionResult:
     result = moto_answer("release_address", self)
     SimulatedAws.current.meter.stop(allocation_id)
     return result
-
-
-ACTIONS = {
-    "allocate_address": allocate_address,
-    "associate_address": associate_address,
-    "disassociate_address": disassociate_address,
-    "release_address": release_address,
-}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ACCOUNT = "123456789012"
 moto_originals: dict[str, Any] = {}  # what `moto_patches` has replaced, by name
+EC2_CALLS: dict[str, Callable[[Any], ActionResult]] = {}  # what `ec2_call` marks
 
 
 class AwsError(EC2ClientError):
@@ -49,6 +50,12 @@ def moto_answer(name: str, response: Any) -> ActionResult:
     """Return moto's answer to a call of EC2."""
     answer: ActionResult = call_moto(name, response)
     return answer
+
+
+def ec2_call(function: Callable[[Any], ActionResult]) -> Callable[[Any], ActionResult]:
+    """Let a function answer EC2's call of the same name in moto's place. It gets moto's `EC2Response`."""
+    EC2_CALLS[function.__name__] = function
+    return function
 
 
 @dataclass(kw_only=True)
@@ -73,8 +80,8 @@ class SimulatedAws(Settings, InstanceEndings):
     """The cloud of this process. There is one: the servers show the one that was made last.
 
     Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
-    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing; `login`, the user and the ssh port, which
-    the images have as tags; and `listeners`.
+    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing; and `listeners`. `login` is the user and
+    the ssh port, which the images have as tags.
 
     A listener has the methods on_running(view), on_dying(view), on_notice(view, time, action) and, where machines move
     bytes, on_transfer(view, moved).
@@ -85,7 +92,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def __init__(self, login: tuple[str, int] = ("ubuntu", 22), **settings: Any) -> None:
         self._settings = Settings(**settings)
-        self._login = login
+        self.login = login
         self._delivery_lock = threading.RLock()
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self.listeners: list[Any] = []
@@ -246,13 +253,6 @@ class SimulatedAws(Settings, InstanceEndings):
                     return instance
         raise KeyError(f"no instance {id}")
 
-    def has_internet(self, id: str) -> bool:
-        """Return whether an instance reaches the internet now."""
-        from support.simcloud import internet
-
-        with self.lock:
-            return internet.has_internet(self.find(id))
-
     def transfer(self, id: str, **moved_bytes: int) -> None:
         """Let a running instance move bytes: `efs_read`, `efs_written`, or `internet`. Raises `ValueError`."""
         from support.simcloud import traffic
@@ -312,20 +312,6 @@ class SimulatedAws(Settings, InstanceEndings):
 
         with self.lock:
             return leak_check.free(self)
-
-    @property
-    def login(self) -> tuple[str, int]:
-        """The user and the ssh port."""
-        return self._login
-
-    @login.setter
-    def login(self, value: tuple[str, int]) -> None:
-        from support.simcloud import spot_market
-
-        self._login = value
-        with self.lock:
-            for backend in list(ec2_backends[ACCOUNT].values()):
-                spot_market.tag_images(self, backend)
 
     def name_images(self, images: Collection[str]) -> None:
         """Let public parameters name only these images, by the keys of `spot_market.IMAGES`, until a reset."""

@@ -94,6 +94,7 @@ class SimulatedMachine(TestMachine):
         self.start_time = 0.0  # when its sshd started
         self.has_new_host_key = False
         self.failure = ""  # why its set-up failed
+        self.python = sys.executable
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)
         self.env = {
@@ -142,7 +143,7 @@ class SimulatedMachine(TestMachine):
         file_system.mkdir(parents=True, exist_ok=True)
         (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _write_script(folder / "python", _exec_script(sys.executable))
+        _write_script(folder / "python", _exec_script(self.python))
         write_atomic(folder / "ready", b"ready\n", durable=False)
 
     def write_counters(self, shared: Path, moved: Moved) -> None:

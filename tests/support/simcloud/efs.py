@@ -78,11 +78,3 @@ def delete_mount_target(self: Any, mount_target_id: str) -> None:
     if mount_target is None:
         call_moto("delete_mount_target", self, mount_target_id)  # raises
     _begin_change(mount_target, "deleting")
-
-
-METHODS = {
-    "create_file_system": create_file_system,
-    "create_mount_target": create_mount_target,
-    "delete_file_system": delete_file_system,
-    "delete_mount_target": delete_mount_target,
-}

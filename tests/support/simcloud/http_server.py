@@ -15,7 +15,7 @@ from support.simcloud.aws_protocol import error_response, parse_action
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.control import CONTROL_COMMANDS
 from support.simcloud.peer import kill, peer_pids
-from support.simcloud.prices import TARGETS, ServiceError
+from support.simcloud.services import TARGETS, ServiceError
 from werkzeug.serving import ThreadedWSGIServer
 
 Response = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, body

@@ -14,11 +14,12 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from support.simcloud.cloud import SimulatedAws
+from support.simcloud.fixture import IMAGE
 from support.simcloud.http_server import AwsFrontend, serve
+from support.simcloud.machines import new_login
 
 from infra.aws.client import Account
 
-IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 # Without this, each session reads EC2's service model again, in 0.3 s.
 SHARED_LOADER = functools.cache(botocore.loaders.create_loader)
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
@@ -31,59 +32,42 @@ class Cloud:
         self.sim = sim
         self.front = front
         self.url = url
-        self.client = functools.cache(self.new_client)
+        self.ec2 = self.client("ec2")
+        self.image = self.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
 
-    def new_client(self, service: str, region: str = "us-east-1", **options: Any) -> Any:
-        """Return a client that does not retry."""
+    def client(self, service: str) -> Any:
+        """Return a client of us-east-1 that does not retry."""
         return boto3.client(
             service,
-            region_name=region,
+            region_name="us-east-1",
             endpoint_url=self.url,
-            config=Config(retries={"total_max_attempts": 1}, **options),
+            config=Config(retries={"total_max_attempts": 1}),
             aws_access_key_id="key",
             aws_secret_access_key="secret",
         )
 
-    @property
-    def ec2(self) -> Any:
-        """The client of EC2 in us-east-1."""
-        return self.client("ec2")
-
-    def image(self, region: str = "us-east-1") -> str:
-        """Return the id of the image, as the public parameter of a region says it."""
-        return str(self.client("ssm", region).get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"])
-
-    def request(self, **changes: Any) -> dict[str, Any]:
-        """Return the arguments of RunInstances for one g5.xlarge, with changes; None removes an argument."""
-        arguments = {"ImageId": self.image(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1, **changes}
-        return {name: value for name, value in arguments.items() if value is not None}
-
     def launch(self, count: int = 1, **changes: Any) -> list[str]:
-        """Launch instances and return their ids."""
-        arguments = self.request(**{"MinCount": count, "MaxCount": count, **changes})
+        """Launch instances, g5.xlarge unless the changes say otherwise, and return their ids."""
+        arguments = {
+            "ImageId": self.image,
+            "InstanceType": "g5.xlarge",
+            "MinCount": count,
+            "MaxCount": count,
+            **changes,
+        }
         return [instance["InstanceId"] for instance in self.ec2.run_instances(**arguments)["Instances"]]
-
-    def instance(self, id: str) -> dict[str, Any]:
-        """Return what DescribeInstances says of an instance."""
-        reservations = self.ec2.describe_instances(InstanceIds=[id])["Reservations"]
-        instance: dict[str, Any] = reservations[0]["Instances"][0]
-        return instance
 
     def state(self, id: str) -> str:
         """Return the state of an instance, as DescribeInstances says it."""
-        return str(self.instance(id)["State"]["Name"])
+        reservations = self.ec2.describe_instances(InstanceIds=[id])["Reservations"]
+        return str(reservations[0]["Instances"][0]["State"]["Name"])
 
     def network(self, zone: str = "us-east-1a") -> tuple[str, str, str]:
         """Create a VPC. Returns the ids of network, subnet and security group."""
         vpc = self.ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
-        subnet = self.subnet(vpc, zone)
+        subnet = self.ec2.create_subnet(VpcId=vpc, CidrBlock="10.7.0.0/20", AvailabilityZone=zone)["Subnet"]["SubnetId"]
         group = self.ec2.create_security_group(GroupName="ours", Description="d", VpcId=vpc)["GroupId"]
         return vpc, subnet, group
-
-    def subnet(self, vpc: str, zone: str, cidr_block: str = "10.7.0.0/20") -> str:
-        """Create a subnet and return its id."""
-        response = self.ec2.create_subnet(VpcId=vpc, CidrBlock=cidr_block, AvailabilityZone=zone)
-        return str(response["Subnet"]["SubnetId"])
 
 
 def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, int]:
@@ -97,7 +81,7 @@ def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[
 @pytest.fixture(scope="module")
 def served() -> Iterator[Cloud]:
     """One server for the tests of a file."""
-    sim = SimulatedAws()
+    sim = SimulatedAws(new_login())
     # No thread ticks: it might still be sending an event to a listener when a call returns.
     sim.ticking = True  # type: ignore[attr-defined]
     server, url = serve(sim=sim)

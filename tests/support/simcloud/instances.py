@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.utils import passes_filter_dict
-from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
+from support.simcloud.cloud import SimulatedAws, ec2_call, moto_answer, refuse_if
 from support.simcloud.lifecycle import STATES
 
 
@@ -21,6 +21,7 @@ def find_instances(self: Any, ids: list[str]) -> list[Any]:
     return [known[id] for id in dict.fromkeys(ids)]
 
 
+@ec2_call
 def describe_instances(self: Any) -> ActionResult:
     """Describe the visible instances of these ids or filters, in pages of instances, where moto pages reservations."""
     sim = SimulatedAws.current
@@ -41,6 +42,7 @@ def describe_instances(self: Any) -> ActionResult:
     return ActionResult({"Reservations": reservations, "NextToken": next_token})
 
 
+@ec2_call
 def terminate_instances(self: Any) -> ActionResult:
     """Terminate all instances of a request, or none if one is unknown."""
     instances = find_instances(self, self._get_param("InstanceIds", []))
@@ -60,6 +62,7 @@ def _end(instance: Any, end: Callable[[Any, str, str], None]) -> dict[str, Any]:
     }
 
 
+@ec2_call
 def stop_instances(self: Any) -> ActionResult:
     """Stop on-demand instances."""
     instances = find_instances(self, self._get_param("InstanceIds", []))
@@ -68,12 +71,14 @@ def stop_instances(self: Any) -> ActionResult:
     )
 
 
+@ec2_call
 def create_tags(self: Any) -> ActionResult:
     """Create tags as moto does, but refuse those of an unknown instance."""
     find_instances(self, [id for id in self._get_param("Resources", []) if id.startswith("i-")])
     return moto_answer("create_tags", self)
 
 
+@ec2_call
 def get_console_output(self: Any) -> ActionResult:
     """Return what a machine has printed. Without a machine behind the instance, nothing."""
     (instance,) = find_instances(self, [self._get_param("InstanceId")])
@@ -81,12 +86,3 @@ def get_console_output(self: Any) -> ActionResult:
     text = "".join(listener.console_of(instance.id) for listener in machines)
     output = base64.b64encode(text.encode()).decode()
     return ActionResult({"InstanceId": instance.id, "Timestamp": SimulatedAws.current.now(), "Output": output})
-
-
-ACTIONS = {
-    "create_tags": create_tags,
-    "describe_instances": describe_instances,
-    "get_console_output": get_console_output,
-    "stop_instances": stop_instances,
-    "terminate_instances": terminate_instances,
-}

@@ -6,7 +6,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from support.simcloud import addresses, placement_groups
-from support.simcloud.cloud import ACCOUNT, SimulatedAws, moto_answer, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer, refuse_if
 
 ANY_IPV4 = "0.0.0.0/0"
 
@@ -31,6 +31,7 @@ def has_internet(instance: Any) -> bool:
     return bool(interface and interface.public_ip)
 
 
+@ec2_call
 def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
     wants_address = self._get_param("AssociatePublicIpAddress")
@@ -55,6 +56,7 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
 # --- NAT gateways ----------------------------------------------------------------------------------------------------
 
 
+@ec2_call
 def create_nat_gateway(self: Any) -> ActionResult:
     """Create a NAT gateway, which is available after `nat_seconds`. The same client token gives the same gateway."""
     sim = SimulatedAws.current
@@ -71,6 +73,7 @@ def create_nat_gateway(self: Any) -> ActionResult:
     return result
 
 
+@ec2_call
 def delete_nat_gateway(self: Any) -> ActionResult:
     """Begin to delete a NAT gateway, which takes `nat_seconds`. Until then its address is in use."""
     sim = SimulatedAws.current
@@ -85,6 +88,7 @@ def delete_nat_gateway(self: Any) -> ActionResult:
     return ActionResult({"NatGatewayId": id})
 
 
+@ec2_call
 def describe_nat_gateways(self: Any) -> ActionResult:
     """Describe NAT gateways by state and tags. moto ignores tags."""
     backend = self.ec2_backend
@@ -110,11 +114,3 @@ def tick(sim: SimulatedAws, now: float) -> None:
                 if address.eni is gateway._eni:
                     addresses.disassociate(address)
             backend.enis.pop(gateway._eni.id, None)
-
-
-ACTIONS = {
-    "create_nat_gateway": create_nat_gateway,
-    "delete_nat_gateway": delete_nat_gateway,
-    "describe_nat_gateways": describe_nat_gateways,
-    "modify_network_interface_attribute": modify_network_interface_attribute,
-}

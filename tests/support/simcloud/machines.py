@@ -24,7 +24,8 @@ from typing import Any
 from support.simcloud import gpus, process_keeper
 from support.simcloud.computer import SimulatedMachine
 from support.simcloud.imds import MetadataService
-from support.simcloud.instance_connect import KEY_SECONDS
+from support.simcloud.internet import has_internet
+from support.simcloud.services import KEY_SECONDS
 from support.simcloud.traffic import Moved
 from support.ssh_machines import command_line
 
@@ -48,8 +49,15 @@ CREDENTIALS = {
 }
 
 
+def new_login() -> tuple[str, int]:
+    """Return the user and a free port of this computer, with which a cloud's machines can be logged in to."""
+    return getpass.getuser(), free_port()
+
+
 class SimulatedMachines:
     """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
+
+    The login of `sim` is one on this computer, see `new_login`.
 
     These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `failing_machines`, the
     numbers (from 0, in the order of booting) of machines whose setup fails; `gpus`, the GPUs of machines that boot from
@@ -71,7 +79,7 @@ class SimulatedMachines:
         self._busy = threading.Lock()  # held while machines are booted or ended
         self._woken = threading.Event()
         self._is_over = False
-        self.port = free_port()
+        _, self.port = sim.login
         self.metadata = MetadataService(self.metadata_of, self.run_root_command)
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "support.simcloud.process_keeper", str(self.folder), str(self.sockets)],
@@ -81,7 +89,6 @@ class SimulatedMachines:
         )
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-        sim.login = (getpass.getuser(), self.port)
         sim.listeners.append(self)
 
     def _restore_defaults(self) -> None:
@@ -271,7 +278,9 @@ class SimulatedMachines:
 
     def _finish_setup(self, id: str) -> None:
         machine = self.machines[id]
-        if self.sim.needs_internet and not self.sim.has_internet(id):
+        with self.sim.lock:
+            is_cut_off = self.sim.needs_internet and not has_internet(self.sim.find(id))
+        if is_cut_off:
             if self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
                 self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
             else:

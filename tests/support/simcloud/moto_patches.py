@@ -23,20 +23,9 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
 from moto.sts.models import sts_backends
-from support.simcloud import (
-    addresses,
-    efs,
-    instances,
-    internet,
-    moto_speed,
-    permissions,
-    placement_groups,
-    reservations,
-    run_instances,
-    spot_market,
-)
+from support.simcloud import efs, instances, internet, moto_speed, permissions, run_instances, spot_market  # noqa: F401
 from support.simcloud.aws_protocol import error_response
-from support.simcloud.cloud import SimulatedAws, call_moto, moto_originals
+from support.simcloud.cloud import EC2_CALLS, SimulatedAws, call_moto, moto_originals
 
 HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400 to these too
     "AuthFailure": 401,
@@ -64,11 +53,10 @@ def install() -> None:
     """Patch moto, once in a process. Each call looks up the cloud that answers it."""
     if moto_originals:
         return
-    for module in (addresses, placement_groups, instances, internet, reservations, run_instances, spot_market):
-        for name, function in module.ACTIONS.items():
-            replace_attribute(EC2Response, name, function)
-    for name, function in efs.METHODS.items():
-        replace_attribute(EFSBackend, name, function)
+    for name, function in EC2_CALLS.items():  # of the modules imported above
+        replace_attribute(EC2Response, name, function)
+    for name in ("create_file_system", "create_mount_target", "delete_file_system", "delete_mount_target"):
+        replace_attribute(EFSBackend, name, getattr(efs, name))
     for owner in (EC2Response, EFSResponse):
         replace_attribute(owner, "call_action", call_action, owner.__name__)
     replace_attribute(EC2Response, "serialized", serialized)

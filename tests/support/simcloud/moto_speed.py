@@ -1,16 +1,15 @@
-"""Faster forms of what moto does in each call, with the same results. They save half of the time of a call.
+"""Faster forms of what moto does in each call, with the same results. They save a third of the time of a call.
 
-For each attribute of a response moto tries several names and compares its path with those that it transforms. It lists
-its folders and methods, and checks each name of the XML. Here each of these answers is found once.
+For each attribute of a response moto tries several names and compares its path with those that it transforms, and it
+lists its folders and methods. Here each of these answers is found once.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-from xml.sax.saxutils import escape
 
 import moto.core.responses
-from moto.core.serialize import EC2Serializer, XFormedAttributePicker
+from moto.core.serialize import XFormedAttributePicker
 from moto.core.utils import get_value, method_names_from_class
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 
@@ -27,7 +26,6 @@ def install() -> None:
     dispatcher: Any = DomainDispatcherApplication
     dispatcher.get_backend_for_host = functools.cache(dispatcher.get_backend_for_host)
     XFormedAttributePicker.__call__ = pick_attribute  # type: ignore[method-assign]
-    EC2Serializer._serialize_body = serialize_body  # type: ignore[method-assign]
 
 
 def pick_attribute(self: Any, context: Any) -> Any:
@@ -47,26 +45,3 @@ def pick_attribute(self: Any, context: Any) -> Any:
             value = found
             break
     return transform(value) if transform else value
-
-
-def serialize_body(self: Any, body: Mapping[str, Any]) -> str:
-    """Return an answer of EC2 as XML."""
-    parts = ['<?xml version="1.0" encoding="utf-8"?>\n']
-    for name, content in body.items():
-        _add_element(parts, name, content)
-    return "".join(parts)
-
-
-def _add_element(parts: list[str], name: str, content: Any) -> None:
-    """Add an element with text or children, or one for each value of a list. Children named @... are attributes."""
-    for value in content if isinstance(content, list) else [content]:
-        if isinstance(value, dict):
-            attributes = [f' {key[1:]}="{text}"' for key, text in value.items() if key[0] == "@"]
-            parts += [f"<{name}", *attributes, ">"]
-            for key, child in value.items():
-                if key[0] != "@":
-                    _add_element(parts, key, child)
-            parts.append(f"</{name}>")
-        else:
-            text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            parts.append(f"<{name}>{escape(text)}</{name}>")

@@ -7,7 +7,7 @@ from typing import Any
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
-from support.simcloud.cloud import SimulatedAws, moto_answer, refuse_if
+from support.simcloud.cloud import SimulatedAws, ec2_call, moto_answer, refuse_if
 
 # --- placement groups ------------------------------------------------------------------------------------------------
 
@@ -36,6 +36,7 @@ def matches(backend: Any, id: str, attributes: dict[str, Any], filters: dict[str
     )
 
 
+@ec2_call
 def create_placement_group(self: Any) -> ActionResult:
     """Create a placement group with tags."""
     sim = SimulatedAws.current
@@ -66,6 +67,7 @@ def instances_in(region: str, name: str) -> list[Any]:
     return [one for one in live_instances if (one.region_name, one.placement.group_name) == (region, name)]
 
 
+@ec2_call
 def describe_placement_groups(self: Any) -> ActionResult:
     """Describe placement groups by names or filters."""
     backend = self.ec2_backend
@@ -80,6 +82,7 @@ def describe_placement_groups(self: Any) -> ActionResult:
     return ActionResult({"PlacementGroups": rows})
 
 
+@ec2_call
 def delete_placement_group(self: Any) -> ActionResult:
     """Delete a placement group. It is refused until all its instances are terminated."""
     name = self._get_param("GroupName")
@@ -109,6 +112,7 @@ def _refuse_in_use(is_in_use: object, resource: str) -> None:
     refuse_if(is_in_use, "DependencyViolation", f"{resource} has dependencies and cannot be deleted.")
 
 
+@ec2_call
 def delete_security_group(self: Any) -> ActionResult:
     """Delete a security group. It is refused while an interface has it, or another group's rules name it."""
     backend = self.ec2_backend
@@ -132,6 +136,7 @@ def _groups_in_rules(group: Any) -> set[str]:
     return {str(source.get("GroupId")) for source in sources if source}
 
 
+@ec2_call
 def delete_subnet(self: Any) -> ActionResult:
     """Delete a subnet. It is refused while an interface is in it."""
     id = self._get_param("SubnetId")
@@ -141,6 +146,7 @@ def delete_subnet(self: Any) -> ActionResult:
     return moto_answer("delete_subnet", self)
 
 
+@ec2_call
 def delete_vpc(self: Any) -> ActionResult:
     """Delete a network. It is refused while it has a gateway, an endpoint, or a security group of ours.
 
@@ -155,27 +161,17 @@ def delete_vpc(self: Any) -> ActionResult:
     return moto_answer("delete_vpc", self)
 
 
+@ec2_call
 def create_vpc_endpoint(self: Any) -> ActionResult:
     """Create a gateway endpoint where the request names no type: moto cannot delete an endpoint without a type."""
     self.params["VpcEndpointType"] = self._get_param("VpcEndpointType") or "Gateway"
     return moto_answer("create_vpc_endpoint", self)
 
 
+@ec2_call
 def detach_internet_gateway(self: Any) -> ActionResult:
     """Detach an internet gateway. It is refused while an instance of the network has a public address."""
     id = self._get_param("VpcId")
     interfaces = [interface for interface in self.ec2_backend.enis.values() if interface.subnet.vpc_id == id]
     _refuse_in_use([interface for interface in interfaces if interface.public_ip], id)
     return moto_answer("detach_internet_gateway", self)
-
-
-ACTIONS = {
-    "create_placement_group": create_placement_group,
-    "create_vpc_endpoint": create_vpc_endpoint,
-    "delete_placement_group": delete_placement_group,
-    "delete_security_group": delete_security_group,
-    "delete_subnet": delete_subnet,
-    "delete_vpc": delete_vpc,
-    "describe_placement_groups": describe_placement_groups,
-    "detach_internet_gateway": detach_internet_gateway,
-}

@@ -24,13 +24,13 @@ def process_ids(folder: Path) -> set[int]:
     folder, and all descendants of these.
     """
     # Imported late: every cloud starts a keeper, and few keepers get here.
-    from support.ssh_machines import command_line, marked_pids
+    from support.ssh_machines import command_line, marked_pids, process_table
 
     from train.tools.process import descendant_pids
 
-    all_pids = {int(entry.name): None for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    roots = marked_pids(str(folder), all_pids)
-    roots |= {pid for pid in all_pids if "sshd" in (line := command_line(pid)) and f" -f {folder}/" in line}
+    table = process_table()
+    roots = marked_pids(str(folder), table)
+    roots |= {pid for pid in table if "sshd" in (line := command_line(pid)) and f" -f {folder}/" in line}
     return {pid for root in roots for pid in (root, *descendant_pids(root))} - {os.getpid()}
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, refuse_if
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import on_demand
+from support.simcloud.spot_market import offered, vcpus
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
@@ -178,6 +179,7 @@ def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, 
     return description
 
 
+@ec2_call
 def describe_capacity_reservations(self: Any) -> ActionResult:
     """Describe the reservations of a region, all or those of these ids."""
     sim = SimulatedAws.current
@@ -188,6 +190,7 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
     return ActionResult({"CapacityReservations": [_describe(sim, reservation) for reservation in reservations]})
 
 
+@ec2_call
 def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
     """List the resource groups to which a reservation belongs."""
     reservation = _find(SimulatedAws.current, self.region, self._get_param("CapacityReservationId"))
@@ -195,10 +198,9 @@ def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
     return ActionResult({"CapacityReservationGroups": groups})
 
 
+@ec2_call
 def describe_capacity_block_offerings(self: Any) -> ActionResult:
     """List blocks that can be bought: one for each zone, from 11:30 UTC of one of the next days."""
-    from support.simcloud.spot_market import offered, vcpus
-
     type = self._get_param("InstanceType")
     count, hours = int(self._get_param("InstanceCount")), int(self._get_param("CapacityDurationHours"))
     has_blocks = CAPACITY_BLOCK in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", [])
@@ -226,10 +228,3 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
             }
         )
     return ActionResult({"CapacityBlockOfferings": offerings[::-1]})
-
-
-ACTIONS = {
-    "describe_capacity_block_offerings": describe_capacity_block_offerings,
-    "describe_capacity_reservations": describe_capacity_reservations,
-    "get_groups_for_capacity_reservation": get_groups_for_capacity_reservation,
-}

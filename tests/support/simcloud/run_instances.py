@@ -13,7 +13,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import random_eni_attach_id
 from moto.iam.models import iam_backends
 from support.simcloud import placement_groups, reservations
-from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, call_moto, refuse_if
+from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, call_moto, ec2_call, refuse_if
 from support.simcloud.lifecycle import InstanceLife
 from support.simcloud.prices import ON_DEMAND
 
@@ -62,6 +62,7 @@ class LaunchRequest:
         return [*self.security_groups, *of_interfaces]
 
 
+@ec2_call
 def run_instances(self: Any) -> ActionResult:
     """Launch as many instances as the market has: at least MinCount, or none.
 
@@ -278,6 +279,3 @@ def _check_profile_and_user_data(request: LaunchRequest) -> None:
     refuse_if(not is_known, "InvalidParameterValue", f"Invalid IAM Instance Profile {request.profile}")
     size = len(base64.b64decode(request.user_data or ""))
     refuse_if(size > USER_DATA_BYTES, "InvalidParameterValue", "User data is limited to 16384 bytes")
-
-
-ACTIONS = {"run_instances": run_instances}

@@ -11,7 +11,7 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
 from support.simcloud import placement_groups
-from support.simcloud.cloud import SimulatedAws, refuse_if
+from support.simcloud.cloud import SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import on_demand, spot_factor
 
@@ -138,6 +138,7 @@ class Market:
             sim.spot_requests[key]["State"] = "closed"
 
 
+@ec2_call
 def describe_spot_instance_requests(self: Any) -> ActionResult:
     """Describe spot requests by filters, with tags. A request is visible when its instance is."""
     sim = SimulatedAws.current
@@ -153,6 +154,7 @@ def describe_spot_instance_requests(self: Any) -> ActionResult:
     return ActionResult({"SpotInstanceRequests": rows})
 
 
+@ec2_call
 def describe_spot_price_history(self: Any) -> ActionResult:
     """List the prices of types in the zones that offer them: of each the one in force at StartTime. None changes."""
     sim = SimulatedAws.current
@@ -184,7 +186,8 @@ def image_id(region: str, name: str) -> str:
 
 
 def make_images(sim: SimulatedAws, backend: Any) -> None:
-    """Create the images of a new region."""
+    """Create the images of a new region, tagged with the user and the port for a login."""
+    user, port = sim.login
     for name in IMAGES.values():
         id = image_id(backend.region_name, name)
         backend.amis[id] = Ami(
@@ -202,15 +205,7 @@ def make_images(sim: SimulatedAws, backend: Any) -> None:
             hypervisor="xen",
             region_name=f"{backend.region_name}a",
         )
-    tag_images(sim, backend)
-
-
-def tag_images(sim: SimulatedAws, backend: Any) -> None:
-    """Tag the images of a region with the user and the port for a login."""
-    user, port = sim.login
-    for id in [image_id(backend.region_name, name) for name in IMAGES.values()]:
-        if id in backend.amis:
-            backend.create_tags([id], {"imgnet:user": user, "imgnet:port": str(port)})
+        backend.create_tags([id], {"imgnet:user": user, "imgnet:port": str(port)})
 
 
 def image_disks(image: Any) -> list[dict[str, Any]]:
@@ -229,9 +224,3 @@ def make_parameters(backend: Any, images: Collection[str] = tuple(IMAGES)) -> No
             value = image_id(backend.region_name, name)
             arguments = (backend.account_id, parameter, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
             backend._parameters[parameter].append(Parameter(*arguments))  # type: ignore[abstract]
-
-
-ACTIONS = {
-    "describe_spot_instance_requests": describe_spot_instance_requests,
-    "describe_spot_price_history": describe_spot_price_history,
-}
