@@ -1,9 +1,9 @@
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from support.wheels import make_wheel
 
 from cluster import project_environment
 from cluster.errors import ClusterError
@@ -14,22 +14,6 @@ from cluster.project_environment import ensure_project_environment, environment_
 def project(tmp_path: Path) -> Path:
     (tmp_path / "project").mkdir()
     return tmp_path / "project"
-
-
-def make_wheel(folder: Path, name: str, requires: str = "") -> None:
-    """Write a wheel with one module that says its own name."""
-    folder.mkdir(exist_ok=True)
-    info = f"{name}-1.0.dist-info"
-    requirement = f"Requires-Dist: {requires}\n" if requires else ""
-    files = {
-        f"{name}.py": f"NAME = {name!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requirement}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
-    }
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-        for path, content in files.items():
-            wheel.writestr(path, content)
 
 
 def test_first_file_that_is_there_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +59,12 @@ def test_lock_is_exported_by_uv_without_torch(project: Path, tmp_path: Path, mon
         project_environment._install_arguments(found, tmp_path)
 
 
-def test_file_that_the_user_named_is_missing(project: Path) -> None:
+def test_missing_and_damaged_files_are_one_line(project: Path) -> None:
     with pytest.raises(ClusterError, match=r"--requirements gpu\.txt: the project has no such file"):
         find_requirements(project, "gpu.txt")
+    (project / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(ClusterError, match=r"^pyproject\.toml: "):
+        find_requirements(project)
 
 
 def test_key_follows_from_the_contents_also_of_included_files(project: Path) -> None:
@@ -93,12 +80,6 @@ def test_key_follows_from_the_contents_also_of_included_files(project: Path) -> 
     assert key() == first and key("torch==2.13.0") != first
     (project / "more.txt").write_text("b\n")
     assert key() != first
-
-
-def test_damaged_pyproject_is_one_line(project: Path) -> None:
-    (project / "pyproject.toml").write_text("[project\n")
-    with pytest.raises(ClusterError, match=r"^pyproject\.toml: "):
-        find_requirements(project)
 
 
 def test_main_without_requirements_gives_this_python(project: Path, tmp_path: Path) -> None:
