@@ -310,19 +310,16 @@ class Fleet:
         """
         stop_path = self.folders.shared / "stop"
         was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS
-        return self.folders.attempts.is_finished(self.folders.launch_id) or was_stopped or self._has_stopped_by_itself()
-
-    def _has_stopped_by_itself(self) -> bool:
-        """Whether an agent of this launch ended as STOPPED more than `STOP_GRACE_SECONDS` ago."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
         old_statuses = [
             parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
         ]
-        return any(
+        has_stopped_by_itself = any(
             status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
             for status in old_statuses
             if status
         )
+        return was_stopped or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
 
     def dead_machines(self) -> list[str]:
         """Return the machines that have reported that no agent runs there, without those that are being restarted."""
@@ -378,7 +375,7 @@ class Fleet:
         return max(0.0, host.unix_time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self.setup_progress.restart(name)
+        self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
         self._prepare_machine(name, self._pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 

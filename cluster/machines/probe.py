@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
         answer = SeenMarkers(seen={})
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
-            answer = SeenMarkers(seen=call_with_timeout(lambda: find_markers(marker.parent, marker_names)))
+            answer = SeenMarkers(seen=call_with_timeout(args.shared, lambda: find_markers(marker.parent, marker_names)))
     else:
         answer = gather_facts(args.shared, args.work, marker)
         if args.data:
@@ -77,10 +77,8 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     memory = host.read_memory()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
     try:
-        shared_facts = SharedFolder(**call_with_timeout(lambda: dataclasses.asdict(folder_facts(shared, marker))))
-    except TimeoutError:
-        late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
-        shared_facts = SharedFolder(path=str(shared), error=f"{shared}: {late}")
+        facts = call_with_timeout(shared, lambda: dataclasses.asdict(folder_facts(shared, marker)))
+        shared_facts = SharedFolder(**facts)
     except OSError as error:
         shared_facts = SharedFolder(path=str(shared), error=str(error))
     is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
@@ -163,26 +161,23 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
 
 def query_data_folder(path: Path, val_fraction: float) -> str:
     """Return why the images cannot be used, as far as the names of folders tell; "" if they can."""
+
+    def find_error() -> str:
+        if not path.is_dir():
+            return f"{path}: there is no such data folder"
+        with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
+            from train.data.index.open import DataError, check_layout
+
+            try:
+                check_layout(path, val_fraction)
+            except DataError as error:
+                return str(error)
+        return ""
+
     try:
-        return str(call_with_timeout(lambda: find_data_error(path, val_fraction)))
-    except TimeoutError:
-        return f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
+        return str(call_with_timeout(path, find_error))
     except OSError as error:
         return str(error)
-
-
-def find_data_error(path: Path, val_fraction: float) -> str:
-    """Return what is wrong with the layout of a data folder. Raises `OSError`."""
-    if not path.is_dir():
-        return f"{path}: there is no such data folder"
-    with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
-        from train.data.index.open import DataError, check_layout
-
-        try:
-            check_layout(path, val_fraction)
-        except DataError as error:
-            return str(error)
-    return ""
 
 
 def query_gpus() -> tuple[tuple[str, ...], str]:
@@ -202,11 +197,11 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
-def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the function returns, which JSON can hold
-    """Call a function in a forked process and return its answer.
+def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
+    """Call a function that looks at a folder, in a forked process, and return its answer.
 
-    In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
-    `FOLDER_TIMEOUT_SECONDS`, and `OSError` with the text of the function's exception.
+    In a separate process, because access to a lost file server blocks the caller. Raises `OSError` with the text of the
+    function's exception, or that the folder does not answer.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -227,7 +222,8 @@ def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the f
                 raise OSError(error)
             return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
-    raise TimeoutError
+    late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
+    raise OSError(f"{folder}: {late}")
 
 
 def _write_answer(writer: int, function: Callable[[], object]) -> None:

@@ -70,14 +70,13 @@ ERROR_EXPLANATIONS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment: path of its Python ("": none), whether it was made now, version of its torch.
+    """A Python environment: path of its Python ("": none), and the version of its torch.
 
     `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen, or why there is
     none. `seconds` is the time that the search took.
     """
 
     python: str = ""
-    made: bool = False
     torch: str = ""
     missing: tuple[str, ...] = ()
     why: str = ""
@@ -162,20 +161,22 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
-        return _describe_environment(sys.executable, False, "this Python has all required packages")
+        return _describe_environment(sys.executable, "this Python has all required packages")
     print(f"{sys.executable} ({platform.python_version()}) lacks {', '.join(missing)}", flush=True)
     missing_names = {package_name(requirement) for requirement in missing}
     required_names = dict.fromkeys(package_name(requirement) for requirement in required_packages)
-    present_names = [name for name in required_names if name not in missing_names]
-    pinned_packages = [f"{name}=={installed_version(name)}" for name in present_names]
+    pinned_packages = [f"{name}=={installed_version(name)}" for name in required_names if name not in missing_names]
     torch = next((package for package in pinned_packages if package_name(package) == "torch"), "")
     venv = folder.resolve() / "venv" / venv_key(required_packages, torch)
-    if find_only:
-        return _find_environment(venv, missing)
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    with venv_lock(venv):
+    if not find_only:
+        venv.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext() if find_only else venv_lock(venv):
         if is_complete(venv):
-            return _describe_environment(venv_python(venv), False, "made by an earlier job")
+            return _describe_environment(venv_python(venv), "made by an earlier job")
+        if find_only:
+            if not (shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")):
+                raise ClusterError(_explain_error(["No module named ensurepip"]))
+            return replace(_describe_environment(sys.executable, "lacks packages"), missing=tuple(missing))
         if venv.exists():
             print(f"{venv} is incomplete: making it again", flush=True)
             shutil.rmtree(venv)
@@ -183,26 +184,15 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
             make_venv(venv, missing, pinned_packages, with_system_packages=True)
         else:
             make_venv(venv, required_packages)
-        why = f"made, with this machine's own {torch}" if torch else "made"
-        return _describe_environment(venv_python(venv), True, why)
-
-
-def _find_environment(venv: Path, missing: Sequence[str]) -> Environment:
-    """Return the environment of an earlier job; without one, this Python, which lacks the missing packages.
-
-    Raises `ClusterError` when no venv could be made from this Python.
-    """
-    if is_complete(venv):
-        return _describe_environment(venv_python(venv), False, "made by an earlier job")
-    has_installer = shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")
-    if not has_installer:
-        raise ClusterError(_explain_error(["No module named ensurepip"]))
-    return replace(_describe_environment(sys.executable, False, "lacks packages"), missing=tuple(missing))
+        return _describe_environment(venv_python(venv), f"made, with this machine's own {torch}" if torch else "made")
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python runs."""
-    return (venv / COMPLETE_MARKER).exists() and _python_runs(venv_python(venv))
+    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone."""
+    with contextlib.suppress(OSError):
+        argv = [venv_python(venv), "-c", ""]
+        return (venv / COMPLETE_MARKER).exists() and subprocess.run(argv, capture_output=True).returncode == 0
+    return False
 
 
 def is_installed(requirement: str) -> bool:
@@ -211,13 +201,12 @@ def is_installed(requirement: str) -> bool:
     A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
     nothing does: such a Python lacks required packages anyway, and gets a complete venv.
     """
-    try:
-        requirements = importlib.import_module("packaging.requirements")
-    except ImportError:
-        try:
-            requirements = importlib.import_module("pip._vendor.packaging.requirements")
-        except ImportError:
-            return False
+    for module in ("packaging.requirements", "pip._vendor.packaging.requirements"):
+        with contextlib.suppress(ImportError):
+            requirements = importlib.import_module(module)
+            break
+    else:
+        return False
     parsed = requirements.Requirement(requirement)
     if parsed.marker and not parsed.marker.evaluate():
         return True
@@ -370,18 +359,11 @@ def venv_python(venv: Path) -> str:
     return str(venv / "bin" / "python")
 
 
-def _python_runs(python: str) -> bool:
-    """Whether a venv's Python still runs: the Python from which it was made may be gone."""
-    with contextlib.suppress(OSError):
-        return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
-    return False
-
-
-def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
+def _describe_environment(python: str, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
-    return Environment(python, was_made, completed.stdout.strip(), why=why)
+    return Environment(python, completed.stdout.strip(), why=why)
 
 
 @contextlib.contextmanager

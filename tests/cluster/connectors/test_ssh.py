@@ -63,11 +63,15 @@ def machine(shared_bed: Testbed) -> Iterator[SSHConnector]:
 
 
 @pytest.fixture
-def own(testbed: Callable[..., Testbed]) -> Iterator[tuple[Any, SSHConnector]]:
-    """A machine of this test's own (its testbed object), and a connector to it."""
-    bed = testbed(1)
-    with SSHConnector(host(bed), "machine 0 (own)", reconnect_seconds=20) as connector:
-        yield bed.machines[0], connector
+def server(testbed: Callable[..., Testbed]) -> Any:
+    """A machine of this test's own: its testbed object."""
+    return testbed(1).machines[0]
+
+
+@pytest.fixture
+def connector(server: Any) -> Iterator[SSHConnector]:
+    with SSHConnector(host(server.bed), "machine 0 (own)", reconnect_seconds=20) as connector:
+        yield connector
 
 
 @pytest.fixture
@@ -114,11 +118,10 @@ def test_run_returns_code_and_binary_outputs_and_leaves_nothing(machine: SSHConn
 
 
 @pytest.mark.parametrize("stream", ["", ">&2"])
-def test_run_longer_output_than_allowed_is_dropped(own: tuple[Any, SSHConnector], stream: str) -> None:
-    _, machine = own
+def test_run_longer_output_than_allowed_is_dropped(connector: SSHConnector, stream: str) -> None:
     with pytest.raises(BadAnswer, match=r"machine 0 \(own\): its answer was dropped: it has 20 MB, the limit is 4 MB"):
-        machine.run(["sh", "-c", f"head -c 20000000 /dev/zero {stream}"])
-    assert machine.run(["echo", "on"]).out == b"on\n"
+        connector.run(["sh", "-c", f"head -c 20000000 /dev/zero {stream}"])
+    assert connector.run(["echo", "on"]).out == b"on\n"
 
 
 @pytest.mark.parametrize("timeout", [None, 9.0])
@@ -166,8 +169,7 @@ def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> Non
 
 
 @pytest.mark.parametrize("greeting", ["echo welcome to the machine", "printf 'no end of line'", "seq 50000"])
-def test_answers_begin_after_what_the_login_shell_prints(greeting: str, own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
+def test_answers_begin_after_what_the_login_shell_prints(greeting: str, server: Any, connector: SSHConnector) -> None:
     (server.home / ".bashrc").write_text(f"{greeting}; echo oh dear >&2\n")
     result = connector.run(["sh", "-c", "echo said"])
     assert (result.out, result.err) == (b"said\n", b"")
@@ -180,8 +182,7 @@ def test_answers_begin_after_what_the_login_shell_prints(greeting: str, own: tup
     assert connector.read_new_bytes("~/job", ["0"], {}).contents == {"logs/a.log": b"line\n"}
 
 
-def test_run_waits_for_a_free_sshd_session(own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor) -> None:
-    server, connector = own
+def test_run_waits_for_a_free_sshd_session(server: Any, connector: SSHConnector, pool: ThreadPoolExecutor) -> None:
     server.configure("MaxSessions 2\n")
     scripts = [f"sleep 0.05; echo {number}" for number in range(8)]
     stdout = list(pool.map(lambda script: connector.run(["sh", "-c", script]).out, scripts))
@@ -198,10 +199,9 @@ def test_run_waits_for_a_free_sshd_session(own: tuple[Any, SSHConnector], pool: 
     ],
 )
 def test_login_shell_that_runs_no_scripts_is_one_line(
-    own: tuple[Any, SSHConnector], config: str, start_up_file: str, problem: str
+    server: Any, connector: SSHConnector, config: str, start_up_file: str, problem: str
 ) -> None:
     """A script of which a start-up file has read a part does not run."""
-    server, connector = own
     server.configure(config)
     (server.home / ".bashrc").write_text(start_up_file)
     for ask in (lambda: connector.run(["true"]), lambda: connector.write("~/file", b"\ntouch ~/ran\n" * 1000)):
@@ -216,8 +216,9 @@ def test_login_shell_that_runs_no_scripts_is_one_line(
 SCRIPT = "echo ran >>ran; head -c 3000000 /dev/zero; while [ ! -e go ]; do sleep 0.01; done; cat; echo end >&2; exit 5"
 
 
-def test_run_survives_cut_connection_and_runs_once(own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor) -> None:
-    server, connector = own
+def test_run_survives_cut_connection_and_runs_once(
+    server: Any, connector: SSHConnector, pool: ThreadPoolExecutor
+) -> None:
     future = pool.submit(connector.run, ["sh", "-c", SCRIPT], check=False, input=b"in")
     for _ in range(2):
         wait_for(lambda: (server.home / "ran").exists() and server.cut())
@@ -228,8 +229,7 @@ def test_run_survives_cut_connection_and_runs_once(own: tuple[Any, SSHConnector]
     assert (result.code, result.out, result.err) == (5, bytes(3_000_000) + b"in", b"end\n")
 
 
-def test_run_resends_truncated_input(own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor) -> None:
-    server, connector = own
+def test_run_resends_truncated_input(server: Any, connector: SSHConnector, pool: ThreadPoolExecutor) -> None:
     connector.max_output_bytes = 100_000_000
     content = os.urandom(20_000_000)
     connector.run(["true"])
@@ -251,52 +251,49 @@ def test_run_script_late_first_call_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_end_commands_ends_those_of_its_job_and_lets_no_more_begin(
-    own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    server: Any, connector: SSHConnector, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that a process has started which was killed, and whatever their processes do with SIGTERM."""
     monkeypatch.setattr(sh, "END_GRACE_SECONDS", 0.5)
-    server, other_job = own
-    other_job.owner = "job-2-00000000"
-    jobs = [SSHConnector(other_job.host, "machine 0 (own)", 20, "job-1-00000000", "first") for _ in range(2)]
+    connector.owner = "job-2-00000000"
+    jobs = [SSHConnector(connector.host, "machine 0 (own)", 20, "job-1-00000000", "first") for _ in range(2)]
     tidy, deaf, other = (
-        pool.submit(connector.run, ["sh", "-c", script], check=False)
-        for connector, script in (
+        pool.submit(job.run, ["sh", "-c", script], check=False)
+        for job, script in (
             (jobs[0], "trap 'touch tidy; exit 5' TERM; touch ran1; while :; do sleep 0.05; done"),
             (jobs[0], "trap '' TERM; touch ran2; while :; do sleep 0.05; done"),
-            (other_job, "touch ran3; until [ -e end3 ]; do sleep 0.05; done"),
+            (connector, "touch ran3; until [ -e end3 ]; do sleep 0.05; done"),
         )
     )
     wait_for(lambda: all((server.home / f"ran{number}").exists() for number in (1, 2, 3)))
     assert jobs[1].end_commands("echo over") == b"over\n"
     assert (tidy.result(120).code, deaf.result(120).code) == (5, -9) and (server.home / "tidy").exists()
-    for connector in jobs:
+    for job in jobs:
         with pytest.raises(ClusterError, match="the job has ended"):
-            connector.run(["touch", "late"])
+            job.run(["touch", "late"])
     jobs[1].launch = "second"
     assert jobs[1].run(["echo", "again"]).out == b"again\n"
     assert not (server.home / "late").exists() and not other.done()
     (server.home / "end3").touch()
     assert other.result(120).code == 0
-    for connector in jobs:
-        connector.close()
+    for job in jobs:
+        job.close()
 
 
 def test_answer_that_drips_gets_little_more_time(
-    own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
+    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many bytes the machine may send in all."""
     monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(ssh, "MAX_COUNTED_BYTES", 1000)
     monkeypatch.setattr(ssh_channel, "SLOWEST_BYTES_PER_SECOND", 1000)
-    _, connector = own
     script = b"while head -c 1000 /dev/zero; do sleep 0.1; done"
     monkeypatch.setattr(sh, "run_script", lambda *_, **__: script)
     with pytest.raises(Unreachable, match=r"\d+ bytes in \d+ s, and no end"):
         connector.run(["anything"], timeout=0.1)
 
 
-def test_run_reports_sigkill_after_power_loss(own: tuple[Any, SSHConnector], pool: ThreadPoolExecutor) -> None:
-    server, connector = own
+def test_run_reports_sigkill_after_power_loss(server: Any, connector: SSHConnector, pool: ThreadPoolExecutor) -> None:
     future = pool.submit(connector.run, ["sh", "-c", "touch ran; exec sleep 4323"], check=False)
     wait_for(lambda: (server.home / "ran").exists())
     server.power_off()
@@ -304,8 +301,7 @@ def test_run_reports_sigkill_after_power_loss(own: tuple[Any, SSHConnector], poo
     assert future.result(120).code == -9
 
 
-def test_run_machine_stays_away_raises_unreachable(own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
+def test_run_machine_stays_away_raises_unreachable(server: Any, connector: SSHConnector) -> None:
     connector.reconnect_seconds = 0.3
     when_running(server, server.unplug)
     message = r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"
@@ -315,9 +311,8 @@ def test_run_machine_stays_away_raises_unreachable(own: tuple[Any, SSHConnector]
 
 
 def test_run_frozen_machine_raises_unreachable_at_deadline(
-    own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
+    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, connector = own
     monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.5)
     when_running(server, server.freeze)
     with pytest.raises(Unreachable, match=r"does not answer: .* s of silence; is it frozen\?; sh may still run there"):
@@ -341,9 +336,8 @@ def test_patience_grows_with_the_bytes_up_to_a_number(monkeypatch: pytest.Monkey
 
 
 def test_run_frozen_machine_is_detected_by_keepalive(
-    own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
+    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, connector = own
     monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
     connector.reconnect_seconds = 0.5
@@ -356,8 +350,7 @@ def test_run_frozen_machine_is_detected_by_keepalive(
     kill_one(server, "sleep 4326")
 
 
-def test_write_and_read_from_survive_cut_connections(own: tuple[Any, SSHConnector]) -> None:
-    server, connector = own
+def test_write_and_read_from_survive_cut_connections(server: Any, connector: SSHConnector) -> None:
     content = os.urandom(30_000_000)
     stop = threading.Event()
 
@@ -558,10 +551,7 @@ def test_connect_reads_the_users_ssh_config(
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
-def test_connect_offers_a_key_with_its_certificates_and_alone(
-    own: tuple[Any, SSHConnector], home: Path, is_expired: bool
-) -> None:
-    server, _ = own
+def test_connect_offers_a_key_with_its_certificates_and_alone(server: Any, home: Path, is_expired: bool) -> None:
     bed, machine = server.bed, host(server.bed)
     authority, key = bed.new_key("authority"), bed.new_key("member")
     validity = ["-V", "20200101:20200102"] if is_expired else []

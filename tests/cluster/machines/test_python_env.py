@@ -128,8 +128,8 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path) -> None:
     processes = [start_main(root, folder, PIP_FIND_LINKS=(tmp_path / "wheels").as_uri()) for _ in range(2)]
     answers = [finish(process) for process in processes]
     assert [answer["code"] for answer in answers] == [0, 0], answers
-    made, found = sorted(answers, key=lambda answer: not answer["made"])
-    assert (made["made"], found["made"]) == (True, False) and made["python"] == found["python"]
+    found, made = sorted(answers, key=lambda answer: answer["why"])
+    assert found["why"] == "made by an earlier job" and made["python"] == found["python"]
     assert made["python"].startswith(f"{folder}/venv/") and made["torch"] == python_env.installed_version("torch")
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
     program = "import imgnet_dummy, torch; print(imgnet_dummy.NAME, torch.__name__)"
@@ -165,7 +165,7 @@ def test_ensure_environment_installs_what_is_missing_with_uv(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hide_modules(monkeypatch, hidden)
-    assert python_env.ensure_environment(tmp_path / "here", needs).made
+    assert python_env.ensure_environment(tmp_path / "here", needs).why.startswith("made")
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert venv.startswith(f"venv --python {sys.executable}") and install.endswith(" ".join(["", *installed]))
     assert ("pytest>=1" in install) == ("pytest>=1" in installed)
@@ -200,8 +200,8 @@ def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Pat
         (venv / python_env.COMPLETE_MARKER).unlink()
     else:
         (venv / "bin/python").unlink()
-    assert python_env.ensure_environment(tmp_path, needs).made and not (venv / "rest").exists()
-    assert not python_env.ensure_environment(tmp_path, needs).made
+    assert python_env.ensure_environment(tmp_path, needs).why == "made" and not (venv / "rest").exists()
+    assert python_env.ensure_environment(tmp_path, needs).why == "made by an earlier job"
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
     assert not list(folder.glob("venv/*/" + python_env.COMPLETE_MARKER))
     (uv / "hang").unlink()
-    assert finish(start_main(root, folder, path=str(uv)))["made"]
+    assert finish(start_main(root, folder, path=str(uv)))["why"] == "made"
 
 
 # --- errors ---------------------------------------------------------------------------------
@@ -233,14 +233,14 @@ INSTALLER_ERRORS = {
 def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output: str) -> None:
     (uv / "fail").write_text(output)
     answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here", path=str(uv)))
-    assert (answer["code"], answer["python"], answer["made"]) == (1, "", False)
+    assert (answer["code"], answer["python"]) == (1, "")
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
 
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:
-    good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
+    good = 'noise\n{"python": "/p", "torch": "2", "why": "made", "seconds": 1}\nmore\n'
     environment = python_env.Environment(python="/p", torch="2", why="made", seconds=1.0)
     assert python_env.parse_output(good, "box-1") == (environment, "more")
     for out, message in {
