@@ -190,8 +190,6 @@ class Fleet:
 
     def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)
-        address = self.hosts[name].address or self.connectors[name].route.host
-        self.setup_progress.update(name, lambda row: replace(row, address=address))
         return self.provisioner.prepare(name, code, with_checks)
 
     def _usable_machines(self) -> list[str]:

@@ -113,6 +113,8 @@ class Provisioner:
         Returns the machine's facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
+        address = host.address or connector.route.host
+        progress.update(name, lambda row: replace(row, address=address))
         with timed_step(progress, name, SetupStep.CONNECTING):
             log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}/{SETUP_LOG}")
             code_folder = quote_path(f"{host.folder}/code")
