@@ -96,10 +96,7 @@ class Provisioner:
         self.log_copies: dict[str, SetupLogCopy] = {}
 
     def kept_folder(self, folder: str) -> str:
-        """Return the folder on a machine that holds code, work folder and, for a single machine, the shared folder.
-
-        `folder` is the folder that the hosts file names.
-        """
+        """Return the folder of a job's files on a machine, given the one that the hosts file names."""
         return folder
 
     # --- one machine ----------------------------------------------------------------------------------------------
@@ -194,10 +191,9 @@ class Provisioner:
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
 
     def open_session(self, name: str, shell_line: str, timeout_seconds: float = FILES_TIMEOUT_SECONDS) -> CommandResult:
-        """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
+        """Make the job's tmux session on a machine unless it exists, and run a line of sh afterwards.
 
-        `shell_line` is a line of sh that runs afterwards. Both go in one command, since each takes three round trips.
-        Raises `SetupFailed`.
+        Both go in one command, since each takes three round trips. Raises `SetupFailed`.
         """
         connector, session = self.connectors[name], self.spec.tmux_session
         log = f"{self.setup_progress.rows[name].work}/{SETUP_LOG}"
@@ -213,10 +209,7 @@ class Provisioner:
     # --- all machines ---------------------------------------------------------------------------------------------
 
     def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> None:
-        """Check the facts and the clock of each machine.
-
-        An error becomes the machine's failure reason, a warning one of its notes.
-        """
+        """Judge the facts of each machine. An error becomes its failure reason, a warning one of its notes."""
         max_gpus = max((len(machine.facts.gpus) for machine in checked_machines.values()), default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
@@ -284,10 +277,7 @@ class Provisioner:
         return {name: results[name] for name in names if name in results}
 
     def check_shared_folder(self, names: Sequence[str]) -> None:
-        """Check that all machines mount one shared folder. A machine that does not see the others' files fails.
-
-        One command for each machine, none for a single machine.
-        """
+        """Check that all machines mount one shared folder. A machine that does not see the others' files fails."""
 
         def check(name: str) -> checks.SeenMarkers:
             python = self.setup_progress.rows[name].python

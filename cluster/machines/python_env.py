@@ -44,6 +44,7 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
 from train.tools.process import die_with_parent
+from train.tools.records import DamagedRecord, decode_json
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 COMPLETE_MARKER = ".complete"  # written last: a venv without this file is incomplete
@@ -119,20 +120,12 @@ def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
     """
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
-        if not line.startswith('{"python": '):
-            continue
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            values = json.loads(line)
-            environment = Environment(
-                python=str(values["python"] or ""),
-                torch=str(values.get("torch") or ""),
-                missing=tuple(map(str, values.get("missing", ()))),
-                why=str(values["why"]),
-                seconds=float(values.get("seconds", 0)),
-            )
-            if not environment.python:
-                raise ClusterError(f"{machine_name}: {environment.why}")
-            return environment, "\n".join(lines[number:])
+        if line.startswith('{"python": '):
+            with contextlib.suppress(DamagedRecord):
+                environment = decode_json(Environment, line.encode())
+                if not environment.python:
+                    raise ClusterError(f"{machine_name}: {environment.why}")
+                return environment, "\n".join(lines[number:])
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "

@@ -168,22 +168,15 @@ def test_pull_logs_keeps_a_part_of_the_disk_free(
 # --- from a machine's own disk to the shared folder ---------------------------------------------------------------
 
 
-def test_log_shipper_copies_synced_folders_only(work_folder: Path, shared: Path) -> None:
-    append(work_folder / "logs/000001/rank-0.log", b"one\n")
-    for name in ("metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl", "progress.json", "000001/ask"):
-        (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        append(work_folder / name, b"12345")
-    shipper = LogShipper(work_folder, shared)
-    for _ in range(2):
-        shipper.ship_new_bytes()
-        names = {"logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl"}
-        assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in names}
-
-
-def test_log_shipper_replaced_by_another_ships_each_byte_once(work_folder: Path, shared: Path) -> None:
+def test_log_shipper_replaced_by_another_ships_each_byte_of_synced_folders_once(
+    work_folder: Path, shared: Path
+) -> None:
     rng, shipper = random.Random(0), LogShipper(work_folder, shared)
+    synced_names = ("logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl")
     for _ in range(60):
-        append(work_folder / "logs/000001/rank-0.log", rng.randbytes(rng.choice([0, 1, 100, 5000])))
+        for name in (*synced_names, "progress.json", "000001/ask"):
+            (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
+            append(work_folder / name, rng.randbytes(rng.choice([0, 1, 100, 5000])))
         shipper = rng.choice([shipper, LogShipper(work_folder, shared)])  # that of a new agent knows no offsets
         shipper.ship_new_bytes()
-        assert copied_files(shared) == copied_files(work_folder)
+        assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in synced_names}

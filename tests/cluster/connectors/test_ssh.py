@@ -301,24 +301,39 @@ def test_run_reports_sigkill_after_power_loss(server: Any, connector: SSHConnect
     assert future.result(120).code == -9
 
 
-def test_run_machine_stays_away_raises_unreachable(server: Any, connector: SSHConnector) -> None:
-    connector.reconnect_seconds = 0.3
-    when_running(server, server.unplug)
-    message = r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"
-    with pytest.raises(Unreachable, match=message):
-        connector.run(["sh", "-c", "touch ran; exec sleep 4324"])
-    kill_one(server, "sleep 4324")
-
-
-def test_run_frozen_machine_raises_unreachable_at_deadline(
-    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "timeout", "message"),
+    [
+        ("unplug", None, r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"),
+        ("freeze", 2.0, r"does not answer: .* s of silence; is it frozen\?; sh may still run there"),
+        ("freeze", None, "cannot be reached"),
+    ],
+    ids=["unplugged", "frozen until the deadline", "frozen and asked by keep-alive requests"],
+)
+def test_run_on_a_machine_that_is_gone_raises_unreachable(
+    server: Any,
+    connector: SSHConnector,
+    fault: str,
+    timeout: float | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.5)
-    when_running(server, server.freeze)
-    with pytest.raises(Unreachable, match=r"does not answer: .* s of silence; is it frozen\?; sh may still run there"):
-        connector.run(["sh", "-c", "touch ran; exec sleep 4325"], timeout=2)
+    if not timeout:
+        monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
+    connector.reconnect_seconds = 0.5
+    when_running(server, getattr(server, fault))
+    with pytest.raises(Unreachable, match=message):
+        connector.run(["sh", "-c", "touch ran; exec sleep 4324"], timeout=timeout)
     server.thaw()
-    wait_for(lambda: not server.processes("sleep 4325"))  # the machine keeps the deadline by itself
+    server.plug()
+    connector.reconnect_seconds = 20.0
+    assert connector.run(["echo", "back"]).out == b"back\n"
+    if timeout:
+        wait_for(lambda: not server.processes("sleep 4324"))  # the machine keeps the deadline by itself
+    else:
+        kill_one(server, "sleep 4324")
 
 
 def test_patience_grows_with_the_bytes_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,21 +348,6 @@ def test_patience_grows_with_the_bytes_up_to_a_number(monkeypatch: pytest.Monkey
         now += 0.2
         with pytest.raises(TimeoutError, match=f"{moved_bytes} bytes in {seconds:.0f} s, and no end"):
             time_limit.check()
-
-
-def test_run_frozen_machine_is_detected_by_keepalive(
-    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
-    connector.reconnect_seconds = 0.5
-    when_running(server, server.freeze)
-    with pytest.raises(Unreachable, match="cannot be reached"):
-        connector.run(["sh", "-c", "touch ran; exec sleep 4326"])
-    server.thaw()
-    connector.reconnect_seconds = 20.0
-    assert connector.run(["echo", "back"]).out == b"back\n"
-    kill_one(server, "sleep 4326")
 
 
 def test_write_and_read_from_survive_cut_connections(server: Any, connector: SSHConnector) -> None:

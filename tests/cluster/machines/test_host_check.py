@@ -68,7 +68,7 @@ def test_check_names_each_fault_with_its_machine_and_folds_equal_ones(checker: C
     checker.hosts.write_text(text.replace(f'"127.1.0.2"\nport = {checker.bed.machines[1].port}', '"127.1.0.2:1"'))
     for machine in (0, 2):
         checker.stub.override(
-            f"cluster.machines.python_env-{machine}", """echo '{"python": null, "why": "no pip"}'; exit 1"""
+            f"cluster.machines.python_env-{machine}", """echo '{"python": "", "why": "no pip"}'; exit 1"""
         )
     ran = checker.run()
     assert ran.code == 1 and "3 of the 3 machines cannot be used" in ran.err

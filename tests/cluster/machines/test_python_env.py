@@ -244,11 +244,11 @@ def test_parse_output_returns_python_seconds_and_what_follows() -> None:
     environment = python_env.Environment(python="/p", torch="2", why="made", seconds=1.0)
     assert python_env.parse_output(good, "box-1") == (environment, "more")
     for out, message in {
-        '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
+        '{"python": "", "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
         "sh: python3: not found\n": "box-1: no Python environment was found or made: sh: python3: not found; check",
         '{"python": ' + "[" * 100_000: "box-1: no Python environment was found or made: ",
-        '{"python": "/p"}': "box-1: no Python environment was found or made: ",
+        '{"python": null}': "box-1: no Python environment was found or made: ",
     }.items():
         with pytest.raises(ClusterError) as raised:
             python_env.parse_output(out, "box-1")
