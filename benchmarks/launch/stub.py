@@ -40,7 +40,7 @@ probe() {
     for other in $expect; do
       [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
-    printf '{"seen": {%s}}\n' "$seen"
+    printf '{%s}\n' "$seen"
     return
   fi
   sleep {probe}

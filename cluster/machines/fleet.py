@@ -75,7 +75,7 @@ class Fleet:
         folders: RunFolder,
         *,
         reconnect_seconds: float = FLEET_RECONNECT_SECONDS,
-        wait_until_ready: Callable[[str], None] | None = None,
+        wait_until_ready: Callable[[str], None] = lambda name: None,
         while_waiting: Callable[[], None] = lambda: None,
         limit_start: float | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class Fleet:
         self.folders = folders
         self.reconnect_seconds = reconnect_seconds
         self.limit_start = limit_start
-        self.wait_until_ready = wait_until_ready or (lambda name: None)
+        self.wait_until_ready = wait_until_ready
         self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
         self.setup_progress = SetupProgress(folders.path / "machines.json")

@@ -31,7 +31,7 @@ from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
 
-from .checks import MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
+from .checks import MachineFacts, OtherJob, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -55,19 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
-    answer: MachineFacts | SeenMarkers
     if args.expect:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
-        answer = SeenMarkers(seen={})
+        seen: dict[str, bool] = {}
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
-            answer = SeenMarkers(seen=call_with_timeout(args.shared, lambda: find_markers(marker.parent, marker_names)))
-    else:
-        answer = gather_facts(args.shared, args.work, marker)
-        if args.data:
-            data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
-            answer = dataclasses.replace(answer, data_error=data_error)
-        answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
-    print(json.dumps(dataclasses.asdict(answer)), flush=True)
+            seen = call_with_timeout(args.shared, lambda: find_markers(marker.parent, marker_names))
+        print(json.dumps(seen), flush=True)
+        return 0
+    data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction) if args.data else ""
+    facts = dataclasses.replace(
+        gather_facts(args.shared, args.work, marker), data_error=data_error, other_jobs=find_other_jobs(args.token)
+    )
+    print(json.dumps(dataclasses.asdict(facts)), flush=True)
     return 0
 
 

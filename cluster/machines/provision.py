@@ -279,14 +279,14 @@ class Provisioner:
     def check_shared_folder(self, names: Sequence[str]) -> None:
         """Check that all machines mount one shared folder. A machine that does not see the others' files fails."""
 
-        def check(name: str) -> checks.SeenMarkers:
+        def check(name: str) -> dict[str, bool]:
             python = self.setup_progress.rows[name].python
             argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names)]
             line = self._logged_line(name, argv, {})
             with timed_step(self.setup_progress, name, SetupStep.CHECKS):
                 with self.log_copies[name].following():
                     result = self.connectors[name].run(["sh", "-c", line], timeout=PROBE_TIMEOUT_SECONDS)
-                return _decode_answer(checks.SeenMarkers, *_exit_code_and_output(result))
+                return _decode_answer(dict[str, bool], *_exit_code_and_output(result))
 
         if len(names) > 1:
             answers = self.run_on_each(names, check)

@@ -15,7 +15,7 @@ from support.waiting import wait_for
 
 from cluster.connectors import mounts
 from cluster.machines import checks, probe
-from cluster.machines.checks import MachineFacts, SeenMarkers, SharedFolder, WorkFolder
+from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
 from train.tools.records import decode_json
 
 AnswerT = TypeVar("AnswerT")
@@ -80,8 +80,8 @@ def test_machines_see_each_other_in_a_common_folder(tmp_path: Path) -> None:
         assert facts.tmux and facts.tmux[0].isdigit() and facts.shared.link and facts.shared.fsync_ms is not None
         findings = checks.find_problems(replace(facts, other_jobs=()), 0, 0.001)  # other tests may run jobs here
         assert not [finding for finding in findings if "/dev/shm" not in finding.what]
-    answers = {name: run_probe(SeenMarkers, *where, "--machine", name, "--expect", "a,b") for name in names}
-    assert answers["b"].seen == {"a": True, "b": True}
+    answers = {name: run_probe(dict[str, bool], *where, "--machine", name, "--expect", "a,b") for name in names}
+    assert answers["b"] == {"a": True, "b": True}
     assert checks.pairs_without_common_folder(answers) == []
 
 
@@ -92,11 +92,9 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
         folder.mkdir(exist_ok=True)
         probe.folder_facts(folder, folder / "probe" / f"t-{name}")
     marker_names = {machine: f"t-{machine}" for machine in folders}
-    answers = {
-        name: SeenMarkers(seen=probe.find_markers(folder / "probe", marker_names)) for name, folder in folders.items()
-    }
+    answers = {name: probe.find_markers(folder / "probe", marker_names) for name, folder in folders.items()}
     assert checks.pairs_without_common_folder(answers) == [("a", "c"), ("b", "c")]
-    answers["a"] = SeenMarkers(seen={})
+    answers["a"] = {}
     assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
