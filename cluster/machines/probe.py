@@ -80,11 +80,13 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
         shared_facts = SharedFolder(**facts)
     except OSError as error:
         shared_facts = SharedFolder(path=str(shared), error=str(error))
-    is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
+    work_disk = next((folder for folder in (work, *work.absolute().parents) if folder.exists()), Path("/"))
+    is_writable = os.access(work_disk, os.W_OK | os.X_OK)
+    free_gb = round(shutil.disk_usage(work_disk).free / 1e9, 1)
     return MachineFacts(
         cpus=len(os.sched_getaffinity(0)),
         memory_gb=round(memory.total_gb, 1) if memory else 0.0,
-        work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb(work)),
+        work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         python=platform.python_version(),
         tmux=None if tmux_code != 0 else tmux_version.split()[-1],
@@ -125,16 +127,6 @@ def _user_name(user_id: int) -> str:
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
-
-
-def nearest_existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
-
-
-def free_gb(path: Path) -> float:
-    """Return the free GB of the file system on which the path is, or will be."""
-    return round(shutil.disk_usage(nearest_existing(path)).free / 1e9, 1)
 
 
 def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
@@ -209,29 +201,25 @@ def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # A
         for stream in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         try:
-            _write_answer(writer, function)
+            try:
+                outcome = function(), ""
+            except Exception as error:
+                outcome = None, one_line_error(error)
+            with os.fdopen(writer, "w") as file:
+                json.dump(outcome, file)
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
         if select.select([file], [], [], FOLDER_TIMEOUT_SECONDS)[0]:
-            answer, error = json.loads(file.read())
+            answer, problem = json.loads(file.read())
             os.waitpid(pid, 0)
-            if error:
-                raise OSError(error)
+            if problem:
+                raise OSError(problem)
             return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
     late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
     raise OSError(f"{folder}: {late}")
-
-
-def _write_answer(writer: int, function: Callable[[], object]) -> None:
-    with os.fdopen(writer, "w") as file:
-        try:
-            answer = function(), ""
-        except Exception as error:
-            answer = None, one_line_error(error)
-        json.dump(answer, file)
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:

@@ -247,8 +247,7 @@ def make_venv(
     try:
         install_argv = _make_empty_venv(venv, temp, flags)
         if with_system_packages and is_venv:
-            _add_site_folders(venv, [path for path in sys.path if path.endswith("-packages")])
-            _show_installed(venv, map(package_name, pinned_packages))
+            _show_packages_of_this_python(venv, map(package_name, pinned_packages))
         if pinned_packages:
             constraints = temp / "constraints"
             constraints.write_text("".join(f"{package}\n" for package in pinned_packages))
@@ -283,21 +282,20 @@ def _has_pip_for_others() -> bool:
     return [int(number) for number in numbers] >= [22, 3]
 
 
-def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:
-    """Make the packages of other folders visible in a venv, after its own packages."""
+def _show_packages_of_this_python(venv: Path, pinned_names: Iterable[str]) -> None:
+    """Make this Python's packages visible in a venv, after its own packages.
+
+    The pinned ones count as installed also for uv, which does not follow .pth files.
+    """
+    folders = [path for path in sys.path if path.endswith("-packages")]
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
+    distributions = [found for name in pinned_names for found in importlib.metadata.distributions(name=name)]
     for site_packages in venv.glob("lib/python3*/site-packages"):
         (site_packages / "_machine.pth").write_text("".join(lines))
-
-
-def _show_installed(venv: Path, names: Iterable[str]) -> None:
-    """Make packages of other folders count as installed in a venv for uv, which does not follow .pth files."""
-    for name in names:
-        for distribution in importlib.metadata.distributions(name=name):
-            folder = Path(str(distribution.locate_file(""))) / f"{distribution.name}-{distribution.version}.dist-info"
-            for site_packages in venv.glob("lib/python3*/site-packages"):
-                with contextlib.suppress(FileExistsError):
-                    (site_packages / folder.name).symlink_to(folder)
+        for found in distributions:
+            folder = Path(str(found.locate_file(""))) / f"{found.name}-{found.version}.dist-info"
+            with contextlib.suppress(FileExistsError):
+                (site_packages / folder.name).symlink_to(folder)
 
 
 def _run_command(argv: Sequence[str], temp: Path) -> None:
