@@ -126,11 +126,8 @@ def test_run_longer_output_than_allowed_is_dropped(connector: SSHConnector, stre
 
 @pytest.mark.parametrize("timeout", [None, 9.0])
 def test_run_returns_exit_codes_and_negative_signals(machine: SSHConnector, timeout: float | None) -> None:
-    codes: dict[tuple[str, ...], int] = {
-        ("no-program-of-this-name",): 127,
-        ("/tmp",): 126,
-        ("exit",): 127,
-    }  # no builtin of the shell
+    # "exit" is no builtin of a shell here.
+    codes: dict[tuple[str, ...], int] = {("no-program-of-this-name",): 127, ("/tmp",): 126, ("exit",): 127}
     codes |= {("sh", "-c", f"ulimit -c 0; kill -{number} $$"): -number for number in (2, 9, 13)}
     for argv, code in codes.items():
         assert machine.run(argv, check=False, timeout=timeout).code == code, argv
