@@ -199,7 +199,7 @@ def test_links_lead_to_the_copy_or_count_as_what_they_lead_to(place: Path, tmp_p
     write(place / "src/real.py", "first")
     write(tmp_path / "shared.py", "outside")
     write(tmp_path / "library/helper.py")
-    targets = {"absolute.py": place / "src/real.py", "alias.py": "nets.py", "linked.py": "../shared.py"}
+    targets = {"absolute.py": str(place / "src/real.py"), "alias.py": "nets.py", "linked.py": "../shared.py"}
     for name, target in {**targets, "loop.py": "loop.py", "library": "../library", "gone.py": "../gone.py"}.items():
         (place / name).symlink_to(target)
     project, copy = find(place), tmp_path / "run/user_project"
