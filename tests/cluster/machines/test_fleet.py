@@ -100,6 +100,15 @@ def test_pull_files_continues_after_partial_write(job: Job, monkeypatch: pytest.
     assert copy.read_text() == "one\ntwo\n"
 
 
+def test_pull_files_returns_while_there_is_a_backlog_and_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "QUESTION_BYTES", 1000)
+    monkeypatch.setattr(mirror, "PULL_SECONDS", 0.0)
+    content, copy = os.urandom(20_000), job.fleet.folders.path / "logs" / "gathered.log"
+    (job.shared / "logs" / "gathered.log").write_bytes(content)
+    assert not job.fleet.pull_last_files(), "more is on the machines"
+    job.pull_until(lambda: copy.exists() and copy.read_bytes() == content)
+
+
 def test_pull_files_asks_next_machine_if_one_is_silent(job: Job) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     first, second = job.machines
