@@ -40,7 +40,7 @@ probe() {
     for other in $expect; do
       [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
-    printf '{"seen": {%s}}\n' "$seen"
+    printf '{%s}\n' "$seen"
     return
   fi
   sleep {probe}
@@ -106,7 +106,7 @@ write_result() {
 case $module in
 cluster.machines.python_env)
   sleep {environment}
-  printf '{"python": "%s", "made": false, "seconds": {environment}, "torch": "2", "why": ""}\n' "$stub"
+  printf '{"python": "%s", "seconds": {environment}, "torch": "2", "why": ""}\n' "$stub"
   while [ $# -gt 0 ] && [ "$1" != --then ]; do shift; done
   [ $# = 0 ] || { shift; exec "$stub" -m "$@"; };;
 cluster.machines.probe) probe "$@";;

@@ -9,7 +9,7 @@ A key at the top level applies to every machine whose `[[machines]]` table does 
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,20 @@ class Hosts:
     machines: tuple[Host, ...]
 
 
-# What the value of each key must be; an error message quotes it.
-VALUE_DESCRIPTIONS = {
-    "shared": 'an absolute path, such as shared = "/mnt/shared/imgnet"',
-    "host": 'a name or an address, such as host = "gpu1"',
-    "address": 'a name or an address, such as address = "10.0.0.11"',
-    "port": "a number from 1 to 65535, such as port = 22",
-    "user": 'a name, such as user = "ubuntu"',
-    "key": 'the path of a private key, such as key = "~/.ssh/id_ed25519"',
-    "jump": '[user@]host[:port], such as jump = "me@gate.example.com"',
-    "python": 'a program, such as python = "python3"',
-    "folder": 'a path that begins with / or ~/, such as folder = "~/.imgnet"',
-    "host_key": 'a key type and a key, such as host_key = "ssh-ed25519 AAAA..."',
+# What the value of each key must be: a pattern, and words that an error message quotes. A value that begins with - is
+# refused: it would be an option of ssh.
+WORD, LINE = "[^- ][^ ]*", "[^-].*"
+VALUE_RULES = {
+    "shared": ("/.*", 'an absolute path, such as shared = "/mnt/shared/imgnet"'),
+    "host": (WORD, 'a name or an address, such as host = "gpu1"'),
+    "address": (WORD, 'a name or an address, such as address = "10.0.0.11"'),
+    "port": ("", "a number from 1 to 65535, such as port = 22"),
+    "user": (WORD, 'a name, such as user = "ubuntu"'),
+    "key": (LINE, 'the path of a private key, such as key = "~/.ssh/id_ed25519"'),
+    "jump": (WORD, '[user@]host[:port], such as jump = "me@gate.example.com"'),
+    "python": (LINE, 'a program, such as python = "python3"'),
+    "folder": ("(/|~/).*", 'a path that begins with / or ~/, such as folder = "~/.imgnet"'),
+    "host_key": (r"[^- ]\S* +AAAA.*", 'a key type and a key, such as host_key = "ssh-ed25519 AAAA..."'),
 }
 MACHINE_KEYS = tuple(field.name for field in fields(Host) if field.name != "jump_host_key")
 HOST_AND_PORT_PATTERN = re.compile(r"(\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+)):(?P<port>\d{1,5})")
@@ -133,18 +135,14 @@ def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...
 
 
 def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a text or a number, as the key wants it
-    """Return the value if it is valid for its key. A value that begins with - would be an option of ssh: refused."""
-    is_text = isinstance(value, str) and value.isprintable() and value[:1] not in ("", "-")
-    checks: dict[str, Callable[[], bool]] = {
-        "port": lambda: isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536,
-        "host_key": lambda: is_text and [word[:4] for word in value.split()][1:2] == ["AAAA"],
-        "shared": lambda: is_text and value.startswith("/"),
-        "folder": lambda: is_text and value.startswith(("/", "~/")),
-        "key": lambda: is_text,
-        "python": lambda: is_text,
-    }
-    if not checks.get(key, lambda: is_text and " " not in value)():
-        raise ValueError(f"{key_prefix}{key}: is {value!r}; write {VALUE_DESCRIPTIONS[key]}")
+    """Return the value if it is valid for its key. Raises `ValueError`."""
+    pattern, description = VALUE_RULES[key]
+    if key == "port":
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536
+    else:
+        is_valid = isinstance(value, str) and value.isprintable() and bool(re.fullmatch(pattern, value))
+    if not is_valid:
+        raise ValueError(f"{key_prefix}{key}: is {value!r}; write {description}")
     return value
 
 

@@ -5,7 +5,6 @@ The file format is OpenSSH's: sshd(8), section "SSH_KNOWN_HOSTS FILE FORMAT".
 
 import base64
 import binascii
-import contextlib
 import fnmatch
 import hashlib
 import hmac
@@ -17,16 +16,19 @@ from .ssh_config import Route
 
 @dataclass(frozen=True)
 class KnownHostKey:
-    """One host key with the place where it was read. A revoked key (@revoked) must never be accepted."""
+    """One line for a host, with the place where it was read. A key with the marker @revoked must never be accepted.
+
+    That of an authority (@cert-authority) is not a key of the host.
+    """
 
     key_type: str
     key_base64: str
     source: str
-    is_revoked: bool = False
+    marker: str = ""
 
 
 def known_host_keys(route: Route) -> list[KnownHostKey]:
-    """Return the keys known for a machine, revoked ones included. A pinned key replaces the known_hosts files."""
+    """Return the keys known for a machine, marked ones included. A pinned key replaces the known_hosts files."""
     if route.pinned_host_key:
         key_type, key_base64 = route.pinned_host_key.split()[:2]
         return [KnownHostKey(key_type, key_base64, "hosts.toml")]
@@ -43,22 +45,9 @@ def _read_known_hosts_file(path: Path, host_name: str) -> list[KnownHostKey]:
     for line_number, line in enumerate(lines, 1):
         columns = line.split()
         marker = columns.pop(0) if columns and columns[0].startswith("@") else ""
-        if len(columns) < 3 or columns[0].startswith("#") or marker not in ("", "@revoked"):
-            continue
-        host_patterns, key_type, key_base64 = columns[:3]
-        if _host_patterns_match(host_patterns, host_name):
-            keys.append(KnownHostKey(key_type, key_base64, f"{path} line {line_number}", marker == "@revoked"))
+        if len(columns) >= 3 and not columns[0].startswith("#") and _host_patterns_match(columns[0], host_name):
+            keys.append(KnownHostKey(columns[1], columns[2], f"{path} line {line_number}", marker))
     return keys
-
-
-def _has_authority(path: Path, host_name: str) -> bool:
-    """Whether a known_hosts file accepts a host by the certificate of an authority."""
-    with contextlib.suppress(OSError):
-        rows = [line.split() for line in path.read_text(errors="replace").splitlines()]
-        return any(
-            row[:1] == ["@cert-authority"] and _host_patterns_match(row[1], host_name) for row in rows if row[1:]
-        )
-    return False
 
 
 def _host_patterns_match(patterns: str, host_name: str) -> bool:
@@ -93,14 +82,15 @@ def fingerprint(key_base64: str) -> str:
 
 
 def host_key_error_message(
-    route: Route, machine_label: str, key_type: str, key_base64: str, accepted_keys: list[KnownHostKey]
+    route: Route, machine_label: str, key_type: str, key_base64: str, known_keys: list[KnownHostKey]
 ) -> str:
-    """Return the error line for an offered host key that is not among the accepted ones, with what to type next."""
+    """Return the error line for an offered host key that is not among the known ones, with what to type next."""
     offered = f"{fingerprint(key_base64)} ({key_type})"
     hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
+    accepted_keys = [key for key in known_keys if not key.marker]
     if not accepted_keys:
         authority = ""
-        if any(_has_authority(path, route.known_hosts_name) for path in route.known_hosts_files):
+        if any(key.marker == "@cert-authority" for key in known_keys):
             authority = " (a @cert-authority of known_hosts is not read here, only the key itself)"
         add_key = (
             f"ssh-keyscan -p {route.port} {route.host} >> {route.known_hosts_files[0]}"

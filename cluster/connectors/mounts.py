@@ -4,19 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "ceph",
-    "lustre",
-    "glusterfs",
-    "beegfs",
-    "gpfs",
-    "wekafs",
-    "afs",
-    "9p",
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "wekafs", "afs", "9p"]
 )
 
 

@@ -305,13 +305,16 @@ class SSHConnector:
         self, connection: SSHConnection, script: bytes, limit_bytes: int, time_limit: AnswerTimeLimit | None = None
     ) -> Iterator[SSHChannel]:
         """Run a script on a channel of its own, and count what it prints."""
-        channel = SSHChannel(connection, script, limit_bytes, time_limit)
-        try:
-            with channel:
+        if time_limit:
+            time_limit.check()
+        with connection.open_session() as paramiko_channel:
+            channel = SSHChannel(connection, paramiko_channel, limit_bytes, time_limit)
+            try:
+                channel.start(script)
                 yield channel
-        finally:
-            with self._count_lock:
-                self.received_bytes += channel.received_bytes
+            finally:
+                with self._count_lock:
+                    self.received_bytes += channel.received_bytes
 
     # --- the connection -------------------------------------------------------------------------------------------
 

@@ -7,14 +7,16 @@ A login shell may print what it likes before the script runs: greetings of ~/.ba
 first line of an answer is a mark that only this question has, and everything before it is dropped.
 """
 
-import contextlib
 import time
 from collections.abc import Iterator
-from typing import Self
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from .ssh_connection import PACKET_BYTES, WINDOW_BYTES, SSHConnection
 from .untrusted import BadAnswer
+
+if TYPE_CHECKING:
+    import paramiko
 
 # Starts a script whatever the login shell. The script is sent on stdin, so that its length does not matter. A start-up
 # file that reads from stdin takes a part of it: then its first line is not the mark, and the rest must not run.
@@ -51,42 +53,38 @@ class AnswerTimeLimit:
 
 
 class SSHChannel:
-    """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends.
+    """One script that runs on one channel. Every wait raises `EOFError` when the connection ends.
 
     What the login shell prints before the script runs is dropped. A script that prints more than `limit_bytes` raises
     `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
     """
 
     def __init__(
-        self, connection: SSHConnection, script: bytes, limit_bytes: int, time_limit: AnswerTimeLimit | None = None
+        self,
+        connection: SSHConnection,
+        paramiko_channel: "paramiko.Channel",
+        limit_bytes: int,
+        time_limit: AnswerTimeLimit | None = None,
     ) -> None:
         self.connection = connection
+        self.paramiko_channel = paramiko_channel
         self.time_limit = time_limit
         self.limit_bytes = limit_bytes
         self.received_bytes = 0
         self.has_answered = False  # it has printed the mark
-        self.script = script
         self.mark = uuid4().hex
-        self.exit_stack = contextlib.ExitStack()
+        self.stderr = bytearray()
 
-    def __enter__(self) -> Self:
+    def start(self, script: bytes) -> None:
+        """Start the script."""
         import paramiko  # takes 0.1 s and more, which `imgnet-cluster --help` need not wait for
 
-        self._require_progress()
-        with self.exit_stack:
-            self.paramiko_channel = self.exit_stack.enter_context(self.connection.open_session())
-            self.paramiko_channel.settimeout(0.5)
-            try:
-                self.paramiko_channel.exec_command(START_SCRIPT.format(mark=self.mark, length=len(self.script)))
-            except (OSError, EOFError, paramiko.SSHException) as error:
-                raise EOFError(str(error)) from None
-            self.stderr = bytearray()
-            self.send(f"{self.mark}\n".encode() + self.script)
-            self.exit_stack = self.exit_stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.exit_stack.close()
+        self.paramiko_channel.settimeout(0.5)
+        try:
+            self.paramiko_channel.exec_command(START_SCRIPT.format(mark=self.mark, length=len(script)))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise EOFError(str(error)) from None
+        self.send(f"{self.mark}\n".encode() + script)
 
     def send(self, content: bytes) -> None:
         """Send all of the content to the script's stdin. Raises `BrokenPipeError` if the script has ended."""

@@ -194,7 +194,7 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
     import paramiko
 
     known_keys = known_host_keys(route)
-    known_types = {key.key_type for key in known_keys}
+    known_types = {key.key_type for key in known_keys if key.marker != "@cert-authority"}
     security_options = transport.get_security_options()
     security_options.key_types = sorted(
         list(security_options.key_types), key=lambda name: RSA_SIGNATURE_TYPES.get(name, name) not in known_types
@@ -210,14 +210,13 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
         raise TimeoutError
     offered_key = transport.get_remote_server_key()
     key_type, key_base64 = offered_key.get_name(), offered_key.get_base64()
-    if any(key.is_revoked and key.key_base64 == key_base64 for key in known_keys):
+    if any(key.marker == "@revoked" and key.key_base64 == key_base64 for key in known_keys):
         raise SSHRefused(
             f"{machine_label}: its host key {fingerprint(key_base64)} is marked as revoked in known_hosts; "
             "give the machine a new one"
         )
-    accepted_keys = [key for key in known_keys if not key.is_revoked]
-    if not any((key.key_type, key.key_base64) == (key_type, key_base64) for key in accepted_keys):
-        raise SSHRefused(host_key_error_message(route, machine_label, key_type, key_base64, accepted_keys))
+    if ("", key_type, key_base64) not in [(key.marker, key.key_type, key.key_base64) for key in known_keys]:
+        raise SSHRefused(host_key_error_message(route, machine_label, key_type, key_base64, known_keys))
 
 
 def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -> None:

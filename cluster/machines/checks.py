@@ -70,13 +70,6 @@ class MachineFacts:
     other_jobs: tuple[OtherJob, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenMarkers:
-    """What the probe reports with --expect: by machine, whether its marker is in the shared folder."""
-
-    seen: dict[str, bool]
-
-
 @dataclass(frozen=True)
 class Finding:
     """What is wrong with a machine, where, and what to do. An error prevents the job, a warning hampers it."""
@@ -85,13 +78,16 @@ class Finding:
     what: str
 
 
-def pairs_without_common_folder(answers: Mapping[str, SeenMarkers]) -> list[tuple[str, str]]:
-    """Return the pairs of machines that do not see each other's marker file in the shared folder."""
+def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:
+    """Return the pairs of machines that do not see each other's marker file in the shared folder.
+
+    `seen` says by machine which markers it sees, as the probe reports with --expect.
+    """
 
     def sees(observer: str, owner: str) -> bool:
-        return answers[observer].seen.get(owner, False)
+        return seen[observer].get(owner, False)
 
-    return [(a, b) for a, b in combinations(answers, 2) if not (sees(a, b) and sees(b, a))]
+    return [(a, b) for a, b in combinations(seen, 2) if not (sees(a, b) and sees(b, a))]
 
 
 def clock_skew(sent_at: float, received_at: float, machine_time: float) -> tuple[float, float]:

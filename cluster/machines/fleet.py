@@ -75,7 +75,7 @@ class Fleet:
         folders: RunFolder,
         *,
         reconnect_seconds: float = FLEET_RECONNECT_SECONDS,
-        wait_until_ready: Callable[[str], None] | None = None,
+        wait_until_ready: Callable[[str], None] = lambda name: None,
         while_waiting: Callable[[], None] = lambda: None,
         limit_start: float | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class Fleet:
         self.folders = folders
         self.reconnect_seconds = reconnect_seconds
         self.limit_start = limit_start
-        self.wait_until_ready = wait_until_ready or (lambda name: None)
+        self.wait_until_ready = wait_until_ready
         self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
         self.setup_progress = SetupProgress(folders.path / "machines.json")
@@ -190,8 +190,6 @@ class Fleet:
 
     def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)
-        address = self.hosts[name].address or self.connectors[name].route.host
-        self.setup_progress.update(name, lambda row: replace(row, address=address))
         return self.provisioner.prepare(name, code, with_checks)
 
     def _usable_machines(self) -> list[str]:
@@ -310,19 +308,16 @@ class Fleet:
         """
         stop_path = self.folders.shared / "stop"
         was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS
-        return self.folders.attempts.is_finished(self.folders.launch_id) or was_stopped or self._has_stopped_by_itself()
-
-    def _has_stopped_by_itself(self) -> bool:
-        """Whether an agent of this launch ended as STOPPED more than `STOP_GRACE_SECONDS` ago."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
         old_statuses = [
             parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
         ]
-        return any(
+        has_stopped_by_itself = any(
             status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
             for status in old_statuses
             if status
         )
+        return was_stopped or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
 
     def dead_machines(self) -> list[str]:
         """Return the machines that have reported that no agent runs there, without those that are being restarted."""
@@ -378,7 +373,7 @@ class Fleet:
         return max(0.0, host.unix_time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self.setup_progress.restart(name)
+        self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
         self._prepare_machine(name, self._pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 

@@ -112,8 +112,6 @@ class HostCheck(Provisioner):
     ) -> CheckedMachine | None:
         """Note the folders that the check is going to create on a machine, then prepare the machine as for a job."""
         connector = self.connectors[name]
-        address = self.hosts[name].address or connector.route.host
-        self.setup_progress.update(name, lambda row: replace(row, address=address))
         variables = {"f": quote_path(self.hosts[name].folder), "m": quote_path(self._marker_folder(name))}
         self.missing_folders[name] = connector.run_repeatable(MISSING_FOLDERS_SCRIPT, **variables).decode()
         return super().prepare(name, code, with_checks)

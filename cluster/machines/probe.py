@@ -31,7 +31,7 @@ from train.tools import host
 from train.tools.filesystem import one_line_error
 from train.tools.shared_files import open_below
 
-from .checks import MachineFacts, OtherJob, SeenMarkers, SharedFolder, WorkFolder
+from .checks import MachineFacts, OtherJob, SharedFolder, WorkFolder
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
 FOLDER_TIMEOUT_SECONDS = 20.0
@@ -55,19 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
-    answer: MachineFacts | SeenMarkers
     if args.expect:
         marker_names = {name: f"{args.token}-{name}" for name in args.expect.split(",")}
-        answer = SeenMarkers(seen={})
+        seen: dict[str, bool] = {}
         with contextlib.suppress(OSError):  # the folder that does not answer has been reported before
-            answer = SeenMarkers(seen=call_with_timeout(lambda: find_markers(marker.parent, marker_names)))
-    else:
-        answer = gather_facts(args.shared, args.work, marker)
-        if args.data:
-            data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction)
-            answer = dataclasses.replace(answer, data_error=data_error)
-        answer = dataclasses.replace(answer, other_jobs=find_other_jobs(args.token))
-    print(json.dumps(dataclasses.asdict(answer)), flush=True)
+            seen = call_with_timeout(args.shared, lambda: find_markers(marker.parent, marker_names))
+        print(json.dumps(seen), flush=True)
+        return 0
+    data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction) if args.data else ""
+    facts = dataclasses.replace(
+        gather_facts(args.shared, args.work, marker), data_error=data_error, other_jobs=find_other_jobs(args.token)
+    )
+    print(json.dumps(dataclasses.asdict(facts)), flush=True)
     return 0
 
 
@@ -77,17 +76,17 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     memory = host.read_memory()
     tmux_code, tmux_version = run_with_timeout(["tmux", "-V"], TMUX_TIMEOUT_SECONDS)
     try:
-        shared_facts = SharedFolder(**call_with_timeout(lambda: dataclasses.asdict(folder_facts(shared, marker))))
-    except TimeoutError:
-        late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
-        shared_facts = SharedFolder(path=str(shared), error=f"{shared}: {late}")
+        facts = call_with_timeout(shared, lambda: dataclasses.asdict(folder_facts(shared, marker)))
+        shared_facts = SharedFolder(**facts)
     except OSError as error:
         shared_facts = SharedFolder(path=str(shared), error=str(error))
-    is_writable = os.access(nearest_existing(work), os.W_OK | os.X_OK)
+    work_disk = next((folder for folder in (work, *work.absolute().parents) if folder.exists()), Path("/"))
+    is_writable = os.access(work_disk, os.W_OK | os.X_OK)
+    free_gb = round(shutil.disk_usage(work_disk).free / 1e9, 1)
     return MachineFacts(
         cpus=len(os.sched_getaffinity(0)),
         memory_gb=round(memory.total_gb, 1) if memory else 0.0,
-        work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb(work)),
+        work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         python=platform.python_version(),
         tmux=None if tmux_code != 0 else tmux_version.split()[-1],
@@ -130,16 +129,6 @@ def _user_name(user_id: int) -> str:
 # --- this machine -------------------------------------------------------------------------------------------------
 
 
-def nearest_existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
-
-
-def free_gb(path: Path) -> float:
-    """Return the free GB of the file system on which the path is, or will be."""
-    return round(shutil.disk_usage(nearest_existing(path)).free / 1e9, 1)
-
-
 def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
     """Return exit code and output of a command. The code is 127 if it cannot be started, None after the timeout.
 
@@ -163,26 +152,23 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
 
 def query_data_folder(path: Path, val_fraction: float) -> str:
     """Return why the images cannot be used, as far as the names of folders tell; "" if they can."""
+
+    def find_error() -> str:
+        if not path.is_dir():
+            return f"{path}: there is no such data folder"
+        with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
+            from train.data.index.open import DataError, check_layout
+
+            try:
+                check_layout(path, val_fraction)
+            except DataError as error:
+                return str(error)
+        return ""
+
     try:
-        return str(call_with_timeout(lambda: find_data_error(path, val_fraction)))
-    except TimeoutError:
-        return f"{path}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running?"
+        return str(call_with_timeout(path, find_error))
     except OSError as error:
         return str(error)
-
-
-def find_data_error(path: Path, val_fraction: float) -> str:
-    """Return what is wrong with the layout of a data folder. Raises `OSError`."""
-    if not path.is_dir():
-        return f"{path}: there is no such data folder"
-    with contextlib.suppress(ImportError):  # numpy: the environment is not made yet
-        from train.data.index.open import DataError, check_layout
-
-        try:
-            check_layout(path, val_fraction)
-        except DataError as error:
-            return str(error)
-    return ""
 
 
 def query_gpus() -> tuple[tuple[str, ...], str]:
@@ -202,11 +188,11 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 # --- the shared folder --------------------------------------------------------------------------------------------
 
 
-def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the function returns, which JSON can hold
-    """Call a function in a forked process and return its answer.
+def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
+    """Call a function that looks at a folder, in a forked process, and return its answer.
 
-    In a separate process, because access to a lost file server blocks the caller. Raises `TimeoutError` after
-    `FOLDER_TIMEOUT_SECONDS`, and `OSError` with the text of the function's exception.
+    In a separate process, because access to a lost file server blocks the caller. Raises `OSError` with the text of the
+    function's exception, or that the folder does not answer.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -215,28 +201,25 @@ def call_with_timeout(function: Callable[[], object]) -> Any:  # Any: what the f
         for stream in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         try:
-            _write_answer(writer, function)
+            try:
+                outcome = function(), ""
+            except Exception as error:
+                outcome = None, one_line_error(error)
+            with os.fdopen(writer, "w") as file:
+                json.dump(outcome, file)
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
         if select.select([file], [], [], FOLDER_TIMEOUT_SECONDS)[0]:
-            answer, error = json.loads(file.read())
+            answer, problem = json.loads(file.read())
             os.waitpid(pid, 0)
-            if error:
-                raise OSError(error)
+            if problem:
+                raise OSError(problem)
             return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
-    raise TimeoutError
-
-
-def _write_answer(writer: int, function: Callable[[], object]) -> None:
-    with os.fdopen(writer, "w") as file:
-        try:
-            answer = function(), ""
-        except Exception as error:
-            answer = None, one_line_error(error)
-        json.dump(answer, file)
+    late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
+    raise OSError(f"{folder}: {late}")
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -95,10 +96,7 @@ class Provisioner:
         self.log_copies: dict[str, SetupLogCopy] = {}
 
     def kept_folder(self, folder: str) -> str:
-        """Return the folder on a machine that holds code, work folder and, for a single machine, the shared folder.
-
-        `folder` is the folder that the hosts file names.
-        """
+        """Return the folder of a job's files on a machine, given the one that the hosts file names."""
         return folder
 
     # --- one machine ----------------------------------------------------------------------------------------------
@@ -112,6 +110,8 @@ class Provisioner:
         Returns the machine's facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
+        address = host.address or connector.route.host
+        progress.update(name, lambda row: replace(row, address=address))
         with timed_step(progress, name, SetupStep.CONNECTING):
             log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}/{SETUP_LOG}")
             code_folder = quote_path(f"{host.folder}/code")
@@ -157,7 +157,7 @@ class Provisioner:
             result = self.open_session(name, self._logged_line(name, argv, variables), timeout_seconds)
             received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
-        environment, answer = python_env.parse_output(text, connector.name)
+        environment, probe_output = python_env.parse_output(text, connector.name)
         found_python = untrusted.absolute_path(environment.python.encode())
         progress.update(name, lambda row: replace(row, python=found_python))
         # The machine says how long the environment took. The checks took the rest.
@@ -166,10 +166,7 @@ class Provisioner:
         if not with_checks:
             return None
         progress.set_step(name, SetupStep.CHECKS, seconds - environment_seconds)
-        last_line = (answer.splitlines() or ["no output"])[-1]
-        if code:
-            raise SetupFailed(f"{connector.name}: {last_line}")
-        facts = _decode_answer(checks.MachineFacts, last_line)
+        facts = _decode_answer(checks.MachineFacts, code, probe_output)
         skew = checks.clock_skew(sent_at + environment_seconds, received_at, facts.time)
         return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing)
 
@@ -194,10 +191,9 @@ class Provisioner:
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
 
     def open_session(self, name: str, shell_line: str, timeout_seconds: float = FILES_TIMEOUT_SECONDS) -> CommandResult:
-        """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
+        """Make the job's tmux session on a machine unless it exists, and run a line of sh afterwards.
 
-        `shell_line` is a line of sh that runs afterwards. Both go in one command, since each takes three round trips.
-        Raises `SetupFailed`.
+        Both go in one command, since each takes three round trips. Raises `SetupFailed`.
         """
         connector, session = self.connectors[name], self.spec.tmux_session
         log = f"{self.setup_progress.rows[name].work}/{SETUP_LOG}"
@@ -213,10 +209,7 @@ class Provisioner:
     # --- all machines ---------------------------------------------------------------------------------------------
 
     def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> None:
-        """Check the facts and the clock of each machine.
-
-        An error becomes the machine's failure reason, a warning one of its notes.
-        """
+        """Judge the facts of each machine. An error becomes its failure reason, a warning one of its notes."""
         max_gpus = max((len(machine.facts.gpus) for machine in checked_machines.values()), default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
@@ -227,9 +220,18 @@ class Provisioner:
             findings += checks.check_packages(machine.missing_packages, self.setup_progress.rows[name].folder)
             if not required_gpus:
                 findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
-            self._record_findings(name, findings, machine.facts)
-            if checks.is_broken(machine.facts, required_gpus):
-                self.setup_progress.update(name, lambda row: replace(row, is_broken=True))
+            errors, warnings = (
+                [untrusted.one_line(finding.what) for finding in findings if finding.level == level]
+                for level in ("error", "warning")
+            )
+            judge = partial(
+                replace,
+                notes=tuple(warnings),
+                gpus=tuple(untrusted.one_line(gpu) for gpu in machine.facts.gpus),
+                is_broken=checks.is_broken(machine.facts, required_gpus),
+                reason="; ".join(errors),
+            )
+            self.setup_progress.update(name, judge)
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
@@ -255,7 +257,9 @@ class Provisioner:
                 results[name] = function(name)
             except Exception as error:
                 if not self.setup_progress.is_abandoned:
-                    self.setup_progress.set_failure_reason(name, _error_line(error, self.connectors[name].name))
+                    # The name of the machine is shown before the reason anyway.
+                    text = (str(error) or type(error).__name__).removeprefix(f"{self.connectors[name].name}: ")
+                    self.setup_progress.set_failure_reason(name, untrusted.one_line(text))
 
         threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -272,32 +276,17 @@ class Provisioner:
             raise
         return {name: results[name] for name in names if name in results}
 
-    def _record_findings(self, name: str, findings: Sequence[checks.Finding], facts: checks.MachineFacts) -> None:
-        errors = [untrusted.one_line(finding.what) for finding in findings if finding.level == "error"]
-        warnings = [untrusted.one_line(finding.what) for finding in findings if finding.level == "warning"]
-        gpus = tuple(untrusted.one_line(gpu) for gpu in facts.gpus)
-        self.setup_progress.update(name, lambda row: replace(row, notes=tuple(warnings), gpus=gpus))
-        if errors:
-            self.setup_progress.set_failure_reason(name, "; ".join(errors))
-
     def check_shared_folder(self, names: Sequence[str]) -> None:
-        """Check that all machines mount one shared folder. A machine that does not see the others' files fails.
+        """Check that all machines mount one shared folder. A machine that does not see the others' files fails."""
 
-        One command for each machine, none for a single machine.
-        """
-
-        def check(name: str) -> checks.SeenMarkers:
+        def check(name: str) -> dict[str, bool]:
             python = self.setup_progress.rows[name].python
             argv = [python, "-m", *self._probe_argv(name), "--expect", ",".join(names)]
             line = self._logged_line(name, argv, {})
             with timed_step(self.setup_progress, name, SetupStep.CHECKS):
                 with self.log_copies[name].following():
                     result = self.connectors[name].run(["sh", "-c", line], timeout=PROBE_TIMEOUT_SECONDS)
-                code, text = _exit_code_and_output(result)
-                last_line = (text.splitlines() or ["no output"])[-1]
-                if code:
-                    raise SetupFailed(last_line)
-                return _decode_answer(checks.SeenMarkers, last_line)
+                return _decode_answer(dict[str, bool], *_exit_code_and_output(result))
 
         if len(names) > 1:
             answers = self.run_on_each(names, check)
@@ -358,16 +347,13 @@ def _exit_code_and_output(result: CommandResult) -> tuple[int, str]:
     return int(code), text.strip()
 
 
-def _decode_answer(answer_type: type[Answer], line: str) -> Answer:
-    """Return an answer of `cluster.machines.probe`. Raises `SetupFailed` when it cannot be used."""
+def _decode_answer(answer_type: type[Answer], code: int, output: str) -> Answer:
+    """Return the answer of `cluster.machines.probe`, its last line. Raises `SetupFailed` when it cannot be used."""
+    last_line = (output.splitlines() or ["no output"])[-1]
+    if code:
+        raise SetupFailed(last_line)
     try:
-        return decode_json(answer_type, line.encode())
+        return decode_json(answer_type, last_line.encode())
     except DamagedRecord as error:
         damage = f"{type(error).__name__}: {untrusted.one_line(str(error))}"
         raise SetupFailed(f"its answer to the checks is damaged ({damage})") from None
-
-
-def _error_line(error: Exception, machine_name: str) -> str:
-    """Return an error as one line without the machine's name, which is shown before it anyway."""
-    text = str(error) or type(error).__name__
-    return untrusted.one_line(text.removeprefix(f"{machine_name}: "))

@@ -44,6 +44,7 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line_error, write_atomic
 from train.tools.process import die_with_parent
+from train.tools.records import DamagedRecord, decode_json
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 COMPLETE_MARKER = ".complete"  # written last: a venv without this file is incomplete
@@ -70,14 +71,13 @@ ERROR_EXPLANATIONS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment: path of its Python ("": none), whether it was made now, version of its torch.
+    """A Python environment: path of its Python ("": none), and the version of its torch.
 
     `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen, or why there is
     none. `seconds` is the time that the search took.
     """
 
     python: str = ""
-    made: bool = False
     torch: str = ""
     missing: tuple[str, ...] = ()
     why: str = ""
@@ -120,20 +120,12 @@ def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
     """
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
-        if not line.startswith('{"python": '):
-            continue
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            values = json.loads(line)
-            environment = Environment(
-                python=str(values["python"] or ""),
-                torch=str(values.get("torch") or ""),
-                missing=tuple(map(str, values.get("missing", ()))),
-                why=str(values["why"]),
-                seconds=float(values.get("seconds", 0)),
-            )
-            if not environment.python:
-                raise ClusterError(f"{machine_name}: {environment.why}")
-            return environment, "\n".join(lines[number:])
+        if line.startswith('{"python": '):
+            with contextlib.suppress(DamagedRecord):
+                environment = decode_json(Environment, line.encode())
+                if not environment.python:
+                    raise ClusterError(f"{machine_name}: {environment.why}")
+                return environment, "\n".join(lines[number:])
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "
@@ -162,20 +154,22 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
-        return _describe_environment(sys.executable, False, "this Python has all required packages")
+        return _describe_environment(sys.executable, "this Python has all required packages")
     print(f"{sys.executable} ({platform.python_version()}) lacks {', '.join(missing)}", flush=True)
     missing_names = {package_name(requirement) for requirement in missing}
     required_names = dict.fromkeys(package_name(requirement) for requirement in required_packages)
-    present_names = [name for name in required_names if name not in missing_names]
-    pinned_packages = [f"{name}=={installed_version(name)}" for name in present_names]
+    pinned_packages = [f"{name}=={installed_version(name)}" for name in required_names if name not in missing_names]
     torch = next((package for package in pinned_packages if package_name(package) == "torch"), "")
     venv = folder.resolve() / "venv" / venv_key(required_packages, torch)
-    if find_only:
-        return _find_environment(venv, missing)
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    with venv_lock(venv):
+    if not find_only:
+        venv.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext() if find_only else venv_lock(venv):
         if is_complete(venv):
-            return _describe_environment(venv_python(venv), False, "made by an earlier job")
+            return _describe_environment(venv_python(venv), "made by an earlier job")
+        if find_only:
+            if not (shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")):
+                raise ClusterError(_explain_error(["No module named ensurepip"]))
+            return replace(_describe_environment(sys.executable, "lacks packages"), missing=tuple(missing))
         if venv.exists():
             print(f"{venv} is incomplete: making it again", flush=True)
             shutil.rmtree(venv)
@@ -183,26 +177,15 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
             make_venv(venv, missing, pinned_packages, with_system_packages=True)
         else:
             make_venv(venv, required_packages)
-        why = f"made, with this machine's own {torch}" if torch else "made"
-        return _describe_environment(venv_python(venv), True, why)
-
-
-def _find_environment(venv: Path, missing: Sequence[str]) -> Environment:
-    """Return the environment of an earlier job; without one, this Python, which lacks the missing packages.
-
-    Raises `ClusterError` when no venv could be made from this Python.
-    """
-    if is_complete(venv):
-        return _describe_environment(venv_python(venv), False, "made by an earlier job")
-    has_installer = shutil.which("uv") or _has_pip_for_others() or importlib.util.find_spec("ensurepip")
-    if not has_installer:
-        raise ClusterError(_explain_error(["No module named ensurepip"]))
-    return replace(_describe_environment(sys.executable, False, "lacks packages"), missing=tuple(missing))
+        return _describe_environment(venv_python(venv), f"made, with this machine's own {torch}" if torch else "made")
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python runs."""
-    return (venv / COMPLETE_MARKER).exists() and _python_runs(venv_python(venv))
+    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone."""
+    with contextlib.suppress(OSError):
+        argv = [venv_python(venv), "-c", ""]
+        return (venv / COMPLETE_MARKER).exists() and subprocess.run(argv, capture_output=True).returncode == 0
+    return False
 
 
 def is_installed(requirement: str) -> bool:
@@ -211,13 +194,12 @@ def is_installed(requirement: str) -> bool:
     A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
     nothing does: such a Python lacks required packages anyway, and gets a complete venv.
     """
-    try:
-        requirements = importlib.import_module("packaging.requirements")
-    except ImportError:
-        try:
-            requirements = importlib.import_module("pip._vendor.packaging.requirements")
-        except ImportError:
-            return False
+    for module in ("packaging.requirements", "pip._vendor.packaging.requirements"):
+        with contextlib.suppress(ImportError):
+            requirements = importlib.import_module(module)
+            break
+    else:
+        return False
     parsed = requirements.Requirement(requirement)
     if parsed.marker and not parsed.marker.evaluate():
         return True
@@ -265,8 +247,7 @@ def make_venv(
     try:
         install_argv = _make_empty_venv(venv, temp, flags)
         if with_system_packages and is_venv:
-            _add_site_folders(venv, [path for path in sys.path if path.endswith("-packages")])
-            _show_installed(venv, map(package_name, pinned_packages))
+            _show_packages_of_this_python(venv, map(package_name, pinned_packages))
         if pinned_packages:
             constraints = temp / "constraints"
             constraints.write_text("".join(f"{package}\n" for package in pinned_packages))
@@ -301,21 +282,20 @@ def _has_pip_for_others() -> bool:
     return [int(number) for number in numbers] >= [22, 3]
 
 
-def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:
-    """Make the packages of other folders visible in a venv, after its own packages."""
+def _show_packages_of_this_python(venv: Path, pinned_names: Iterable[str]) -> None:
+    """Make this Python's packages visible in a venv, after its own packages.
+
+    The pinned ones count as installed also for uv, which does not follow .pth files.
+    """
+    folders = [path for path in sys.path if path.endswith("-packages")]
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
+    distributions = [found for name in pinned_names for found in importlib.metadata.distributions(name=name)]
     for site_packages in venv.glob("lib/python3*/site-packages"):
         (site_packages / "_machine.pth").write_text("".join(lines))
-
-
-def _show_installed(venv: Path, names: Iterable[str]) -> None:
-    """Make packages of other folders count as installed in a venv for uv, which does not follow .pth files."""
-    for name in names:
-        for distribution in importlib.metadata.distributions(name=name):
-            folder = Path(str(distribution.locate_file(""))) / f"{distribution.name}-{distribution.version}.dist-info"
-            for site_packages in venv.glob("lib/python3*/site-packages"):
-                with contextlib.suppress(FileExistsError):
-                    (site_packages / folder.name).symlink_to(folder)
+        for found in distributions:
+            folder = Path(str(found.locate_file(""))) / f"{found.name}-{found.version}.dist-info"
+            with contextlib.suppress(FileExistsError):
+                (site_packages / folder.name).symlink_to(folder)
 
 
 def _run_command(argv: Sequence[str], temp: Path) -> None:
@@ -370,18 +350,11 @@ def venv_python(venv: Path) -> str:
     return str(venv / "bin" / "python")
 
 
-def _python_runs(python: str) -> bool:
-    """Whether a venv's Python still runs: the Python from which it was made may be gone."""
-    with contextlib.suppress(OSError):
-        return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
-    return False
-
-
-def _describe_environment(python: str, was_made: bool, why: str) -> Environment:
+def _describe_environment(python: str, why: str) -> Environment:
     """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
     print_version = "from importlib.metadata import version; print(version('torch'))"
     completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
-    return Environment(python, was_made, completed.stdout.strip(), why=why)
+    return Environment(python, completed.stdout.strip(), why=why)
 
 
 @contextlib.contextmanager

@@ -64,10 +64,6 @@ class SetupProgress:
             self.record = replace(self.record, launch=launch_id, is_ready=False, machines=machines)
         self._write()
 
-    def restart(self, name: str) -> None:
-        """Record that a machine, or another one in its place, is set up again while the job goes on."""
-        self.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
-
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
         """Record that a machine is at a step, or, with `seconds`, how long the step took.
 

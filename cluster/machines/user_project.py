@@ -186,7 +186,10 @@ def list_files(folder: Path) -> dict[str, int]:
     In a git repository these are the files that git tracks or would track. Raises `BadInput` when they are too large.
     """
     known_names = _names_known_to_git(folder)
-    sizes = _sizes_of(folder, known_names) if known_names else _sizes_in_plain_folder(folder)
+    if known_names:  # deleted files, which git lists too, have no size
+        sizes = {name: size for name in known_names if (size := _copied_size(folder, name)) is not None}
+    else:
+        sizes = _sizes_in_plain_folder(folder)
     run_folders = tuple(match[1] for name in sizes if (match := RUN_FOLDER_PATTERN.fullmatch(name)))
     sizes = {name: size for name, size in sizes.items() if not name.startswith(run_folders)}
     total = sum(sizes.values())
@@ -261,12 +264,6 @@ def _names_known_to_git(folder: Path) -> list[str]:
         is_repository = (folder / name / ".git").exists() and not (folder / name).is_symlink()
         names += [f"{name}/{inner}" for inner in _names_known_to_git(folder / name)] if is_repository else [name]
     return names
-
-
-def _sizes_of(folder: Path, names: list[str]) -> dict[str, int]:
-    """Return the size of each file that is copied. Deleted files, which git lists too, are left out."""
-    sizes = {name: _copied_size(folder, name) for name in names}
-    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _copied_size(folder: Path, name: str) -> int | None:

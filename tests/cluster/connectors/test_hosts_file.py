@@ -53,15 +53,11 @@ def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
     )
 
 
-def test_read_hosts_names_only_leaves_defaults(tmp_path: Path) -> None:
-    hosts = parse_text(tmp_path, 'shared = "/mnt/a"\nmachines = ["gpu1", "gpu2"]\n')
-    assert hosts.machines == (Host(host="gpu1"), Host(host="gpu2"))
-
-
 def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
     text = 'shared = "/a"\nport = 22\nmachines = ["a:2222", "a", {host = "[fd00::1]:23"}, "fd00::2"]\n'
-    machines = [(machine.host, machine.port) for machine in parse_text(tmp_path, text).machines]
-    assert machines == [("a", 2222), ("a", 22), ("fd00::1", 23), ("fd00::2", 22)]
+    machines = parse_text(tmp_path, text).machines
+    expected = [("a", 2222), ("a", 22), ("fd00::1", 23), ("fd00::2", 22)]
+    assert machines == tuple(Host(host=host, port=port) for host, port in expected)
 
 
 TWO_MACHINES = 'machines = ["a", "b"]\n'

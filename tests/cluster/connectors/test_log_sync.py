@@ -32,6 +32,13 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run_folder"
 
 
+@pytest.fixture
+def work_folder(tmp_path: Path) -> Path:
+    """A machine's work folder, with a folder for logs."""
+    (tmp_path / "work/logs/000001").mkdir(parents=True)
+    return tmp_path / "work"
+
+
 def append(path: Path, content: bytes) -> None:
     with path.open("ab") as file:
         file.write(content)
@@ -53,6 +60,18 @@ def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) ->
     for _ in range(2):
         pull_logs(shared, run_folder)
         assert copied_files(run_folder) == {name: (shared / name).read_bytes() for name in synced_names}
+
+
+@pytest.mark.parametrize("place", ["logs", "logs/rank-0.log"])
+def test_pull_logs_copies_nothing_through_links(tmp_path: Path, run_folder: Path, place: str) -> None:
+    """Another user of the shared folder may have placed them."""
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/rank-0.log").write_bytes(b"mine")
+    link = tmp_path / "of all" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "victim" / link.name if place.endswith(".log") else tmp_path / "victim")
+    pull_logs(tmp_path / "of all", run_folder)
+    assert not list(run_folder.rglob("*.log"))
 
 
 def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, run_folder: Path) -> None:
@@ -114,72 +133,23 @@ def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandb
     assert target.read_bytes() == (shared / "logs/a").read_bytes()
 
 
-def test_pull_logs_full_disk_raises_then_continues(shared: Path, small_disk: Path) -> None:
-    content = os.urandom(1_000_000)
-    append(shared / "logs/a", content)
+@pytest.mark.parametrize("by_shipper", [False, True])
+def test_copy_to_a_full_disk_raises_then_continues(
+    shared: Path, work_folder: Path, small_disk: Path, by_shipper: bool
+) -> None:
+    content, path = os.urandom(1_000_000), "logs/000001/rank-0.log"
+    (shared / path).parent.mkdir()
+    append(work_folder / path, content)
+    append(shared / path, content)
+    shipper = LogShipper(work_folder, small_disk)
+    copy = shipper.ship_new_bytes if by_shipper else lambda: pull_logs(shared, small_disk)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            pull_logs(shared, small_disk)
-        assert content.startswith((small_disk / "logs/a").read_bytes())
+            copy()
+        assert content.startswith((small_disk / path).read_bytes())
     enlarge(small_disk, 8)
-    pull_logs(shared, small_disk)
-    assert (small_disk / "logs/a").read_bytes() == content
-
-
-# --- from a machine's own disk to the shared folder ---------------------------------------------------------------
-
-
-@pytest.fixture
-def work_folder(tmp_path: Path) -> Path:
-    """A machine's work folder, with a folder for logs."""
-    (tmp_path / "work/logs/000001").mkdir(parents=True)
-    return tmp_path / "work"
-
-
-def test_log_shipper_copies_synced_folders_only(work_folder: Path, shared: Path) -> None:
-    append(work_folder / "logs/000001/rank-0.log", b"one\n")
-    for name in ("metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl", "progress.json", "000001/ask"):
-        (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        append(work_folder / name, b"12345")
-    shipper = LogShipper(work_folder, shared)
-    for _ in range(2):
-        shipper.ship_new_bytes()
-        names = {"logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl"}
-        assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in names}
-
-
-def test_log_shipper_replaced_by_another_ships_each_byte_once(work_folder: Path, shared: Path) -> None:
-    rng, shipper = random.Random(0), LogShipper(work_folder, shared)
-    for _ in range(60):
-        append(work_folder / "logs/000001/rank-0.log", rng.randbytes(rng.choice([0, 1, 100, 5000])))
-        shipper = rng.choice([shipper, LogShipper(work_folder, shared)])  # that of a new agent knows no offsets
-        shipper.ship_new_bytes()
-        assert copied_files(shared) == copied_files(work_folder)
-
-
-def test_log_shipper_full_disk_raises_then_continues(work_folder: Path, small_disk: Path) -> None:
-    content = os.urandom(1_000_000)
-    append(work_folder / "logs/000001/rank-0.log", content)
-    target, shipper = small_disk / "logs/000001/rank-0.log", LogShipper(work_folder, small_disk)
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            shipper.ship_new_bytes()
-        assert 0 < target.stat().st_size < 1_000_000 and content.startswith(target.read_bytes())
-    enlarge(small_disk, 8)
-    shipper.ship_new_bytes()
-    assert target.read_bytes() == content
-
-
-@pytest.mark.parametrize("place", ["logs", "logs/rank-0.log"])
-def test_pull_logs_copies_nothing_through_links(tmp_path: Path, run_folder: Path, place: str) -> None:
-    """Another user of the shared folder may have placed them."""
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim/rank-0.log").write_bytes(b"mine")
-    link = tmp_path / "of all" / place
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / "victim" / link.name if place.endswith(".log") else tmp_path / "victim")
-    pull_logs(tmp_path / "of all", run_folder)
-    assert not list(run_folder.rglob("*.log"))
+    copy()
+    assert (small_disk / path).read_bytes() == content
 
 
 def test_pull_logs_keeps_a_part_of_the_disk_free(
@@ -193,6 +163,20 @@ def test_pull_logs_keeps_a_part_of_the_disk_free(
     with pytest.raises(OSError, match="No space left"):
         pull_logs(shared, run_folder)
     assert (run_folder / "logs/a").read_bytes() == b"few bytes"
-    free += 1
-    pull_logs(shared, run_folder)
-    assert (run_folder / "logs/a").read_bytes() == b"few bytes" + 11 * b"x"
+
+
+# --- from a machine's own disk to the shared folder ---------------------------------------------------------------
+
+
+def test_log_shipper_replaced_by_another_ships_each_byte_of_synced_folders_once(
+    work_folder: Path, shared: Path
+) -> None:
+    rng, shipper = random.Random(0), LogShipper(work_folder, shared)
+    synced_names = ("logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl")
+    for _ in range(60):
+        for name in (*synced_names, "progress.json", "000001/ask"):
+            (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
+            append(work_folder / name, rng.randbytes(rng.choice([0, 1, 100, 5000])))
+        shipper = rng.choice([shipper, LogShipper(work_folder, shared)])  # that of a new agent knows no offsets
+        shipper.ship_new_bytes()
+        assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in synced_names}

@@ -1,5 +1,6 @@
 """Keys of ssh-agent are offered to a real sshd as OpenSSH's own client offers them."""
 
+import shutil
 import socket
 import struct
 import subprocess
@@ -83,6 +84,7 @@ def serve_agent_with_fido_key(path: Path, real: Path) -> None:
     ('IdentityAgent "{folder}/fido.sock"', True),
     ("IdentityFile {keys}/right.pub\nIdentitiesOnly yes", True),
     ("IdentityFile {folder}/only-in-agent\nIdentitiesOnly yes", True),
+    ("IdentityFile {folder}/locked", True),
     ("IdentityFile {keys}/wrong.pub\nIdentitiesOnly yes", False),
     ("IdentityAgent none", False),
     ("IdentityAgent /nonexistent/agent.sock", False),
@@ -92,6 +94,8 @@ def test_keys_of_an_agent_are_offered_as_openssh_offers_them(
 ) -> None:
     serve_agent_with_fido_key(tmp_path / "fido.sock", agent)
     monkeypatch.setenv("OTHER_AGENT", str(tmp_path / "fido.sock"))
+    shutil.copy(bed.folder / "right", tmp_path / "locked")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(tmp_path / "locked")], check=True)
     (tmp_path / "only-in-agent.pub").write_bytes((bed.folder / "right.pub").read_bytes())
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

@@ -5,16 +5,14 @@ import io
 import os
 import sys
 import tarfile
-import threading
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.local_connector import LocalConnector
 
-from cluster.connectors.ssh import CommandResult
 from cluster.errors import ClusterError
 from cluster.machines import code_archive
 
@@ -47,22 +45,18 @@ def archive_members(archive_bytes: bytes) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in opened}
 
 
-def test_pack_code_has_packages_and_pyproject_only(checkout: Path) -> None:
+def test_pack_code_has_packages_pyproject_and_the_copy_of_the_users_project(checkout: Path, tmp_path: Path) -> None:
     (checkout / "cluster/.swap").symlink_to("nowhere")
-    members = archive_members(code_archive.pack_code(checkout)[0])
-    packages = {f"{name}/__init__.py" for name in code_archive.CODE_PACKAGES}
-    assert set(members) == {*packages, "train/link.py", "train/run", "cluster/.swap", "pyproject.toml"}
-
-
-def test_pack_code_has_the_copy_of_the_users_project(checkout: Path, tmp_path: Path) -> None:
     project = tmp_path / "user_project"
     for name in ("nets.py", "parts/new ä\n.py", "__pycache__/nets.pyc"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("")
     without, with_project = code_archive.pack_code(checkout), code_archive.pack_code(checkout, project)
-    added = archive_members(with_project[0]).keys() - archive_members(without[0]).keys()
-    assert added == {"user_project/nets.py", "user_project/parts/new ä\n.py"} and without[1] != with_project[1]
-    assert code_archive.pack_code(checkout, tmp_path / "nowhere") == without
+    packages = {f"{name}/__init__.py" for name in code_archive.CODE_PACKAGES}
+    names = {*packages, "train/link.py", "train/run", "cluster/.swap", "pyproject.toml"}
+    assert set(archive_members(without[0])) == names
+    assert set(archive_members(with_project[0])) == names | {"user_project/nets.py", "user_project/parts/new ä\n.py"}
+    assert without[1] != with_project[1] and code_archive.pack_code(checkout, tmp_path / "nowhere") == without
 
 
 def test_pack_code_of_installed_package_writes_pyproject(tmp_path: Path) -> None:
@@ -127,25 +121,12 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
 
 def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path: Path) -> None:
     archive_bytes, name = code_archive.pack_code(checkout)
-    barrier = threading.Barrier(6)
-    answers: list[str] = []
 
-    class SimultaneousConnector(LocalConnector):
-        """Begins to unpack when all the other threads do too."""
+    def put(_: int) -> str:
+        return code_archive.upload_code(LocalConnector(), str(tmp_path), archive_bytes, name)
 
-        def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
-            barrier.wait(120)
-            return super().run(argv, **options)
-
-    def put() -> None:
-        answers.append(code_archive.upload_code(SimultaneousConnector(), str(tmp_path), archive_bytes, name))
-
-    threads = [threading.Thread(target=put) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert answers == [f"{tmp_path}/code/{name}"] * 6
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(put, range(24))) == {f"{tmp_path}/code/{name}"}
     assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
     assert (tmp_path / "code" / name / "train/__init__.py").exists()
 

@@ -7,104 +7,52 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.log_lines import log_lines
 from support.lying_machine import lie_about, lying
-from support.slow_link import SlowLink
-from support.ssh_machines import Testbed, command_line
 from support.waiting import wait_for
 
-from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.fleet import Fleet
 
-
-class RunningJob:
-    """A job whose agents run on two machines of the testbed. The test takes the part of the supervisor."""
-
-    def __init__(self, hand_made: Callable[..., Any], bed: Testbed, stub: Any, path: Path) -> None:
-        self.machines, self.stub, self.make_run_folder = bed.machines[:2], stub, hand_made
-        self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", count=2, python=str(stub.path)))
-        self.uid = f"job-1-{time.monotonic_ns()}"
-        self.fleets: list[Fleet] = []
-        self.fleet = self.new_fleet("job-1")
-        self.fleet.set_up_machines()
-        self.shared = bed.shared / self.uid
-
-    def new_fleet(self, name: str, **progress: Any) -> Fleet:
-        """Make a fleet for the job with a run folder of its own; `progress` goes into its machines.json."""
-        values = {"machines": 2, "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
-        run = self.make_run_folder(name, **values)
-        run.run_folder.launch_path.write_text("first")
-        if progress:
-            (run.run_folder.path / "machines.json").write_text(json.dumps({"launch": "first", **progress}))
-        self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=2))
-        return self.fleets[-1]
-
-    def agents(self, machine: str) -> list[int]:
-        """The agents on a machine, also one that is about to end because another runs; briefly also their children."""
-        pids = self.machines[int(machine)].processes("cluster.agent", self.uid)
-        return [pid for pid in pids if command_line(pid).startswith(f"/bin/sh {self.stub.path} ")]
-
-    def status(self, machine: str) -> dict[str, Any]:
-        """A machine's status in the local mirror, {} if there is none yet."""
-        path = self.fleet.folders.status_path(machine)
-        status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return status
-
-    def pull_until(self, condition: Callable[[], Any], fleet: Fleet | None = None) -> None:
-        """Pull files until a condition is true."""
-
-        def pull() -> Any:
-            (fleet or self.fleet).pull_files()
-            return condition()
-
-        wait_for(pull)
-
-    def close(self) -> None:
-        for machine in self.machines:
-            machine.thaw()
-            machine.plug()
-        (self.shared / "stop").touch()
-        for fleet in self.fleets:
-            fleet.terminate()
-            fleet.close()
-        for machine in self.machines:
-            if machine.leaked_pids():
-                machine.power_off()
-                machine.boot()
+Job = Any  # a `FleetJob` of conftest.py
 
 
 @pytest.fixture
-def job(
-    hand_made: Callable[..., Any], bed: Testbed, make_stub: Callable[..., Any], tmp_path: Path, sandbox: Any
-) -> Iterator[RunningJob]:
-    for machine in bed.machines:
-        shutil.rmtree(machine.home / ".imgnet" / "jobs", ignore_errors=True)  # the code stays, as for any next job
-    job = RunningJob(hand_made, bed, make_stub(tmp_path, 2), tmp_path)
-    try:
-        job.pull_until(lambda: all(job.status(name).get("state") == "training" for name in ("0", "1")))
-        yield job
-    finally:
-        job.close()
+def job(make_job: Callable[..., Job]) -> Job:
+    """A job whose agents run on two machines of the testbed."""
+    job = make_job(2)
+    job.new_fleet().set_up_machines()
+    job.pull_until(lambda: all(job.status(name).get("state") == "training" for name in ("0", "1")))
+    return job
+
+
+@pytest.fixture
+def lies(job: Job) -> Iterator[Callable[[bytes], None]]:
+    """Let both machines answer each question for new files with a lie."""
+    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
+
+        def lie(content: bytes) -> None:
+            for path in (lie_of_first, lie_of_second):
+                path.write_bytes(content)
+
+        yield lie
 
 
 # --- mirroring files ----------------------------------------------------------------------------------------------
 
 
-def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) -> None:
+def test_pull_files_copies_each_byte_once_over_cut_connections(job: Job) -> None:
     source, copy = job.shared / "logs" / "long.log", job.fleet.folders.path / "logs" / "long.log"
     over = threading.Event()
 
@@ -131,7 +79,7 @@ def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) 
     assert copy.read_bytes() == source.read_bytes()
 
 
-def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_files_continues_after_partial_write(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     job.fleet.pull_files()
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
@@ -152,7 +100,16 @@ def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: 
     assert copy.read_text() == "one\ntwo\n"
 
 
-def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
+def test_pull_files_returns_while_there_is_a_backlog_and_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "QUESTION_BYTES", 1000)
+    monkeypatch.setattr(mirror, "PULL_SECONDS", 0.0)
+    content, copy = os.urandom(20_000), job.fleet.folders.path / "logs" / "gathered.log"
+    (job.shared / "logs" / "gathered.log").write_bytes(content)
+    assert not job.fleet.pull_last_files(), "more is on the machines"
+    job.pull_until(lambda: copy.exists() and copy.read_bytes() == content)
+
+
+def test_pull_files_asks_next_machine_if_one_is_silent(job: Job) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     first, second = job.machines
     first.unplug()
@@ -166,7 +123,7 @@ def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
     assert job.fleet.mirror.machine_order() == ["0", "1"], "the frozen machine causes no further delay"
 
 
-def test_pull_files_leaves_out_what_is_no_status(job: RunningJob) -> None:
+def test_pull_files_leaves_out_what_is_no_status(job: Job) -> None:
     """The supervisor reads the statuses before each of its rounds; one that it cannot read would stop it for ever."""
     os.kill(job.status("1")["pid"], signal.SIGKILL)
     path = job.shared / "status" / "1.json"
@@ -184,9 +141,7 @@ def test_pull_files_leaves_out_what_is_no_status(job: RunningJob) -> None:
 
 
 @pytest.mark.parametrize("unplugged", ["1", "01"])
-def test_dead_machines_excludes_unreachable_machines(
-    job: RunningJob, monkeypatch: pytest.MonkeyPatch, unplugged: str
-) -> None:
+def test_dead_machines_excludes_unreachable_machines(job: Job, monkeypatch: pytest.MonkeyPatch, unplugged: str) -> None:
     monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
     monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
     fleet = job.fleet
@@ -209,45 +164,42 @@ def test_dead_machines_excludes_unreachable_machines(
     assert fleet.agents_alive(), "the other agent still runs"
 
 
-def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
-    fleet, before = job.fleet, job.status("1")["pid"]
-    fleet.kill_machine("1", None)
-    wait_for(lambda: fleet.dead_machines() == ["1"])
-    for _ in range(3):
-        fleet.restart_agent("1")
-        assert fleet.dead_machines() == [], "a machine that is being restarted is not dead"
+def kill_and_restart_agent(job: Job, *fleets: Fleet) -> None:
+    """Kill the agent of machine 1, and let each fleet start it again."""
+    before = job.status("1")["pid"]
+    fleets[0].kill_machine("1", None)
+    wait_for(lambda: all(fleet.dead_machines() == ["1"] for fleet in fleets))
+    for fleet in fleets:
+        for _ in range(3):
+            fleet.restart_agent("1")
+            assert fleet.dead_machines() == [], "a machine that is being restarted is not dead"
     job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
-    wait_for(lambda: fleet.dead_machines() == [] and not fleet.restarting)
-    assert job.stub.calls("cluster.agent") == ["0", "1", "1"]
-    assert [bool(fleet.setup_progress.rows[name].restarted) for name in "01"] == [False, True]
+    wait_for(lambda: not any(fleet.dead_machines() or fleet.restarting for fleet in fleets))
     wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
 
 
-def test_restart_agent_by_two_fleets_leaves_one_agent(job: RunningJob) -> None:
+def test_restart_agent_replaces_killed_agent_once(job: Job) -> None:
+    kill_and_restart_agent(job, job.fleet)
+    assert job.stub.calls("cluster.agent") == ["0", "1", "1"]
+    assert [bool(job.fleet.setup_progress.rows[name].restarted) for name in "01"] == [False, True]
+
+
+def test_restart_agent_by_two_fleets_leaves_one_agent(job: Job) -> None:
     first, second = job.fleet, job.new_fleet("job-2", is_adopted=True)
     second.set_up_machines()
     assert job.stub.calls("cluster.agent") == ["0", "1"], "an adopted job's running agents are not started again"
     assert second.setup_progress.record.is_ready and second.setup_progress.failure_reasons == {}
-    before = job.status("1")["pid"]
-    first.kill_machine("1", None)
-    wait_for(lambda: first.dead_machines() == ["1"] and second.dead_machines() == ["1"])
-    first.restart_agent("1")
-    second.restart_agent("1")
-    job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
-    wait_for(
-        lambda: first.dead_machines() == [] == second.dead_machines() and not (first.restarting or second.restarting)
-    )
-    wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
+    kill_and_restart_agent(job, first, second)
     assert job.stub.calls("cluster.agent").count("0") == 1
 
 
-def test_kill_machine_with_notice_writes_notice_file(job: RunningJob) -> None:
+def test_kill_machine_with_notice_writes_notice_file(job: Job) -> None:
     job.fleet.kill_machine("1", 30)
     notice = job.machines[1].home / ".imgnet" / "jobs" / job.uid / "notice"
     assert json.loads(notice.read_text())["seconds"] == 30
 
 
-def test_terminate_returns_silent_machines(job: RunningJob) -> None:
+def test_terminate_returns_silent_machines(job: Job) -> None:
     job.machines[1].unplug()
     assert job.fleet.terminate() == ["1"]
     wait_for(lambda: not job.agents("0"))
@@ -256,17 +208,6 @@ def test_terminate_returns_silent_machines(job: RunningJob) -> None:
 
 # --- machines that lie -----------------------------------------------------------------------------------------------
 
-LIES = [
-    "attempts/{up}/authorized_keys",
-    "logs/{up}/bashrc",
-    "logs/-rf",
-    "{victim}/absolute.json",
-    "status/../../../job.json",
-    "status/7.json",
-    "checkpoints/000001/step-1.pt",
-    "events/a\0b",
-]
-
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """The files in a folder, without locks and the record of the set-up."""
@@ -274,25 +215,15 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: Path) -> None:
+def test_pull_files_drops_answers_with_foreign_paths(job: Job, lies: Callable[[bytes], None], tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
-    (victim / "bashrc").write_text("mine\n")
-    up = "../" * 20 + str(victim).lstrip("/")
-    fleet, run_folder = job.fleet, job.fleet.folders.path
-    with (
-        log_lines("cluster.machines.fleet") as lines,
-        lying(job.machines[0]) as lie_of_first,
-        lying(job.machines[1]) as lie_of_second,
-    ):
-        before = contents(run_folder)
-        for path in LIES:
-            for lie in (lie_of_first, lie_of_second):
-                lie.write_bytes(lie_about(path.format(up=up, victim=victim)))
+    fleet, before = job.fleet, contents(job.fleet.folders.path)
+    with log_lines("cluster.machines.fleet") as lines:
+        for path in (f"logs/{'../' * 20}{victim}/bashrc", f"{victim}/absolute.json", "status/7.json", "logs/a\0b"):
+            lies(lie_about(path))
             fleet.pull_files()
-            assert fleet.agents_alive()
-            assert contents(run_folder) == before, path
-            assert contents(victim) == {victim / "bashrc": b"mine\n"}, path
+            assert fleet.agents_alive() and contents(fleet.folders.path) == before and not list(victim.iterdir()), path
     messages = [line for line in lines if "its answer was dropped" in line]
     assert sorted(message.partition(" (")[0] for message in messages) == ["machine 0", "machine 1"], "once for each"
     assert all("\n" not in message and "names the file" in message for message in messages)
@@ -301,58 +232,56 @@ def test_pull_files_drops_answers_with_foreign_paths(job: RunningJob, tmp_path: 
     assert fleet.explain_end() == "; ".join(messages)
     for name in ("0", "1"):
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
-    (job.shared / "logs" / "a.log").write_text("one\n")
-    job.pull_until((run_folder / "logs" / "a.log").exists)
 
 
-def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: RunningJob) -> None:
-    fleet = job.fleet
-    logs = fleet.folders.path / "logs"
-    (job.shared / "logs" / "a").write_text("one\n")
-    job.pull_until((logs / "a").exists)
-    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
-        for lie in (lie_of_first, lie_of_second):
-            lie.write_bytes(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
-        fleet.pull_files()
-        assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
-    assert any("logs/a/x" in line for line in fleet.bad_answers.values())
+def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(
+    job: Job, lies: Callable[[bytes], None]
+) -> None:
+    logs = job.fleet.folders.path / "logs"
+    logs.joinpath("a").write_text("one\n")
+    lies(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
+    job.fleet.pull_files()
+    assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
+    assert any("logs/a/x" in line for line in job.fleet.bad_answers.values())
 
 
-def test_pull_files_stops_reading_endless_answer(job: RunningJob) -> None:
+def test_pull_files_stops_reading_endless_answer(job: Job, lies: Callable[[bytes], None]) -> None:
     def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
-        lie_of_first.write_bytes(b"1000000000")
-        lie_of_second.write_bytes(b"1000000000")
-        before = peak_bytes()
-        for _ in range(5):
-            job.fleet.pull_files()
-        assert peak_bytes() - before < 100_000_000
-        assert job.fleet.agents_alive()
+    lies(b"1000000000")
+    before = peak_bytes()
+    for _ in range(5):
+        job.fleet.pull_files()
+    assert peak_bytes() - before < 100_000_000
+    assert job.fleet.agents_alive()
 
 
-def test_pull_files_is_not_held_up_by_endless_drip(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror, "MAX_ANSWER_SECONDS", 1.0, raising=False)
+def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "MAX_ANSWER_SECONDS", 1.0)
     fleet = job.fleet
     copy = fleet.folders.path / "logs" / "a.log"
-    with lying(job.machines[0]) as lie_of_first:
+    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
         lie_of_first.write_bytes(b"drip")
+        lie_of_second.write_bytes(lie_about("logs/a.log", b"one\n"))
         fleet.mirror.last_responder = "0"
-        (job.shared / "logs" / "a.log").write_text("one\n")
         pull = threading.Thread(target=fleet.pull_files, daemon=True)
         pull.start()
         pull.join(120)
-        assert not pull.is_alive() and copy.read_text() == "one\n"
-        assert fleet.mirror.last_responder == "1"
-        with lying(job.machines[1]) as lie_of_second:
-            lie_of_second.write_bytes(b"drip")
-            for _ in range(3):
-                fleet.pull_files()
-            assert not fleet.pull_last_files(), "the answers are not complete"
+        assert not pull.is_alive() and copy.read_text() == "one\n" and fleet.mirror.last_responder == "1"
+        lie_of_second.write_bytes(b"drip")
+        for _ in range(3):
+            fleet.pull_files()
+        (fleet.folders.shared / "stop").write_text("{}")
+        while not (job.shared / "stop").exists():
+            fleet.push_stop_request()
+        wait_for(lambda: not fleet.agents_alive())
+        assert not fleet.pull_last_files(), "the answers are not complete"
+        fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
+        assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
 
 
-def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> None:
+def test_pull_files_writes_through_no_link(job: Job, tmp_path: Path) -> None:
     fleet = job.new_fleet("job-2")
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -363,42 +292,3 @@ def test_pull_files_writes_through_no_link(job: RunningJob, tmp_path: Path) -> N
     (fleet.folders.path / "logs").unlink()
     fleet.pull_files()
     assert (fleet.folders.path / "logs").is_dir()
-
-
-# --- slow links ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slow_fleet(job: RunningJob) -> Iterator[tuple[Fleet, SlowLink]]:
-    """Another supervisor's view of the job, over links of 8 Mbit/s, and the link to machine 0."""
-    with contextlib.ExitStack() as stack:
-        links = [stack.enter_context(SlowLink((machine.address, machine.port), 1e6)) for machine in job.machines]
-        slow_hosts = (
-            replace(host, host=link.address, port=link.port)
-            for host, link in zip(job.hosts.machines, links, strict=True)
-        )
-        job.hosts = replace(job.hosts, machines=tuple(slow_hosts))
-        rows = {name: {"work": row.work} for name, row in job.fleet.setup_progress.rows.items()}
-        fleet = job.new_fleet("job-2", is_adopted=True, machines=rows)
-        job.fleets.remove(fleet)
-        yield fleet, links[0]
-        fleet.close()
-
-
-def test_push_stop_request_passes_backlog_on_slow_link(
-    job: RunningJob, slow_fleet: tuple[Fleet, SlowLink], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror, "PULL_SECONDS", 0.5)
-    fleet, _ = slow_fleet
-    (job.shared / "logs" / "gathered.log").write_bytes(os.urandom(100_000_000))
-    fleet.pull_files()
-    (fleet.folders.shared / "stop").write_text("{}")
-    while not (job.shared / "stop").exists():
-        fleet.push_stop_request()
-        fleet.pull_files()
-    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 100_000_000, "it came after the logs"
-    job.pull_until(lambda: not fleet.agents_alive(), fleet=fleet)
-    assert (fleet.folders.path / "logs" / "gathered.log").stat().st_size < 100_000_000
-    assert not fleet.pull_last_files(), "more is on the machine"
-    fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
-    assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"

@@ -46,52 +46,37 @@ def checker(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> Checke
 def test_check_of_good_machines_shows_a_row_for_each(checker: Checker) -> None:
     made_before = checker.bed.machines[0].home / ".imgnet"  # empty, as an administrator may have made it
     made_before.mkdir()
-    ran = checker.run()
-    assert ran.code == 0 and made_before.is_dir(), ran
-    rows = [line.split() for line in ran.out.splitlines() if line.split()[1:2] and line.split()[1].startswith("127.")]
-    assert [row[:3] for row in rows] == [[str(number), f"127.1.0.{number + 1}", "warning"] for number in range(3)]
-    assert "warning  machines 0, 1, 2: no GPU: trains on the CPU" in ran.out
-    assert ran.out.endswith("\nall machines can be used\n")
-    assert checker.stub.calls("cluster.machines.probe") and not checker.stub.calls("cluster.agent")
-
-
-def test_check_names_each_fault_with_its_machine_and_folds_equal_ones(checker: Checker) -> None:
-    for machine in (0, 2):
-        checker.stub.override(
-            f"cluster.machines.python_env-{machine}", """echo '{"python": null, "why": "no pip"}'; exit 1"""
-        )
-    checker.stub.override("cluster.machines.probe-1", "free=1")
-    ran = checker.run()
-    assert ran.code == 1 and "3 of the 3 machines cannot be used" in ran.err
-    errors = [line for line in ran.out.splitlines() if line.startswith("error ")]
-    assert errors[0] == "error    machines 0, 2: no pip" and len(errors) == 2
-    assert errors[1].startswith("error    machine 1 (127.1.0.2): ") and "1 GB free, 2 GB are needed" in errors[1]
-
-
-def test_check_of_unreachable_and_refusing_machines(checker: Checker) -> None:
-    text = checker.hosts.read_text()
-    port = checker.bed.machines[1].port
-    text = text.replace(f'host = "127.1.0.2"\nport = {port}', 'host = "127.1.0.2:1"')
-    checker.hosts.write_text(text.replace(checker.bed.machines[2].host_key, checker.bed.machines[0].host_key))
-    ran = checker.run("-o", "json")
-    reports = json.loads(ran.out)
-    assert ran.code == 1 and [bool(report["errors"]) for report in reports] == [False, True, True]
-    assert "cannot be reached at 127.1.0.2 port 1: Connection refused" in reports[1]["errors"][0]
-    assert "its host key has CHANGED" in reports[2]["errors"][0] and reports[2]["facts"] is None
-
-
-def test_check_without_torch_says_what_a_launch_installs(checker: Checker) -> None:
-    answer = (
-        f'{{"python": "{checker.stub.path}", "seconds": 0, "torch": null, "missing": ["torch>=2.9"], "why": "lacks"}}'
-    )
+    answer = f'{{"python": "{checker.stub.path}", "seconds": 0, "missing": ["torch>=2.9"], "why": "lacks"}}'
     checker.stub.override(
         "cluster.machines.python_env-0",
         f"""echo "$*" >{checker.sandbox.path}/arguments; echo '{answer}'; """
         'while [ "$1" != --then ]; do shift; done; shift; exec "$stub" -m "$@"',
     )
     ran = checker.run()
-    assert ran.code == 0 and "machine 0 (127.1.0.1): its Python lacks torch>=2.9; a launch installs them" in ran.out
+    assert ran.code == 0 and made_before.is_dir(), ran
+    rows = [line.split() for line in ran.out.splitlines() if line.split()[1:2] and line.split()[1].startswith("127.")]
+    assert [row[:3] for row in rows] == [[str(number), f"127.1.0.{number + 1}", "warning"] for number in range(3)]
+    assert "warning  machines 0, 1, 2: no GPU: trains on the CPU" in ran.out
+    assert "machine 0 (127.1.0.1): its Python lacks torch>=2.9; a launch installs them" in ran.out
+    assert ran.out.endswith("\nall machines can be used\n")
+    assert checker.stub.calls("cluster.machines.probe") and not checker.stub.calls("cluster.agent")
     assert (checker.sandbox.path / "arguments").read_text().startswith("--find ")
+
+
+def test_check_names_each_fault_with_its_machine_and_folds_equal_ones(checker: Checker) -> None:
+    text = checker.hosts.read_text()
+    checker.hosts.write_text(text.replace(f'"127.1.0.2"\nport = {checker.bed.machines[1].port}', '"127.1.0.2:1"'))
+    for machine in (0, 2):
+        checker.stub.override(
+            f"cluster.machines.python_env-{machine}", """echo '{"python": "", "why": "no pip"}'; exit 1"""
+        )
+    ran = checker.run()
+    assert ran.code == 1 and "3 of the 3 machines cannot be used" in ran.err
+    errors = [line for line in ran.out.splitlines() if line.startswith("error ")]
+    assert errors[0] == "error    machines 0, 2: no pip" and len(errors) == 2
+    assert errors[1].startswith("error    machine 1 (127.1.0.2): cannot be reached at 127.1.0.2 port 1: Connection ref")
+    reports = json.loads(checker.run("-o", "json").out)
+    assert [report["facts"] for report in reports] == [None] * 3 and all(report["errors"] for report in reports)
 
 
 def test_check_with_the_real_checks_finds_a_wrong_data_folder(checker: Checker) -> None:

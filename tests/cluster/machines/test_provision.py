@@ -20,92 +20,41 @@ from support.waiting import wait_for
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE
-from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHRefused
 from cluster.errors import SetupFailed
 from cluster.jobs.job import Job
 from cluster.machines import mirror
-from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
 from cluster.machines.fleet import Fleet
 from cluster.machines.provision import JOB_FILES
-from infra.aws.launch_request import Place
-from train.tools.records import encode
 
-
-class SetupJob:
-    """A job on machines of the testbed, not set up yet, and the script that is their Python."""
-
-    def __init__(
-        self, make: Callable[..., Any], bed: Testbed, stub: Any, path: Path, *numbers: int, **spec: Any
-    ) -> None:
-        self.bed, self.stub = bed, stub
-        found = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(stub.path)))
-        self.hosts = Hosts(found.shared, tuple(found.machines[number] for number in numbers))
-        self.make, self.spec, self.fleets = make, spec, list[Fleet]()
-
-    def change_host(self, index: int, **changes: Any) -> None:
-        """Change the host entry of the machine at an index."""
-        machines = [
-            replace(host, **changes) if number == index else host for number, host in enumerate(self.hosts.machines)
-        ]
-        self.hosts = Hosts(self.hosts.shared, tuple(machines))
-
-    def fleet(self) -> Fleet:
-        """Make a fleet for the job, as a supervisor does."""
-        values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts}
-        run = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
-        run.run_folder.launch_path.write_text("first")
-        self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=3))
-        return self.fleets[-1]
-
-    def close(self) -> None:
-        for fleet in self.fleets:
-            fleet.terminate()
-            fleet.close()
-
-
-@pytest.fixture
-def make_job(
-    hand_made: Callable[..., Any], bed: Testbed, make_stub: Callable[..., Any], tmp_path: Path, sandbox: Any
-) -> Iterator[Callable[..., SetupJob]]:
-    """Make a job on the machines of these numbers: make_job(0, 1, spares=1)."""
-    jobs: list[SetupJob] = []
-
-    def make(*numbers: int, **spec: Any) -> SetupJob:
-        jobs.append(SetupJob(hand_made, bed, make_stub(tmp_path), tmp_path, *numbers, **spec))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
-    sandbox.wait_for(lambda: not bed.leaks())
-
-
+MakeJob = Callable[..., Any]  # makes a `FleetJob` of conftest.py
 PROBE, PYTHON_ENV = "cluster.machines.probe", "cluster.machines.python_env"
 
 
 @pytest.mark.parametrize(
     ("module", "script", "reason"),
     [
-        ("", "", "its host key has CHANGED"),
+        ("", "another host key", "its host key has CHANGED"),
+        ("", "full disk", "folder/commands cannot be used"),
         (PROBE, 'echo "first"; echo "the shared folder is away"; exit 1', "the shared folder is away"),
         (PROBE, "free=1", "1 GB free, 2 GB are needed"),
-        (PYTHON_ENV, """echo 'making'; echo '{"python": null, "why": "no pip"}'; exit 1""", "no pip"),
+        (PYTHON_ENV, """echo 'making'; echo '{"python": "", "why": "no pip"}'; exit 1""", "no pip"),
         (PYTHON_ENV, "echo 'Segmentation fault'; exit 139", "no Python environment was found or made: Segmentation"),
         (PROBE, """echo '{"gpus": [], "time": "x"}'; exit""", "its answer to the checks is damaged"),
         (PROBE, f"echo '{'[' * 100_000}'; exit", "its answer to the checks is damaged"),
     ],
 )
 def test_set_up_machines_fault_is_named_and_nothing_starts(
-    make_job: Callable[..., SetupJob], module: str, script: str, reason: str
+    make_job: MakeJob, full_disk: Path, module: str, script: str, reason: str
 ) -> None:
-    job = make_job(0, 1)
+    job = make_job(2)
     if module:
         job.stub.override(f"{module}-1", script)
+    elif script == "full disk":
+        job.change_host(1, folder=str(full_disk / "folder"))
     else:
-        job.change_host(1, host_key=job.bed.machines[0].host_key)
-    fleet = job.fleet()
+        job.change_host(1, host_key=job.machines[0].host_key)
+    fleet = job.new_fleet()
     with pytest.raises(SetupFailed) as caught:
         fleet.set_up_machines()
     message = str(caught.value)
@@ -118,87 +67,55 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     assert fleet.terminate() == [], "nothing can run on a machine that was never reached"
 
 
-def test_set_up_machines_full_disk_is_named(make_job: Callable[..., SetupJob], full_disk: Path) -> None:
-    job = make_job(0, 1)
-    job.change_host(1, folder=str(full_disk / "folder"))
-    with pytest.raises(SetupFailed, match=r"folder/commands cannot be used"):
-        job.fleet().set_up_machines()
-    assert not job.stub.calls("cluster.agent")
-
-
+@pytest.mark.parametrize(("complaint", "is_broken"), [("hangs", True), ("missing", False)])
 def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
-    make_job: Callable[..., SetupJob], tmp_path: Path
+    make_job: MakeJob, tmp_path: Path, complaint: str, is_broken: bool
 ) -> None:
-    place = Place(region="us-east-1", zone="us-east-1a", type="p3.2xlarge", market="spot", price=3.06)
+    """A machine whose driver hangs is broken; without a driver, the image is wrong."""
     index = "https://example.org/cu126"
-    rental = RentalSpec(
-        places=(place,), ssh_address="203.0.113.7/32", owner="us", gpus_per_machine=1, torch_index_url=index,
-        torch_requirement="torch<2.15",
-    )  # fmt: skip
-    job = make_job(0, cloud=rental.to_json())
+    cloud = {"gpus_per_machine": 1, "torch_index_url": index, "torch_requirement": "torch<2.15"}
+    job = make_job(1, cloud=cloud)
     variables = "$PIP_EXTRA_INDEX_URL $UV_EXTRA_INDEX_URL"
-    job.stub.override(
-        "cluster.machines.python_env-0", f'echo "{variables}" >{tmp_path}/index; echo "$*" >{tmp_path}/arguments'
-    )
-    with pytest.raises(SetupFailed, match="GPU"):
-        job.fleet().set_up_machines()
+    job.stub.override(f"{PYTHON_ENV}-0", f'echo "{variables}" >{tmp_path}/index; echo "$*" >{tmp_path}/arguments')
+    job.stub.override(f"{PROBE}-0", f'printf() {{ command printf "$@" | sed s/missing/{complaint}/; }}')
+    fleet = job.new_fleet()
+    with pytest.raises(SetupFailed, match="no GPU: nvidia-smi"):
+        fleet.set_up_machines()
+    assert list(fleet.broken_machines) == (["0"] if is_broken else [])
     assert (tmp_path / "index").read_text() == f"{index} {index}\n"
     assert " torch<2.15 --then" in (tmp_path / "arguments").read_text()
 
 
-@pytest.mark.parametrize(("complaint", "is_broken"), [("hangs", True), ("missing", False)])
-def test_set_up_machines_tells_a_broken_machine_from_a_wrong_image(
-    make_job: Callable[..., SetupJob], complaint: str, is_broken: bool
-) -> None:
-    job = make_job(0, cloud={"gpus_per_machine": 1})
-    facts = MachineFacts(
-        time=time.time(),
-        tmux="3.4",
-        gpus=(),
-        nvidia=complaint,
-        shm_bytes=8 << 30,
-        work=WorkFolder(path="/", writable=True, free_gb=100.0),
-        shared=SharedFolder(path="/s", type="ext4", options="rw", source="/dev/x", point="/", link=True),
-    )
-    job.stub.override("cluster.machines.probe-0", f"echo '{json.dumps(encode(facts))}'; exit")
-    fleet = job.fleet()
-    with pytest.raises(SetupFailed, match="no GPU: nvidia-smi"):
-        fleet.set_up_machines()
-    assert list(fleet.broken_machines) == (["0"] if is_broken else [])
-
-
-def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> None:
-    job = make_job(0, 1, machines=1, spares=1)
+def test_set_up_machines_spare_may_fail(make_job: MakeJob) -> None:
+    job = make_job(2, machines=1, spares=1)
     job.stub.override(f"{PROBE}-1", "echo 'the shared folder is away'; exit 1")
-    fleet = job.fleet()
+    fleet = job.new_fleet()
     fleet.set_up_machines()
-    assert (
-        fleet.setup_progress.record.is_ready
-        and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
-    )
+    assert fleet.setup_progress.record.is_ready
+    assert "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     wait_for(lambda: job.stub.calls("cluster.agent") == ["0"])
     assert fleet.agents_alive() and fleet.dead_machines() == []
 
 
-def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob], sandbox: Any) -> None:
-    job = make_job(0, 1)
-    fleet = job.fleet()
+def test_set_up_machines_twice_repeats_nothing(make_job: MakeJob) -> None:
+    job = make_job(2)
+    fleet = job.new_fleet()
     fleet.set_up_machines()
     assert {*fleet.setup_progress.rows["1"].seconds} == {"connecting", "code", "environment", "checks", "agent"}
     fleet.set_up_machines()
     Fleet(fleet.spec, fleet.folders).set_up_machines()
-    sandbox.wait_for(lambda: job.stub.calls("cluster.agent") == ["0", "1"])
+    wait_for(lambda: job.stub.calls("cluster.agent") == ["0", "1"])
     assert job.stub.calls(PYTHON_ENV) == ["0", "1"] and job.stub.calls(PROBE) == ["0", "0", "1", "1"]
 
 
-def test_replace_host_with_another_key_keeps_the_connection(make_job: Callable[..., SetupJob]) -> None:
-    job = make_job(0, 1)
-    fleet = job.fleet()
+def test_replace_host_with_another_key_keeps_the_connection(make_job: MakeJob) -> None:
+    job = make_job(2)
+    fleet = job.new_fleet()
     fleet.setup_progress.start_launch("first", {name: host.host for name, host in fleet.hosts.items()})
-    machine, connector = job.bed.machines[0], fleet.connectors["0"]
+    machine, connector = job.machines[0], fleet.connectors["0"]
     connector.run(["true"])
     logins = machine.log.count("Accepted")
-    fleet.replace_host("0", replace(fleet.hosts["0"], host_key=job.bed.machines[1].host_key))
+    fleet.replace_host("0", replace(fleet.hosts["0"], host_key=job.machines[1].host_key))
     assert fleet.connectors["0"].run(["echo", "here"]).out == b"here\n" and machine.log.count("Accepted") == logins
     fleet.connectors["0"].close()
     with pytest.raises(SSHRefused, match="its host key has CHANGED"):
@@ -216,7 +133,6 @@ class PausedLaunch:
     """A job launched by the installed command, whose set-up is paused at one module on machine 0."""
 
     def __init__(self, sandbox: Any, bed: Testbed, stub: Any, held: str) -> None:
-        self.bed = bed
         for machine in bed.machines:
             shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
         self.hold = sandbox.path / "hold"
@@ -228,15 +144,6 @@ class PausedLaunch:
         assert completed.code == 0, completed
         self.job, self.stub = sandbox.job(), stub
         sandbox.wait_for(lambda: "0" in stub.calls(held))
-
-    def agents(self) -> int:
-        """How many agents run: those that hold their lock."""
-        jobs = [machine.home / ".imgnet" / "jobs" for machine in self.bed.machines[:2]]
-        locks = [folder / self.job.spec.uid / "agent.lock" for folder in jobs]
-        inodes = {str(path.stat().st_ino) for path in locks if path.exists()}
-        lines = Path("/proc/locks").read_text().splitlines()
-        held = {line.split()[5].split(":")[2] for line in lines if "->" not in line}  # "->": waits for a lock
-        return len(inodes & held)
 
     def states(self) -> list[str]:
         return [details.state for details in self.job.machine_details().values()]
@@ -264,11 +171,11 @@ def test_killed_supervisor_is_replaced_and_setup_finishes(
     launched_job.hold.unlink()
     launched_job.job.refresh()  # as every command that looks at the job does
     sandbox.wait_for(lambda: launched_job.states() == ["training", "training"])
-    assert launched_job.agents() == 2 and len(supervisor_pids(launched_job.job.path)) == 1
+    assert len(supervisor_pids(launched_job.job.path)) == 1
     attempts = launched_job.job.run_folder.shared.glob("attempts/*.json")  # not a file that is being written
     assert [path.name for path in attempts] == ["000001.json"]
     assert sandbox.cli("stop", "job-1").code == 0
-    assert launched_job.job.state == "stopped" and launched_job.agents() == 0
+    assert launched_job.job.state == "stopped"
     sandbox.wait_for(lambda: not bed.leaks())
 
 
@@ -290,15 +197,15 @@ def test_stop_during_setup_ends_it_and_starts_no_agent(
 
 
 def test_log_of_the_set_up_comes_while_it_goes_on(
-    make_job: Callable[..., SetupJob], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(mirror, "SETUP_LOG_SECONDS", 0.05)
-    job = make_job(0)
+    job = make_job(1)
     go_on = tmp_path / "go on"
     job.stub.override(
         "cluster.machines.python_env-0", f'echo "Downloading torch"; until [ -e "{go_on}" ]; do sleep 0.05; done'
     )
-    fleet, looks = job.fleet(), list[float]()
+    fleet, looks = job.new_fleet(), list[float]()
     fleet.provisioner.while_waiting = lambda: looks.append(time.monotonic())
     run_path = fleet.folders.path
     set_up = threading.Thread(target=fleet.set_up_machines, daemon=True)
@@ -322,10 +229,10 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     assert copy.read_text().count("that was killed") == 1
 
 
-def test_files_of_a_job_are_not_written_through_links(make_job: Callable[..., SetupJob], tmp_path: Path) -> None:
+def test_files_of_a_job_are_not_written_through_links(make_job: MakeJob, tmp_path: Path) -> None:
     """Another user of the shared folder has placed them, before the job is resumed."""
-    job = make_job(0)
-    fleet = job.fleet()
+    job = make_job(1)
+    fleet = job.new_fleet()
     fleet.set_up_machines()
     shared, victim = Path(fleet.provisioner.job_folder("0")), tmp_path / "victim"
     victim.write_text("mine")

@@ -9,33 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.waiting import wait_for
+from support.wheels import make_wheel
 
 from cluster.errors import ClusterError
 from cluster.machines import python_env
 
 ROOT = Path(__file__).resolve().parents[3]
-WHEEL = "imgnet_dummy-1.5-py3-none-any.whl"
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel of a package that is installed nowhere."""
-    folder = tmp_path_factory.mktemp("wheels")
-    about = "Metadata-Version: 2.1\nName: imgnet-dummy\nVersion: 1.5\n"
-    with zipfile.ZipFile(folder / WHEEL, "w") as file:
-        file.writestr("imgnet_dummy.py", "word = 'found'\n")
-        file.writestr("imgnet_dummy-1.5.dist-info/METADATA", about)
-        file.writestr(
-            "imgnet_dummy-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr("imgnet_dummy-1.5.dist-info/RECORD", "")
-    return folder
 
 
 def copy_project(folder: Path, *dependencies: str) -> Path:
@@ -46,11 +31,11 @@ def copy_project(folder: Path, *dependencies: str) -> Path:
     return folder
 
 
-def start_main(root: Path, folder: Path, path: str = "", **env: str) -> "subprocess.Popen[str]":
+def start_main(root: Path, folder: Path, *options: str, path: str = "", **env: str) -> "subprocess.Popen[str]":
     """Start the module as it is started on a machine. uv is on PATH only if the folder `path` has it."""
     bare = os.pathsep.join(filter(None, [path, "/usr/bin:/bin"]))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cluster.machines.python_env", str(folder)],
+        [sys.executable, "-P", "-m", "cluster.machines.python_env", str(folder), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -60,7 +45,7 @@ def start_main(root: Path, folder: Path, path: str = "", **env: str) -> "subproc
 
 def finish(process: "subprocess.Popen[str]") -> dict[str, Any]:
     out, _ = process.communicate(timeout=100)
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(next(line for line in out.splitlines() if line.startswith('{"python"')))
     return {**answer, "out": out, "code": process.returncode}
 
 
@@ -106,13 +91,6 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # --- requirements and installed packages --------------------------------------------------------------------------
 
-
-def test_project_requirements_reads_pyproject_beside_package(tmp_path: Path) -> None:
-    assert any(requirement.startswith("torch>=") for requirement in python_env.project_requirements())
-    answer = finish(start_main(copy_project(tmp_path / "code"), tmp_path / "here"))
-    assert (answer["python"], answer["made"], answer["code"]) == (sys.executable, False, 0)
-
-
 VERSION_CASES = [
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
@@ -123,68 +101,71 @@ VERSION_CASES = [
 PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requirements")  # the second is pip's own copy
 
 
+def hide_modules(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
+    """Let the import of these modules fail."""
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
 @pytest.mark.parametrize("module", PACKAGING_MODULES)
 def test_is_installed_follows_pep_440(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide_modules(monkeypatch, *(name for name in PACKAGING_MODULES if name != module))
+    hide_modules(monkeypatch, [name for name in PACKAGING_MODULES if name != module])
     for version, specifiers, expected in VERSION_CASES:
         monkeypatch.setattr(python_env, "installed_version", {"imgnet-dummy": version}.get)
         assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected, (version, specifiers)
     assert not python_env.is_installed("imgnet-nowhere")
 
 
-def hide_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let the import of these modules fail."""
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, None)
-
-
-def test_ensure_environment_python_without_packaging_gets_a_complete_venv(
-    uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hide_modules(monkeypatch, *PACKAGING_MODULES)
-    assert python_env.ensure_environment(tmp_path, ["torch>=2", "pytest>=1"]).made
-    venv, install = (uv_only / "calls").read_text().splitlines()
-    assert "--system-site-packages" not in venv and install.endswith(" torch>=2 pytest>=1")
-
-
 # --- making a venv ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rehearsal
-def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path, wheels: Path) -> None:
+def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path) -> None:
+    """Without ensurepip, which the Python of Debian's packages lacks."""
+    make_wheel(tmp_path / "wheels", "imgnet-dummy")
     root, folder = copy_project(tmp_path / "code", "torch>=2", "imgnet-dummy>=1.2"), tmp_path / "a folder"
     folder.mkdir()
-    processes = [start_main(root, folder, PIP_FIND_LINKS=wheels.as_uri()) for _ in range(2)]
+    processes = [start_main(root, folder, PIP_FIND_LINKS=(tmp_path / "wheels").as_uri()) for _ in range(2)]
     answers = [finish(process) for process in processes]
     assert [answer["code"] for answer in answers] == [0, 0], answers
-    assert sorted(answer["made"] for answer in answers) == [False, True], answers
-    (python,) = {answer["python"] for answer in answers}
-    assert python.startswith(f"{folder}/venv/")
-    assert {answer["torch"] for answer in answers} == {python_env.installed_version("torch")}
-    made = next(answer for answer in answers if answer["made"])
+    found, made = sorted(answers, key=lambda answer: answer["why"])
+    assert found["why"] == "made by an earlier job" and made["python"] == found["python"]
+    assert made["python"].startswith(f"{folder}/venv/") and made["torch"] == python_env.installed_version("torch")
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
-    program = "import imgnet_dummy, torch; print(imgnet_dummy.word, torch.__name__)"
-    assert subprocess.run([python, "-c", program], capture_output=True, text=True).stdout == "found torch\n"
+    program = "import imgnet_dummy, torch; print(imgnet_dummy.NAME, torch.__name__)"
+    assert (
+        subprocess.run([made["python"], "-c", program], capture_output=True, text=True).stdout == "imgnet-dummy torch\n"
+    )
     assert finish(start_main(root, folder))["why"] == "made by an earlier job"
-    assert not list((folder / "venv").glob(".*.tmp"))
+    assert not list((folder / "venv").glob(".*.tmp")) and not list(folder.glob("venv/*/lib/python3*/site-packages/pip"))
 
 
 THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest"))
 
 
 @pytest.mark.parametrize(
-    ("needs", "installed", "constraints"),
+    ("needs", "installed", "constraints", "hidden"),
     [
-        pytest.param(["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], id="one"),
-        pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], id="another torch"),
+        pytest.param(
+            ["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], (), id="1"
+        ),
+        pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], (), id="another torch"),
         # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
-        pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], id="older torch"),
+        pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], (), id="older torch"),
+        pytest.param(["torch>=2", "pytest>=1"], ["torch>=2", "pytest>=1"], [], PACKAGING_MODULES, id="no packaging"),
     ],
 )
 def test_ensure_environment_installs_what_is_missing_with_uv(
-    uv_only: Path, tmp_path: Path, needs: list[str], installed: list[str], constraints: list[str]
+    uv_only: Path,
+    tmp_path: Path,
+    needs: list[str],
+    installed: list[str],
+    constraints: list[str],
+    hidden: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert python_env.ensure_environment(tmp_path / "here", needs).made
+    hide_modules(monkeypatch, hidden)
+    assert python_env.ensure_environment(tmp_path / "here", needs).why.startswith("made")
     venv, install = (uv_only / "calls").read_text().splitlines()
     assert venv.startswith(f"venv --python {sys.executable}") and install.endswith(" ".join(["", *installed]))
     assert ("pytest>=1" in install) == ("pytest>=1" in installed)
@@ -192,28 +173,12 @@ def test_ensure_environment_installs_what_is_missing_with_uv(
     assert (pinned.read_text().splitlines() if pinned.exists() else []) == constraints
 
 
-@pytest.mark.parametrize("child", [True, False])
-def test_make_venv_shows_packages_of_this_python(
-    uv_only: Path, tmp_path: Path, child: bool, monkeypatch: pytest.MonkeyPatch
+def test_make_venv_of_a_system_python_shows_its_packages(
+    uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "base_prefix", "/elsewhere" if child else sys.prefix)
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     python_env.make_venv(tmp_path / "one", ["imgnet-dummy"], with_system_packages=True)
-    venv_call = (uv_only / "calls").read_text().splitlines()[0]
-    assert ("--system-site-packages" in venv_call) is not child
-    pth_files = list(tmp_path.glob("one/lib/python3*/site-packages/_machine.pth"))
-    assert len(pth_files) == child
-    if pth_files:
-        assert f"addsitedir('{Path(pytest.__file__).parents[1]}')" in pth_files[0].read_text()
-
-
-def test_make_venv_needs_no_ensurepip(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in images whose Python comes from Debian's packages: `python3 -m venv` alone fails there."""
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setenv("PIP_FIND_LINKS", wheels.as_uri())
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    python_env.make_venv(tmp_path / "one", ["imgnet-dummy"])
-    assert list(tmp_path.glob("one/lib/python3*/site-packages/imgnet_dummy.py"))
-    assert not list(tmp_path.glob("one/lib/python3*/site-packages/pip"))
+    assert "--system-site-packages" in (uv_only / "calls").read_text().splitlines()[0]
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,14 +200,14 @@ def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Pat
         (venv / python_env.COMPLETE_MARKER).unlink()
     else:
         (venv / "bin/python").unlink()
-    assert python_env.ensure_environment(tmp_path, needs).made and not (venv / "rest").exists()
-    assert not python_env.ensure_environment(tmp_path, needs).made
+    assert python_env.ensure_environment(tmp_path, needs).why == "made" and not (venv / "rest").exists()
+    assert python_env.ensure_environment(tmp_path, needs).why == "made by an earlier job"
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:
     root, folder = copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here"
     (uv / "hang").write_text("")
-    first = start_main(root, folder, str(uv))
+    first = start_main(root, folder, path=str(uv))
     wait_for((uv / "hangs").exists)
     pid = int(wait_for((uv / "hangs").read_text))
     first.send_signal(signal.SIGKILL)
@@ -250,7 +215,7 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
     assert not list(folder.glob("venv/*/" + python_env.COMPLETE_MARKER))
     (uv / "hang").unlink()
-    assert finish(start_main(root, folder, str(uv)))["made"]
+    assert finish(start_main(root, folder, path=str(uv)))["why"] == "made"
 
 
 # --- errors ---------------------------------------------------------------------------------
@@ -267,43 +232,35 @@ INSTALLER_ERRORS = {
 @pytest.mark.parametrize("output", INSTALLER_ERRORS)
 def test_main_installer_error_becomes_one_line(uv: Path, tmp_path: Path, output: str) -> None:
     (uv / "fail").write_text(output)
-    answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here", str(uv)))
-    assert (answer["code"], answer["python"], answer["made"]) == (1, "", False)
+    answer = finish(start_main(copy_project(tmp_path / "code", "imgnet-dummy>=1"), tmp_path / "here", path=str(uv)))
+    assert (answer["code"], answer["python"]) == (1, "")
     assert INSTALLER_ERRORS[output] in answer["why"] and "\n" not in answer["why"] and "Traceback" not in answer["out"]
     assert output.splitlines()[0] in answer["out"]
     assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
 
 
 def test_parse_output_returns_python_seconds_and_what_follows() -> None:
-    good = 'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\nmore\n'
+    good = 'noise\n{"python": "/p", "torch": "2", "why": "made", "seconds": 1}\nmore\n'
     environment = python_env.Environment(python="/p", torch="2", why="made", seconds=1.0)
     assert python_env.parse_output(good, "box-1") == (environment, "more")
     for out, message in {
-        '{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
+        '{"python": "", "why": "the disk is full"}\n': "box-1: the disk is full",
         "": "box-1: no Python environment was found or made: the command printed nothing; check",
         "sh: python3: not found\n": "box-1: no Python environment was found or made: sh: python3: not found; check",
         '{"python": ' + "[" * 100_000: "box-1: no Python environment was found or made: ",
-        '{"python": "/p"}': "box-1: no Python environment was found or made: ",
+        '{"python": null}': "box-1: no Python environment was found or made: ",
     }.items():
         with pytest.raises(ClusterError) as raised:
             python_env.parse_output(out, "box-1")
         assert str(raised.value).startswith(message)
 
 
-def test_main_runs_the_module_of_then_with_the_environments_python(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "cluster.machines.python_env", str(tmp_path), "--then", "platform", "--terse"]
-    completed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    found, answer = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and found.python == sys.executable and answer.startswith("Linux")
-
-
-def test_main_find_names_what_is_missing_and_makes_nothing(uv_only: Path, tmp_path: Path) -> None:
+def test_main_find_names_what_is_missing_makes_nothing_and_runs_the_module_of_then(uv: Path, tmp_path: Path) -> None:
     code = copy_project(tmp_path / "code", "imgnet-dummy>=1")
-    argv = [sys.executable, "-m", "cluster.machines.python_env", "--find", str(tmp_path / "here")]
-    completed = subprocess.run(argv, cwd=code, capture_output=True, text=True)
-    found, _ = python_env.parse_output(completed.stdout, "box-1")
-    assert completed.returncode == 0 and found.python == sys.executable and not (tmp_path / "here").exists()
-    assert found.missing == ("imgnet-dummy>=1",)
+    then = ("--find", "--then", "platform", "--terse")
+    answer = finish(start_main(code, tmp_path / "here", *then, path=str(uv)))
+    assert (answer["code"], answer["python"], answer["missing"]) == (0, sys.executable, ["imgnet-dummy>=1"])
+    assert answer["out"].splitlines()[-1].startswith("Linux") and not (tmp_path / "here").exists()
 
 
 def test_find_environment_says_when_none_could_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,28 +11,21 @@ from cluster.machines import requirements
 from cluster.state.spec import UserProject
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
-Fixture = Any
+TINY = Recipe(
+    name="tiny",
+    data=SAMPLE,
+    model=Model(name="resnet10_tiny"),
+    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
+)
 
 
-@pytest.fixture
-def tiny() -> Recipe:
-    return Recipe(
-        name="tiny",
-        data=SAMPLE,
-        model=Model(name="resnet10_tiny"),
-        phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
-    )
-
-
-def with_names(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None = None, **optim: str) -> Recipe:
-    return replace(recipe, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
+def recipe_with(model: str = "resnet10_tiny", weights: str | None = None, **optim: str) -> Recipe:
+    return replace(TINY, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_missing_requirements_names_missing_library(
-    library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = with_names(tiny, f"{library}:resnet18")
+def test_missing_requirements_names_missing_library(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_with(f"{library}:resnet18")
     monkeypatch.setattr(requirements, "_is_importable", lambda name: False)
     assert requirements.model_library(recipe) == library
     assert requirements.requirements_not_sent(recipe, None) == []  # the machines install it themselves
@@ -42,11 +35,9 @@ def test_missing_requirements_names_missing_library(
     ]
 
 
-def test_missing_requirements_looks_in_current_folder(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_requirements_looks_in_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = with_names(tiny, "nets.small:tiny", name="nets.opt:make", loss="nets:loss")
+    recipe = recipe_with("nets.small:tiny", name="nets.opt:make", loss="nets:loss")
     lines = requirements.missing_requirements(recipe)
     assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss"]
     assert "no module nets.small here" in lines[0] and str(tmp_path) in lines[0]
@@ -71,14 +62,12 @@ def test_missing_requirements_looks_in_current_folder(
     ("def", True),  # the trainer says where
     ("raise SystemExit('imported by a check that must not run it')\ndef smal(): ...", False),
 ])  # fmt: skip
-def test_function_of_a_module_is_looked_up_without_running_it(
-    code: str, is_found: bool, tiny: Recipe, tmp_path: Path
-) -> None:
+def test_function_of_a_module_is_looked_up_without_running_it(code: str, is_found: bool, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     file = tmp_path / "mine" / "nets.py"
     file.write_text(code)
     project = UserProject(folder=str(tmp_path), search=(".",))
-    recipe = with_names(tiny, "mine.nets:small", loss="elsewhere:loss")
+    recipe = recipe_with("mine.nets:small", loss="elsewhere:loss")
     if is_found:
         return requirements.require_functions(recipe, project)
     with pytest.raises(BadInput) as caught:
@@ -86,35 +75,32 @@ def test_function_of_a_module_is_looked_up_without_running_it(
     assert str(caught.value) == f"model, name: mine.nets has no function small; correct the recipe, or {file}"
 
 
-def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_names_weights_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = with_names(tiny, weights="own.pt")
+    recipe = recipe_with(weights="own.pt")
     assert requirements.missing_requirements(recipe) == [
         f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
     ]
-    (line,) = requirements.missing_requirements(with_names(tiny, "resnet50", weights="own.pt"))
+    (line,) = requirements.missing_requirements(recipe_with("resnet50", weights="own.pt"))
     assert "torchvision.models.resnet50(weights='DEFAULT').state_dict(), 'own.pt')" in line and str(tmp_path) in line
     assert "give the whole path" in requirements.requirements_not_sent(recipe, None)[0]
     (tmp_path / "own.pt").write_bytes(b"")
     assert requirements.missing_requirements(recipe) == []
-    assert len(requirements.requirements_not_sent(with_names(tiny, weights="~/own.pt"), None)) == 1
+    assert len(requirements.requirements_not_sent(recipe_with(weights="~/own.pt"), None)) == 1
 
 
-def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixture) -> None:
-    recipe = sandbox.write_recipe(1)
-    text = Path(recipe).read_text()
-    Path(recipe).write_text(text.replace("resnet10_tiny", "nowhere:net"))
-    completed = sandbox.cli("launch", "--local", "-y", recipe)
-    assert completed.code == 2 and (completed.out + completed.err).count("no module nowhere here") == 1, completed
-    assert completed.err.count("\n") == 1 and "job-1" not in sandbox.cli("ls").out
-    completed = sandbox.cli("plan", recipe)
-    assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
-
-
-def test_launch_exact_with_fp16_comm_is_refused(sandbox: Fixture) -> None:
-    recipe = sandbox.write_recipe(1)
-    text = Path(recipe).read_text()
-    Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
-    completed = sandbox.cli("launch", "--local", "-y", "--exact", recipe)
-    assert completed.code == 2 and completed.err.count("\n") == 1, completed
-    assert "the comm hook fp16, which rounds" in completed.err
+@pytest.mark.parametrize(("text", "new_text", "option", "problem"), [
+    ("resnet10_tiny", "nowhere:net", "--yes", "no module nowhere here"),
+    ("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', "--exact", "the comm hook fp16, which rounds"),
+])  # fmt: skip
+def test_launch_without_what_the_recipe_needs_is_refused(
+    sandbox: Any, text: str, new_text: str, option: str, problem: str
+) -> None:
+    recipe = Path(sandbox.write_recipe(1))
+    recipe.write_text(recipe.read_text().replace(text, new_text, 1))
+    launched = sandbox.cli("launch", "--local", "-y", option, recipe)
+    assert launched.code == 2 and launched.err.count("\n") == 1, launched
+    assert (launched.out + launched.err).count(problem) == 1 and "job-1" not in sandbox.cli("ls").out
+    if option == "--yes":
+        planned = sandbox.cli("plan", recipe)
+        assert planned.code == 0 and "note: model, name: there is no module nowhere here" in planned.out

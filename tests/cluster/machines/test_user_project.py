@@ -27,6 +27,11 @@ def write(path: Path, content: str = "") -> Path:
     return path
 
 
+def write_all(folder: Path, *names: str) -> None:
+    for name in names:
+        write(folder / name)
+
+
 def git(root: Path, *arguments: str) -> None:
     config = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "init.defaultBranch=main"]
     subprocess.run(["git", *config, "-C", str(root), *arguments], check=True, capture_output=True)
@@ -63,13 +68,13 @@ def test_project_outside_git_is_the_launch_folder_if_that_has_the_modules(
         find(place)
 
 
-def test_project_is_the_git_repository_and_has_what_git_would_track(place: Path) -> None:
+def test_project_is_the_git_repository_and_has_what_git_would_track(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(place, "init")
     write(place / ".gitignore", "data/\n*.pt\n")
-    for name in ("experiments/first.py", "committed.py", "gone.py", "settings/job.json", "data/train/a.jpg"):
-        write(place / name)
-    for name in ("weights.pt", "other/.git/HEAD", "runs/job-1/job.json", "runs/job-1/user_project/nets.py"):
-        write(place / name)
+    write_all(place, "experiments/first.py", "committed.py", "gone.py", "settings/job.json", "data/train/a.jpg")
+    write_all(place, "weights.pt", "other/.git/HEAD", "runs/job-1/job.json", "runs/job-1/user_project/nets.py")
     git(place, "add", "committed.py", "gone.py")
     (place / "gone.py").unlink()
     project = find(place, "experiments/first.py")
@@ -78,35 +83,26 @@ def test_project_is_the_git_repository_and_has_what_git_would_track(place: Path)
         *("recipe.py", "nets.py", "committed.py", "experiments/first.py", ".gitignore", "settings/job.json")
     }
     assert user_project.describe_project(project).startswith(f"your code travels to the machines: 6 files of {place}")
+    for folder in (".git", str(place / ".git")):  # as git sets it for the hooks of a repository
+        monkeypatch.setenv("GIT_DIR", folder)
+        project = user_project.find_command_project(Command(argv=["python", "first.py"]), place / "experiments")
+        assert project == UserProject(folder=str(place), workdir="experiments"), folder
 
 
 def test_files_of_submodules_and_of_clones_in_the_repository_are_copied(place: Path) -> None:
-    for inner in ("library", "library/deeper", "clone"):
-        write(place / inner / "code.py")
+    folders = ("library", "library/deeper", "clone")
+    for inner in folders:
+        write_all(place / inner, "code.py", "weights.pt")
         git(place / inner, "init")
         write(place / inner / ".gitignore", "*.pt\n")
-        write(place / inner / "weights.pt")
         git(place / inner, "add", "code.py", ".gitignore")
         git(place / inner, "commit", "-m", "first")
     git(place / "library", "-c", "protocol.file.allow=always", "submodule", "add", "./deeper")
     git(place, "init")
     git(place, "-c", "protocol.file.allow=always", "submodule", "add", "./library")
-    copied = {
-        f"{inner}/{name}" for inner in ("library", "library/deeper", "clone") for name in ("code.py", ".gitignore")
-    }
-    assert set(user_project.list_files(place)) == {
-        *copied, "library/.gitmodules", ".gitmodules", "recipe.py", "nets.py"
-    }  # fmt: skip
-
-
-def test_repository_is_that_of_the_folder_also_within_a_hook(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """git sets GIT_DIR for its hooks, relative to the folder of the repository for which it runs them."""
-    git(place, "init")
-    write(place / "experiments/first.py")
-    for folder in (".git", str(place / ".git")):
-        monkeypatch.setenv("GIT_DIR", folder)
-        project = user_project.find_command_project(Command(argv=["python", "first.py"]), place / "experiments")
-        assert project == UserProject(folder=str(place), workdir="experiments"), folder
+    copied = {f"{inner}/{name}" for inner in folders for name in ("code.py", ".gitignore")}
+    own = {"library/.gitmodules", ".gitmodules", "recipe.py", "nets.py"}
+    assert set(user_project.list_files(place)) == copied | own
 
 
 def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
@@ -160,10 +156,8 @@ def test_repository_that_git_refuses_is_not_copied_as_a_plain_folder(
 def test_plain_folder_is_copied_without_data_results_and_environments(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("data/x.jpg", "runs/job-1/job.json", "nets/__pycache__/x.pyc", "birds/train/a/1.jpg"):
-        write(place / name)
-    for name in ("birds/val/a/1.jpg", "birds-sz/64/1.jpg", "env/pyvenv.cfg", "env/lib/x.py", ".secret", ".cache/x"):
-        write(place / name)
+    write_all(place, "data/x.jpg", "runs/job-1/job.json", "nets/__pycache__/x.pyc", "birds/train/a/1.jpg")
+    write_all(place, "birds/val/a/1.jpg", "birds-sz/64/1.jpg", "env/pyvenv.cfg", "env/lib/x.py", ".secret", ".cache/x")
     write(place / "weights.pt", "w" * 1_000_001)
     write(place / "parts/head.py")
     assert set(user_project.list_files(place)) == {"recipe.py", "nets.py", "parts/head.py"}
@@ -184,21 +178,17 @@ def test_too_large_project_names_the_largest_files(place: Path) -> None:
 
 
 def test_copy_is_replaced_as_a_whole_and_kept_when_the_project_is_gone(place: Path, tmp_path: Path) -> None:
-    write(tmp_path / "shared.py", "outside")
-    (place / "linked.py").symlink_to("../shared.py")
-    (place / "alias.py").symlink_to("nets.py")
     (place / "run.sh").touch(mode=0o755)
+    write(place / "removed.py")
     project, copy = find(place), tmp_path / "run/user_project"
     user_project.copy_project(project, copy)
-    assert (copy / "linked.py").read_text() == "outside" and not (copy / "linked.py").is_symlink()
-    assert (copy / "alias.py").readlink() == Path("nets.py") and os.access(copy / "run.sh", os.X_OK)
-    (place / "linked.py").unlink()
+    assert (copy / "removed.py").exists() and os.access(copy / "run.sh", os.X_OK)
+    (place / "removed.py").unlink()
     (place / "nets.py").write_text("new")
     user_project.copy_project(project, copy)
-    assert (copy / "nets.py").read_text() == "new" and not (copy / "linked.py").exists()
     place.rename(tmp_path / "moved")
     user_project.copy_project(project, copy)
-    assert (copy / "nets.py").read_text() == "new"
+    assert (copy / "nets.py").read_text() == "new" and not (copy / "removed.py").exists()
     assert [path.name for path in copy.parent.iterdir()] == ["user_project"]
 
 
@@ -207,15 +197,16 @@ def test_links_lead_to_the_copy_or_count_as_what_they_lead_to(place: Path, tmp_p
     if is_repository:
         git(place, "init")
     write(place / "src/real.py", "first")
-    (place / "absolute.py").symlink_to(place / "src/real.py")
-    (place / "loop.py").symlink_to("loop.py")
+    write(tmp_path / "shared.py", "outside")
     write(tmp_path / "library/helper.py")
-    for name, target in {"library": "../library", "gone.py": "../gone.py"}.items():
+    targets = {"absolute.py": str(place / "src/real.py"), "alias.py": "nets.py", "linked.py": "../shared.py"}
+    for name, target in {**targets, "loop.py": "loop.py", "library": "../library", "gone.py": "../gone.py"}.items():
         (place / name).symlink_to(target)
     project, copy = find(place), tmp_path / "run/user_project"
     user_project.copy_project(project, copy)
     write(place / "src/real.py", "edited")
-    assert (copy / "absolute.py").read_text() == "first"
+    assert (copy / "absolute.py").read_text() == "first" and (copy / "alias.py").readlink() == Path("nets.py")
+    assert (copy / "linked.py").read_text() == "outside" and not (copy / "linked.py").is_symlink()
     assert not {"library", "gone.py"} & {path.name for path in copy.iterdir()}
     with (tmp_path / "weights.pt").open("wb") as file:
         file.truncate(user_project.MAX_PROJECT_BYTES)
@@ -227,10 +218,10 @@ def test_links_lead_to_the_copy_or_count_as_what_they_lead_to(place: Path, tmp_p
         assert "weights" not in user_project.list_files(place)
 
 
-def test_search_folder_outside_of_the_project_is_refused() -> None:
-    for name in ("../elsewhere", "/tmp", "a/../../b"):
-        with pytest.raises(ValueError, match="must name folders of the project"):
-            UserProject(folder="/home/me/project", search=(".", name))
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp", "a/../../b"])
+def test_search_folder_outside_of_the_project_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="must name folders of the project"):
+        UserProject(folder="/home/me/project", search=(".", name))
 
 
 def test_launch_and_resume_copy_the_project(
