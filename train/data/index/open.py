@@ -36,11 +36,7 @@ def check_layout(root: Path, val_fraction: float = 0.0) -> None:
     """
     if not root.is_dir():
         raise DataError(f"{root}: there is no such data folder")
-    if has_held_out_val(root, val_fraction):
-        class_names(root, "train")
-        return
-    train_classes, val_classes = (class_names(root, split) for split in SPLITS)
-    _refuse(_unknown_classes(root, val_classes, train_classes))
+    _refuse(layout_problems(root, val_fraction))
 
 
 def has_held_out_val(root: Path, val_fraction: float) -> bool:
