@@ -159,12 +159,18 @@ def test_zero_init_residual_of_user_blocks_with_last_norm(mine: Any, monkeypatch
 
 
 def test_checks_leave_statistics_and_modes_unchanged(mine: Any) -> None:
-    mine.net = LibraryNet
+    class PartlyInEvalMode(LibraryNet):
+        def __init__(self, classes: int) -> None:
+            super().__init__(classes)
+            self.stem.eval()
+
+    mine.net = PartlyInEvalMode
     net, _ = build_and_log("mine:net")
     fresh = nn.BatchNorm2d(4).state_dict()
     state = net.block.bn2.state_dict()
     assert all(torch.equal(state[key], fresh[key]) for key in ("running_mean", "running_var", "num_batches_tracked"))
-    assert all(item.training for item in net.modules()) and all(item.grad is None for item in net.parameters())
+    assert [name for name, item in net.named_modules() if not item.training] == ["stem"]
+    assert all(item.grad is None for item in net.parameters())
 
 
 @pytest.mark.parametrize("std", [0.2, None])

@@ -19,7 +19,7 @@ from train.engine import trainer as engine_trainer
 from train.models import external, freezing
 from train.models.registry import build_model
 from train.recipe import Model, Optim, Phase
-from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schedule import Epoch
 from train.tools import process
 
 STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
@@ -100,14 +100,6 @@ def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
     freezer.set_train_mode()
     assert all(item.training for item in net)
     assert [item.requires_grad for item in net.parameters()] == [True, False, True, True, True, True]
-
-
-def test_epochs_until_freezing_changes(tiny: Any) -> None:
-    epochs = Schedule(tiny(phases=make_phases(True, True, False, False, True)), 50, 2).epochs
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[0])] == [0, 1]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[1])] == [1]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs[3:], epochs[3])] == [3]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
 
 
 def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any, tmp_path: Path) -> None:

@@ -145,20 +145,9 @@ def test_accept_any_size_refuses_fixed_size_networks_unchanged(builder: Any, mes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_find_native_size_keeps_modes() -> None:
+def test_find_native_size_of_timm_and_of_others() -> None:
     net = seeded_net(Vgg)
-    net.train()
-    net.get_submodule("features.1").eval()
-    modes = [module.training for module in net.modules()]
     assert input_size.find_native_size(net, "mine:vgg") == NATIVE_SIZE
-    assert [module.training for module in net.modules()] == modes
     assert input_size.find_native_size(build_model(Model(name="resnet10_tiny"), 2, 0), "x") == 224
     net.default_cfg = {"input_size": (3, 32, 32)}  # type: ignore[assignment]
     assert input_size.find_native_size(net, "timm:vgg") == NATIVE_SIZE
-
-
-def test_check_shapes_refuses_other_sizes() -> None:
-    net = seeded_net(PositionTable)
-    input_size.check_shapes(net, "mine:x", [(NATIVE_SIZE, NATIVE_SIZE)])
-    with pytest.raises(TrainingError, match=r"mine:x accepts no images of 32 x 40 pixels \(RuntimeError: "):
-        input_size.check_shapes(net, "mine:x", [(NATIVE_SIZE, NATIVE_SIZE), (32, 40)])

@@ -22,10 +22,9 @@ from .base import DataError as DataError  # also for those who import it from he
 from .base import Index as Index
 from .base import stem
 
-STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
+ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
-BROKEN_LINK = "a broken symbolic link beside the class folders; remove it, or restore the class that it leads to"
 
 
 def check_layout(root: Path, val_fraction: float = 0.0) -> None:
@@ -71,8 +70,8 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
 
 def archives(root: Path) -> list[Path]:
     """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
-    folders = [root / split for split in SPLITS if (root / split).is_dir()]
-    return [folder / name for folder in folders for name in index_folder.archives(folder)]
+    paths = (path for split in SPLITS if (root / split).is_dir() for path in sorted((root / split).iterdir()))
+    return [path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES)]
 
 
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
@@ -85,13 +84,8 @@ def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequ
 
 
 def _stray_entries(folder: Path) -> list[tuple[str, str]]:
-    """Return (place, problem) of each image and each broken link beside the class folders of a split."""
-    if packed.is_packed(folder):
-        return []
-    return [
-        *((str(folder / name), STRAY_IMAGE) for name in index_folder.loose_images(folder)),
-        *((str(folder / name), BROKEN_LINK) for name in index_folder.broken_links(folder)),
-    ]
+    """Return what `index_folder.stray_entries` does; a packed split has none."""
+    return [] if packed.is_packed(folder) else index_folder.stray_entries(folder)
 
 
 def _refuse(problems: Sequence[tuple[str, str]]) -> None:

@@ -69,7 +69,6 @@ def pack_set(
     skip_bad: bool = False,
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
-    workers: int | None = None,
     progress: Progress = no_progress,
 ) -> PackResult:
     """Pack the images of `source` into each of `targets`, by short side in pixels (None: full size).
@@ -105,7 +104,7 @@ def pack_set(
             def report_progress(done_in_split: int, done_before: int = done_before) -> None:
                 progress(done_before + done_in_split, total)
 
-            _pack_split(split_source, writers, skip_bad, workers, result, report_progress)
+            _pack_split(split_source, writers, skip_bad, result, report_progress)
             done_before += len(split_source.names)
     return result
 
@@ -133,7 +132,6 @@ def _pack_split(
     source: SourceImages,
     writers: Sequence[SplitWriter],
     skip_bad: bool,
-    workers: int | None,
     result: PackResult,
     report_progress: Callable[[int], None],
 ) -> None:
@@ -156,7 +154,7 @@ def _pack_split(
     if start:
         report_progress(start)
     try:
-        for number, encoded in enumerate(map_in_threads(encode, range(start, len(source.names)), workers), start):
+        for number, encoded in enumerate(map_in_threads(encode, range(start, len(source.names))), start):
             if isinstance(encoded, str):
                 if not skip_bad:
                     raise _bad_image_error(source, number, encoded)
