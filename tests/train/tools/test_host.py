@@ -54,13 +54,8 @@ MOUNTSTATS = """\
 device proc mounted on /proc with fstype proc
 device 127.0.0.1:/ mounted on /mnt/efs with fstype nfs4 statvers=1.1
 \topts:\trw,vers=4.1,rsize=1048576,wsize=524288,namlen=255,acregmin=3,hard,noresvport,proto=tcp,port=20049
-\tage:\t1234
-\timpl_id:\tname='',domain='',date='0,0'
-\tcaps:\tcaps=0x3ffbffff,wtmult=512,dtsize=1048576,bsize=0,namlen=255
 \tevents:\t10 20 0 0 5 3 17 0 0 2 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0
 \tbytes:\t7000 9000 0 0 5000 8000 2 3
-\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
-\txprt:\ttcp 0 0 1 0 0 95 95 0 95 0 2 0 0
 \tper-op statistics
 \t        NULL: 1 1 0 44 24 0 0 0 0
 \t        READ: 5 5 0 1100 5600 1 9 11 0
