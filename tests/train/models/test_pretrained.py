@@ -183,8 +183,6 @@ def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None
         load_file(str(tmp_path / "w.safetensors"))
 
 
-# --- names of torchvision and timm -------------------------------------------------------------------------------
-
 NORM_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 

@@ -72,9 +72,6 @@ def test_fetch_sets_copies_every_byte(tmp_path: Path) -> None:
     assert [path.name for path in target.rglob(".*")] == [".fetch.lock"]
 
 
-# --- repeated fetches ------------------------------------------------------------------------------------------------
-
-
 def test_fetch_sets_refetches_only_what_is_missing(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
     fetch_one(source, target)
@@ -152,9 +149,6 @@ def test_fetch_sets_after_source_change_fetches_only_changed_files(tmp_path: Pat
     assert content(target) == content(source.root)
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 def test_fetch_sets_with_wrong_checksum_raises(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
     shard = source.root / "train/shard-00001.bin"
@@ -220,9 +214,6 @@ def test_fetch_sets_twice_at_once_fetches_once(tmp_path: Path, source: FaultySou
     assert content(target) == content(source.root)
 
 
-# --- only the index --------------------------------------------------------------------------------------------------
-
-
 def test_fetch_sets_index_only_fetches_no_shards(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
     fetch_one(source, target, index_only=True)
@@ -254,9 +245,6 @@ def test_fetch_sets_index_only_leaves_no_incomplete_or_stale_shards(tmp_path: Pa
     assert not list((target / "train").glob("*.bin"))
     fetch_one(source, target)
     assert content(target) == content(source.root)
-
-
-# --- invalid sources -------------------------------------------------------------------------------------------------
 
 
 def test_fetch_sets_from_invalid_source_raises_and_creates_nothing(tmp_path: Path, source: FaultySource) -> None:

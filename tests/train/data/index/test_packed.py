@@ -39,9 +39,6 @@ def read_all(index: Index) -> list[bytes]:
     return [index.read(number) for number in range(len(index))]
 
 
-# --- equal to the folder of files ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
     files, packed = load_index(sets / "data", split), load_index(sets / "full", split)
@@ -93,9 +90,6 @@ def test_check_same_images_refuses_other_order(sets: Path) -> None:
     index = load_index(sets / "full", "train")
     backwards = index.take(np.arange(COUNT)[::-1])
     assert "(they are in another order)" in data_error_of(check_same_images, index, backwards)
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def flip_bit(path: Path, position: int = -9) -> None:
@@ -201,9 +195,6 @@ def test_load_index_of_unfinished_set_raises(full: Path) -> None:
         assert "not finished" in message and "resumes where it stopped" in message
 
 
-# --- open files and processes ----------------------------------------------------------------------------------------
-
-
 def count_open_files(folder: Path) -> int:
     """Return the number of files below a folder that this process has open."""
     count = 0
@@ -251,9 +242,6 @@ def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.Monke
     assert [results.get(timeout=120) for _ in children] == [(20 * COUNT, True)] * 3
     for child in children:
         child.join(120)
-
-
-# --- a million images ------------------------------------------------------------------------------------------------
 
 
 def test_load_index_of_a_million_images_uses_little_memory(tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ def aspect_of(shape: tuple[int, int]) -> float:
     return shape[1] / shape[0]
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------------
-
-
 def test_rect_train_shapes_are_few_of_equal_pixels_and_symmetric() -> None:
     for size in range(16, 400):
         shapes = rect_train_shapes(size)
@@ -32,9 +29,6 @@ def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
     assert rect_train_shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
     assert rect_train_shapes(16) == ((16, 16),)
-
-
-# --- order -----------------------------------------------------------------------------------------------------------
 
 
 def test_rect_epoch_order_is_stable_across_versions() -> None:

@@ -74,9 +74,6 @@ def read_images(root: Path) -> dict[str, bytes]:
     return {name: index.read(number) for number, name in enumerate(index.names())}
 
 
-# --- what is stored --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
 def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, tmp_path: Path) -> None:
     result = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
@@ -132,9 +129,6 @@ def test_pack_set_from_packed_source_equals_from_files(source: Path, tmp_path: P
     assert resize(tmp_path / "full", tmp_path / "of-packed", [64]).kept == 6
 
 
-# --- repeated calls --------------------------------------------------------------------------------------------------
-
-
 def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resize(source, tmp_path / "copies", [64])
     before = read_tree(tmp_path / "copies")
@@ -177,9 +171,6 @@ def test_pack_set_repacks_lost_or_truncated_files(name: str, cut: bool, source: 
     result = resize(source, tmp_path, [64], shard_bytes=5_000, overwrite=cut and name == "manifest.json")
     assert result.written == 4 and path.read_bytes() == before
     assert bool(result.messages) == (cut or name != "manifest.json")
-
-
-# --- interruptions ---------------------------------------------------------------------------------------------------
 
 
 def write_small_images(folder: Path, count: int = 60) -> Path:
@@ -270,9 +261,6 @@ def test_pack_set_on_full_disk_keeps_finished_shards(small_disk: Path, tmp_path:
     result = pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
     assert result.kept > 30 and result.kept + result.written == 402
     assert read_images(small_disk / "full") == read_images(source)
-
-
-# --- what cannot be packed -------------------------------------------------------------------------------------------
 
 
 def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) -> None:
