@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,20 +78,6 @@ class ProbedFiles:
     unread: list[int]
     reasons: dict[int, str] = field(default_factory=dict)
     digests: tuple[str, int] = ("", 0)
-
-    def to_arrays(self) -> dict[str, Any]:  # Any: numpy arrays, each with its own type of elements
-        """Return the arrays that are cached."""
-        bad = sorted(self.reasons)
-        reasons = Texts.of(self.reasons[number] for number in bad).block
-        arrays = {"sizes": self.sizes, "unread": np.array(self.unread, np.int64), "bad": np.array(bad, np.int64)}
-        return arrays | {"reasons": reasons, "source": np.array(self.digests[0]), "names": np.array(self.digests[1])}
-
-    @classmethod
-    def from_arrays(cls, arrays: Any) -> Self:  # Any: numpy's mapping of arrays
-        """Return what `to_arrays` has stored."""
-        reasons = dict(zip(arrays["bad"].tolist(), Texts(arrays["reasons"]), strict=True))
-        digests = str(arrays["source"]), int(arrays["names"])
-        return cls(arrays["sizes"], arrays["unread"].tolist(), reasons, digests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,13 +268,24 @@ def _read_cache(cache: Path, signature: str) -> ProbedFiles | None:
         np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
     ):
         if str(stored["signature"]) == signature:
-            return ProbedFiles.from_arrays(stored)
+            reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
+            digests = str(stored["source"]), int(stored["names"])
+            return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
     return None
 
 
 def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
-    buffer = BytesIO()
-    np.savez_compressed(buffer, signature=np.array(signature), **files.to_arrays())
+    buffer, bad = BytesIO(), sorted(files.reasons)
+    np.savez_compressed(
+        buffer,
+        signature=np.array(signature),
+        sizes=files.sizes,
+        unread=np.array(files.unread, np.int64),
+        bad=np.array(bad, np.int64),
+        reasons=Texts.of(files.reasons[number] for number in bad).block,
+        source=np.array(files.digests[0]),
+        names=np.array(files.digests[1]),
+    )
     try:
         filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
     except OSError as error:

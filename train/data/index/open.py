@@ -20,7 +20,7 @@ from . import folder as index_folder
 from . import packed
 from .base import DataError as DataError  # also for those who import it from here
 from .base import Index as Index
-from .base import stem
+from .base import IntColumn, stem
 
 ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
@@ -183,9 +183,10 @@ def images_by_class(index: Index) -> dict[str, int]:
     return dict(zip(index.classes, counts.tolist(), strict=True))
 
 
-def empty_classes(index: Index) -> list[str]:
-    """Return the classes that have no image in an index."""
-    return [name for name, count in images_by_class(index).items() if not count]
+def empty_classes(classes: Sequence[str], labels: IntColumn) -> list[str]:
+    """Return the classes that none of the images belongs to."""
+    labels_of_images = set(np.unique(np.asarray(labels)).tolist())
+    return [name for label, name in enumerate(classes) if label not in labels_of_images]
 
 
 def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) -> None:

@@ -79,7 +79,8 @@ def open_dataset(
     val = load(root, "val", train.classes, val_fraction=fraction)
     if fraction:
         log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
-    for note in notes_on_empty_classes(empty_classes(train), empty_classes(val), len(val.classes)):
+    untrained, unvalidated = (empty_classes(index.classes, index.labels) for index in (train, val))
+    for note in notes_on_empty_classes(untrained, unvalidated, len(val.classes)):
         log(f"warning: {note}")
     indexes: dict[IndexKey, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):

@@ -21,6 +21,7 @@ from train.data.decode import BadImage, Pixels, decode_image, encode_jpeg
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError
+from train.data.index.open import empty_classes
 from train.data.threads import map_in_threads
 from train.data.validation_split import notes_on_empty_classes
 from train.tools.filesystem import locked
@@ -111,10 +112,7 @@ def pack_set(
 
 def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
     """Return a warning each if classes have no images in a split."""
-    untrained, unvalidated = (
-        [name for label, name in enumerate(split.classes) if label not in labels]
-        for split, labels in ((split, set(split.labels.tolist())) for split in source_splits)
-    )
+    untrained, unvalidated = (empty_classes(split.classes, split.labels) for split in source_splits)
     notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
     return [f"warning: {note}" for note in notes]
 
