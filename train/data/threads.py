@@ -14,15 +14,12 @@ Result = TypeVar("Result")
 FUTURES_PER_WORKER = 16
 
 
-def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
-) -> Iterator[Result]:
-    """Yield function(item) for each item, in the order of the items.
+def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield function(item) for each item, in the order of the items, with a thread for each CPU.
 
-    `workers` is the number of threads (default: one per CPU). When the caller stops iterating, calls that have not
-    started are cancelled.
+    When the caller stops iterating, calls that have not started are cancelled.
     """
-    workers = workers or usable_cpu_count()
+    workers = usable_cpu_count()
     remaining_items = iter(items)
     futures = deque[Future[Result]]()
     with ThreadPoolExecutor(workers) as pool:

@@ -9,7 +9,6 @@ import difflib
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from train.tools.filesystem import one_line_error
 
 from . import input_size
 
-ValueT = TypeVar("ValueT")
+NAME_FIELD = "model, name"  # of the recipe, in errors
 LogFunction = Callable[[str], object]
 CLASSIFIER_ATTRIBUTE = "_imgnet_classifier"  # attribute of a network: the name of the layer that makes its scores
 # Each library's name for the argument that starts all residual blocks as the identity (gamma 0 in their last norm).
@@ -38,13 +37,14 @@ def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Mod
     if library in ZERO_INIT_ARGUMENTS:
         value, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
     else:
-        value = _call_user_model(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
+        function = user_code.import_function(NAME_FIELD, model.name)
+        value = user_code.call_user_code(NAME_FIELD, model.name, lambda: function(classes))
         zero_gamma_applied = False
     if not isinstance(value, nn.Module):
         raise TrainingError(f"model, name: {model.name} must return a torch.nn.Module, not {type(value).__name__}")
     net = value
     if model.zero_gamma and not zero_gamma_applied:
-        zeroed_blocks = _call_user_model(model.name, lambda: zero_init_residual(net))
+        zeroed_blocks = user_code.call_user_code(NAME_FIELD, model.name, lambda: zero_init_residual(net))
         if not zeroed_blocks:
             log(f"zero_gamma has no effect on {model.name}: its blocks do not tell which norm is their last")
     check_trainable(net, model.name)
@@ -89,7 +89,7 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
                 raise
             return build(), False
 
-    return _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
+    return user_code.call_user_code(NAME_FIELD, f"{library}:{name}", build_with_zero_gamma_if_known)
 
 
 def _check_library_has_model(library: str, models: ModuleType, name: str) -> None:
@@ -102,10 +102,6 @@ def _check_library_has_model(library: str, models: ModuleType, name: str) -> Non
     else:
         hint = f"{models.__name__}.list_models() lists the known ones"
     raise TrainingError(f"model, name: {library} has no model {name!r} here; {hint}")
-
-
-def _call_user_model(name: str, function: Callable[[], ValueT]) -> ValueT:
-    return user_code.call_user_code("model, name", name, function)
 
 
 def zero_init_residual(net: nn.Module) -> int:
@@ -154,7 +150,7 @@ def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, si
     hooks = [candidate.register_forward_hook(lambda module, *_: called.append(module)) for candidate in candidates]
     with input_size.preserve_modes_and_buffers(net):
         net.train()
-        scores = _call_user_model(name, lambda: net(torch.zeros(2, 3, side, side)))
+        scores = user_code.call_user_code(NAME_FIELD, name, lambda: net(torch.zeros(2, 3, side, side)))
     for hook in hooks:
         hook.remove()
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (2, classes):

@@ -49,24 +49,17 @@ class Freezer:
             layer.train()
 
     def last_layers(self) -> list[nn.Module]:
-        """Return the layers that are trained in a phase that is frozen, [] in another."""
-        last_norms = [self.last_norm()] if self.frozen == FIXRES else []
-        return [*last_norms, self.classifier()] if self.frozen else []
-
-    def last_norm(self) -> nn.Module:
-        """Return the norm at the end of the last residual block."""
-        *_, last_block = (module for module in self.net.modules() if isinstance(module, BasicBlock | Bottleneck))
-        return last_block.last_norm
-
-    def classifier(self) -> nn.Module:
-        """Return the layer that is trained in a frozen phase. Raises `TrainingError` when it is not known."""
+        """Return the layers that are trained in a phase that is frozen, [] in another. Raises `TrainingError`."""
+        if not self.frozen:
+            return []
         classifier = registry.find_classifier(self.net)
         if classifier is None:
             raise TrainingError(
                 f"phases, frozen: {type(self.net).__name__} has no trainable Linear or 1x1 convolution with one output "
                 "per class, so there is no classifier to train alone; set frozen=False to train all of it"
             )
-        return classifier
+        last_norms = [block.last_norm for block in self.net.modules() if isinstance(block, BasicBlock | Bottleneck)]
+        return [last_norms[-1], classifier] if self.frozen == FIXRES else [classifier]
 
 
 def epochs_until_freezing_changes(epochs: Sequence[Epoch], first_epoch: Epoch) -> list[Epoch]:

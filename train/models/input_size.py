@@ -71,21 +71,17 @@ def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def probe_shapes(side: int) -> tuple[tuple[int, int], ...]:
-    """Return the shapes (height, width) with which a network is tested: a tall and a wide rectangle."""
-    return (side + 32, side), (side, side + 64)
-
-
 def accept_any_size(net: nn.Module, native_size: int) -> str:
     """Make a network accept rectangles and other sizes than its native one. Returns how, in one line.
 
     Raises `TrainingError` with the reason when the network accepts its native size only; it is then unchanged.
     """
-    if not any(forward_error(net, *shape) for shape in probe_shapes(native_size)):
+    shapes = (native_size + 32, native_size), (native_size, native_size + 64)  # a tall and a wide rectangle
+    if not any(forward_error(net, *shape) for shape in shapes):
         return "accepts any size, because it pools before its classifier"
     sliding = _SlidingClassifier.find(net, native_size)
     sliding.install(net)
-    for shape in probe_shapes(native_size):
+    for shape in shapes:
         if error := forward_error(net, *shape):
             sliding.remove()
             raise TrainingError(f"the model accepts only its native input size: {error}")

@@ -36,7 +36,7 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     else:
         loaded = strip_wrapper_prefix(loaded, own)
 
-    wrong_kind = [name for name in own if name in loaded and not is_compatible_dtype(loaded[name], own[name])]
+    wrong_kind = [name for name in own if name in loaded and not _can_be_copied(loaded[name], own[name])]
     if wrong_kind:
         dtype = str(loaded[wrong_kind[0]].dtype).removeprefix("torch.")
         raise TrainingError(
@@ -64,11 +64,9 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     net.load_state_dict({**own, **loaded})
 
 
-def is_compatible_dtype(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether the source's values can be copied into the target: not complex into real, nor integers into real."""
-    if source.is_complex():
-        return target.is_complex()
-    return source.is_floating_point() or not target.is_floating_point()
+def _can_be_copied(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Return whether the type of a tensor fits: not complex into real, nor integers into real."""
+    return target.is_complex() if source.is_complex() else source.is_floating_point() or not target.is_floating_point()
 
 
 def format_names(names: list[str]) -> str:

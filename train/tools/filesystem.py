@@ -32,35 +32,37 @@ MAX_INTEGER_DIGITS = 20
 LARGE_NUMBER_PATTERN = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{20}")
 
 
-def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool, mode: int = 0o666) -> Path:
-    """Write a temporary file beside `path` and return its name."""
-    temp = path.with_name(f".{path.name}.{uuid4().hex}")
-    with _remove_temp_on_error(temp, path), open(temp, "wb", opener=partial(os.open, mode=mode)) as file:
-        write_content(file)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    return temp
-
-
 @contextlib.contextmanager
-def _remove_temp_on_error(temp: Path, path: Path) -> Iterator[None]:
-    """Remove the temporary file after a full disk or Ctrl-C, and let an `OSError` name the requested file."""
+def _temp_file(
+    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
+) -> Iterator[Path]:
+    """Yield a temporary file beside `path`, with what a function writes into it. At the end the file is gone.
+
+    An `OSError` names `path`. With `durable` the file is synced to disk, and at the end its folder.
+    """
+    temp = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the folder may be missing too
-            temp.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:
+        with open(temp, "wb", opener=partial(os.open, mode=mode)) as file:
+            write_content(file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        yield temp
+    except OSError as error:
+        if error.errno:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+    finally:
+        with contextlib.suppress(OSError):  # the folder may be missing too
+            temp.unlink(missing_ok=True)
+    if durable:
+        _fsync_folder(path.parent)
 
 
 def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0o666) -> None:
     """Write or replace a file so that a reader sees the old content or the new, never a part. Raises `OSError`.
 
-    With `durable` the content and the folder are synced to disk, so that the file survives a power failure. The umask
-    takes permissions from `mode`.
+    With `durable` the file survives a power failure. The umask takes permissions from `mode`.
     """
     write_atomic_with(path, lambda file: file.write(content), durable, mode)
 
@@ -69,11 +71,8 @@ def write_atomic_with(
     path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
 ) -> None:
     """Write or replace a file like `write_atomic`, with what a function writes into it. Raises `OSError`."""
-    temp = _write_temp_file(path, write_content, durable, mode)
-    with _remove_temp_on_error(temp, path):  # the rename fails where `path` is a folder
+    with _temp_file(path, write_content, durable, mode) as temp:
         temp.replace(path)
-    if durable:
-        _fsync_folder(path.parent)
 
 
 def create_once(path: Path, content: bytes) -> bool:
@@ -81,14 +80,11 @@ def create_once(path: Path, content: bytes) -> bool:
 
     Returns whether this call created it. When the file exists already, nothing is changed. Raises `OSError`.
     """
-    temp = _write_temp_file(path, lambda file: file.write(content), durable=True)
     try:
-        os.link(temp, path)
+        with _temp_file(path, lambda file: file.write(content)) as temp:
+            os.link(temp, path)
     except FileExistsError:
         return False
-    finally:
-        temp.unlink(missing_ok=True)
-    _fsync_folder(path.parent)
     return True
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.tools.filesystem import parse_json, sha256_of_range
-from train.tools.records import DamagedRecord, damaged, decode
+from train.tools.records import DamagedRecord, damaged, decode, encode
 
 MAX_HEADER_BYTES = 1 << 24  # enough for thousands of tensors and classes; parsed, it takes twenty times the memory
 METADATA_NAME = "__metadata__"
@@ -112,13 +112,7 @@ def verify_file(path: Path) -> SafetensorsHeader:
 
 def header_bytes(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
     """Return what comes before the values of a file, with `BLANK_SHA256` in the place of the checksum."""
-    content = {
-        METADATA_NAME: {SHA256_KEY: BLANK_SHA256, **metadata},
-        **{
-            name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": list(entry.data_offsets)}
-            for name, entry in entries.items()
-        },
-    }
+    content = {METADATA_NAME: {SHA256_KEY: BLANK_SHA256, **metadata}, **encode(entries)}
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -41,27 +41,29 @@ def test_decode_image_of_noise_raises_only_bad_image() -> None:
             decode_image(rng.bytes(500))
 
 
-def test_decode_image_with_16_bits_raises() -> None:
-    image = Image.fromarray(np.full((4, 4), 60000, np.uint16))
-    with pytest.raises(BadImage, match="more than 8 bits"):
-        decode_image(encode(image, "PNG"))
-
-
-def test_decode_image_turns_any_pil_error_into_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PIL's readers of AVIF and DDS raise RuntimeError and NotImplementedError for a damaged file."""
-    data = encode(drawn_image(), "PNG")
-
+@pytest.mark.parametrize(("error", "expected"), [
+    pytest.param(NotImplementedError("a format\nof tomorrow"), BadImage("a format of tomorrow"), id="AVIF, DDS"),
+    pytest.param(MemoryError(), MemoryError(), id="no fault of the file"),
+])  # fmt: skip
+def test_decode_image_turns_any_pil_error_but_of_memory_into_bad_image(
+    error: Exception, expected: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def convert(*_: Any) -> None:
-        raise NotImplementedError("a format\nof tomorrow")
+        raise error
 
+    data = encode(drawn_image(), "PNG")
     monkeypatch.setattr(Image.Image, "convert", convert)
-    with pytest.raises(BadImage, match=r"^a format of tomorrow$"):
+    with pytest.raises(type(expected), match=f"^{expected}$"):
         decode_image(data)
 
 
-@pytest.mark.parametrize(
-    "data, message", [(b"words\n", "^not an image "), (b"\0" * 100, "^not an image "), (b"", "empty")]
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (b"words\n", "^not an image "),
+    (b"\0" * 100, "^not an image "),
+    (b"", "empty"),
+    (encode(Image.fromarray(np.full((4, 4), 60000, np.uint16)), "PNG"), "more than 8 bits"),
+    (encode(Image.new("RGB", (65_600, 2)), "PNG"), "^65600 x 2 pixels do not fit into a JPEG file"),
+])  # fmt: skip
 def test_decode_image_of_other_data_says_so(data: bytes, message: str) -> None:
     with pytest.raises(BadImage, match=message):
         decode_image(data)
@@ -84,10 +86,8 @@ def test_decode_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    buffer = io.BytesIO()
-    drawn_image().save(buffer, "EPS")
     with pytest.raises(BadImage, match=r"^not an image \(JPEG, PNG"):
-        decode_image(buffer.getvalue())
+        decode_image(encode(drawn_image(), "EPS"))
     assert not (tmp_path / "started").exists()
 
 
@@ -96,16 +96,6 @@ def png_with_long_texts(image: Image.Image) -> bytes:
     texts = PngImagePlugin.PngInfo()
     texts.add_itxt("workflow", "a" * 3_000_000, zip=True)
     return encode(image, "PNG", pnginfo=texts, icc_profile=bytes(3_000_000))
-
-
-def test_decode_image_without_memory_does_not_blame_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def convert(*_arguments: object) -> None:
-        raise MemoryError
-
-    data = encode(drawn_image(), "PNG")
-    monkeypatch.setattr(Image.Image, "convert", convert)
-    with pytest.raises(MemoryError):
-        decode_image(data)
 
 
 def unusual_files() -> dict[str, bytes]:
@@ -137,13 +127,7 @@ def test_decode_matches_pil_and_a_region_is_a_slice(name: str) -> None:
     whole = decode_image(data)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.int64)
     assert whole.dtype == np.uint8 and whole.shape == (120, 180, 3) and np.abs(whole - expected).max() <= 2
-    for top, left, height, width in (
-        (0, 0, 120, 180),
-        (0, 0, 1, 1),
-        (37, 51, 64, 99),
-        (119, 179, 1, 1),
-        (8, 16, 100, 3),
-    ):
+    for top, left, height, width in ((0, 0, 120, 180), (37, 51, 64, 99), (119, 179, 1, 1)):
         part = decode_region(data, (120, 180), (top, left, height, width))
         assert (part == whole[top : top + height, left : left + width]).all()
 

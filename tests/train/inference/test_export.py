@@ -8,66 +8,29 @@ import pytest
 import torch
 
 from train.evaluation.trained_network import TrainedNetwork, open_trained
-from train.inference import __main__, export
+from train.inference import export
 from train.inference.protocol import ParameterNames
 from train.models.registry import build_model
-from train.recipe import Model, Recipe
+from train.recipe import Model
 from train.tools.errors import TrainingError
-from train.weights.network_description import NetworkDescription
-from train.weights.safetensors_file import read_safetensors, write_safetensors
-
-CLASSES = ("airplane", "bird", "ship")
+from train.weights.safetensors_file import read_safetensors
 
 
-def write_trained(path: Path, recipe: Recipe, classes: tuple[str, ...] = CLASSES) -> Path:
-    """Write the weights of a network as a run leaves them, with statistics that are not those of a fresh one."""
-    model = build_model(recipe.model, len(classes), 1)
-    state = model.state_dict()
-    for name, tensor in state.items():
-        if "running" in name:
-            tensor += 0.25
-    description = NetworkDescription.of_run(
-        recipe, epoch=4, step=40, validated=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2), classes=classes
-    )
-    write_safetensors(path, state, description.metadata(recipe))
-    return path
-
-
-@pytest.fixture
-def run_main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command line in this process; return its exit code and its messages."""
-
-    def exit_instead(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr("os._exit", exit_instead)
-
-    def run(task: str, source: Path, target: Path, **options: str) -> tuple[int, list[dict[str, Any]]]:
-        named = {"file": str(target)} if task == "export" else {"images": [str(target)]}
-        try:
-            code = __main__.main([task, json.dumps({"source": str(source), **named, **options})])
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
-
-
-def test_export_writes_weights_and_classes(tiny: Any, run_main: Any, tmp_path: Path) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny())
+def test_export_writes_weights_and_classes(tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
+    source = write_trained(tiny())
     code, (message,) = run_main("export", source, tmp_path / "out.pt", format="torch")
     assert code == 0 and message["kind"] == "exported" and message["classes"] == 3
     exported = torch.load(tmp_path / "out.pt", weights_only=True)
     expected = open_trained(source).weights
     assert exported.keys() == expected.keys() and all(torch.equal(exported[name], expected[name]) for name in expected)
     description = json.loads((tmp_path / "out.classes.json").read_text())
-    assert description["classes"] == list(CLASSES) and description["mean"] == [0.5, 0.4, 0.3]
+    assert description["classes"] == ["airplane", "bird", "ship"] and description["mean"] == [0.5, 0.4, 0.3]
     assert (description["image_size"], description["crop"], description["resize_short_side"]) == (64, "rect", 72)
 
 
 @pytest.mark.parametrize("names", ["torchvision", "timm"])
-def test_export_names_of_a_library(names: str, tiny: Any, run_main: Any, tmp_path: Path) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny(model=Model(name="resnet18")))
+def test_export_names_of_a_library(names: str, tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
+    source = write_trained(tiny(model=Model(name="resnet18")))
     code, (message,) = run_main("export", source, tmp_path / "out.safetensors", names=names)
     assert code == 0 and message["model"] == "resnet18"
     exported = read_safetensors(tmp_path / "out.safetensors")
@@ -80,13 +43,12 @@ def test_export_names_of_a_library(names: str, tiny: Any, run_main: Any, tmp_pat
     ("model", "names", "is_plain"),
     [("timm:resnet50", "timm", True), ("torchvision:vgg11", "torchvision", True), ("timm:vit", "torchvision", False)],
 )
-def test_named_weights_of_a_librarys_own_network(model: str, names: str, is_plain: bool, tiny: Any) -> None:
+def test_named_weights_of_a_librarys_own_network(
+    model: str, names: str, is_plain: bool, tiny: Any, describe: Any
+) -> None:
     recipe = tiny(model=Model(name=model))
-    description = NetworkDescription.of_run(
-        recipe, epoch=1, step=1, validated=None, mean=(0, 0, 0), std=(1, 1, 1), classes=CLASSES
-    )
     weights = {"blocks.0.weight": torch.ones(2)}
-    trained = TrainedNetwork(path=Path("w"), weights=weights, recipe=recipe, description=description)
+    trained = TrainedNetwork(path=Path("w"), weights=weights, recipe=recipe, description=describe(recipe))
     if is_plain:
         assert list(export.named_weights(trained, ParameterNames(names))) == ["blocks.0.weight"]
     else:
@@ -95,9 +57,9 @@ def test_named_weights_of_a_librarys_own_network(model: str, names: str, is_plai
 
 
 def test_export_of_a_blurred_network_computes_the_same_and_refuses_names_of_plain_ones(
-    tiny: Any, run_main: Any, tmp_path: Path
+    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path
 ) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny(model=Model(name="resnet18", blurpool=True)))
+    source = write_trained(tiny(model=Model(name="resnet18", blurpool=True)))
     assert run_main("export", source, tmp_path / "again.safetensors")[0] == 0
     assert open_trained(tmp_path / "again.safetensors").description == open_trained(source).description
     images = torch.randn(2, 3, 64, 96)
@@ -108,8 +70,10 @@ def test_export_of_a_blurred_network_computes_the_same_and_refuses_names_of_plai
         export.named_weights(open_trained(source), ParameterNames.TIMM)
 
 
-def test_exports_of_the_same_network_share_the_file_of_classes(tiny: Any, run_main: Any, tmp_path: Path) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny())
+def test_exports_of_the_same_network_share_the_file_of_classes(
+    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path
+) -> None:
+    source = write_trained(tiny())
     classes_file = tmp_path / "out.classes.json"
     for name in ("out.safetensors", "out.pt"):
         assert run_main("export", source, tmp_path / name)[0] == 0 and classes_file.is_file()
@@ -120,24 +84,21 @@ def test_exports_of_the_same_network_share_the_file_of_classes(tiny: Any, run_ma
 
 
 def test_export_onnx_without_its_packages_is_one_line(
-    tiny: Any, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_trained(tmp_path / "model.safetensors", tiny())
+    source = write_trained(tiny())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "out.classes.json").write_text("of another network, which must not hide the reason")
     code, (message,) = run_main("export", source, tmp_path / "out.onnx", format="onnx")
-    assert (
-        code == 1
-        and "needs onnx and onnxscript, not installed here; install: pip install onnx onnxscript" in (message["error"])
-    )
+    assert code == 1 and "not installed here; install: pip install onnx onnxscript" in message["error"]
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_export_onnx_computes_the_same_scores(tiny: Any, tmp_path: Path) -> None:
+def test_export_onnx_computes_the_same_scores(tiny: Any, write_trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    source = write_trained(tmp_path / "model.safetensors", tiny())
+    source = write_trained(tiny())
     trained = open_trained(source)
     export.write_onnx(trained, tmp_path / "out.onnx")
     session = runtime.InferenceSession(str(tmp_path / "out.onnx"))
@@ -150,7 +111,7 @@ def test_export_onnx_computes_the_same_scores(tiny: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("command", ["export", "predict"])
 def test_a_file_does_not_choose_which_function_runs(
-    command: str, mine: Any, tiny: Any, run_main: Any, tmp_path: Path
+    command: str, mine: Any, tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path
 ) -> None:
     """What came from a machine, or from the internet, names the function that builds its network."""
     calls: list[int] = []
@@ -160,8 +121,7 @@ def test_a_file_does_not_choose_which_function_runs(
         return build_model(Model(name="resnet10_tiny"), classes, 1)
 
     mine.build = build
-    recipe = tiny(model=Model(name="mine:build"))
-    source = write_trained(tmp_path / "model.safetensors", recipe)
+    source = write_trained(tiny(model=Model(name="mine:build")))
     calls.clear()
     code, (message,) = run_main(command, source, tmp_path / "target.safetensors")
     assert code == 1 and message["error"].endswith("so name it: --model mine:build") and not calls

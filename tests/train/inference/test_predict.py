@@ -1,6 +1,5 @@
 """Predictions: what the network sees of a photo, its answers, and files that are no images."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,17 @@ from train.data.loading.loader import BatchDecoder
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 from train.data.order.work import BatchRequest
 from train.evaluation import trained_network
-from train.inference import __main__, predict
-from train.models.registry import build_model
-from train.recipe import Phase, Recipe
+from train.inference import predict
+from train.recipe import Phase
 from train.tools.errors import TrainingError
-from train.weights.network_description import NetworkDescription
 from train.weights.safetensors_file import write_safetensors
-
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
-
-
-def describe(recipe: Recipe, classes: tuple[str, ...] = ("a",)) -> NetworkDescription:
-    return NetworkDescription.of_run(recipe, epoch=1, step=1, validated=None, mean=MEAN, std=STD, classes=classes)
 
 
 @pytest.mark.parametrize("is_rect", [False, True], ids=["square", "rect"])
 @pytest.mark.parametrize("size", [48, 64, 100])
-def test_validation_pixels_are_those_of_validation(size: int, is_rect: bool, tiny: Any, tiny_data: Path) -> None:
+def test_validation_pixels_are_those_of_validation(
+    size: int, is_rect: bool, tiny: Any, describe: Any, tiny_data: Path
+) -> None:
     index = load_index(tiny_data, "val")
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=size, batch=8, lr=0.1, rect_val=is_rect)])
     if is_rect:
@@ -47,27 +40,22 @@ def test_validation_pixels_are_those_of_validation(size: int, is_rect: bool, tin
 
 
 def test_predict_gives_the_answers_of_the_network(
-    tiny: Any, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Any, write_trained: Any, run_main: Any, tiny_data: Path, tmp_path: Path
 ) -> None:
     index = load_index(tiny_data, "val")
-    recipe = tiny()
-    model = build_model(recipe.model, len(index.classes), 3).eval()
-    description = describe(recipe, index.classes)
-    write_safetensors(tmp_path / "m.safetensors", model.state_dict(), description.metadata(recipe))
-    names = [tiny_data / "val" / index.name(number) for number in (0, 7)]
+    source = write_trained(tiny(), index.classes)
+    trained = trained_network.open_trained(source)
+    model, description = trained.build().eval(), trained.description
+    images = [tiny_data / "val" / index.name(number) for number in (0, 7)]
     (tmp_path / "text.jpg").write_text("no image")
-    files = [*names, tmp_path / "text.jpg", tmp_path / "none.jpg"]
-    options = {"source": str(tmp_path / "m.safetensors"), "images": list(map(str, files))}
-    assert __main__.main(["predict", json.dumps(options)]) == 0
-    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [message["file"] for message in messages] == list(map(str, files))
-    for message, path in zip(messages, names, strict=False):
+    files = [*images, tmp_path / "text.jpg", tmp_path / "none.jpg"]
+    code, messages = run_main("predict", source, *files)
+    assert code == 0 and [message["file"] for message in messages] == list(map(str, files))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (description.mean, description.std))
+    for message, path in zip(messages, images, strict=False):
         pixels = predict.validation_pixels(path.read_bytes(), description)
-        inputs = (pixels.permute(0, 3, 1, 2).float() / 255 - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(
-            STD
-        ).view(1, 3, 1, 1)
         with torch.no_grad():
-            probabilities = model(inputs).softmax(1)[0]
+            probabilities = model((pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std).softmax(1)[0]
         best = probabilities.topk(5)
         assert [answer["class"] for answer in message["answers"]] == [index.classes[i] for i in best.indices]
         percents = [answer["percent"] for answer in message["answers"]]
@@ -78,7 +66,7 @@ def test_predict_gives_the_answers_of_the_network(
 
 
 def test_file_that_lies_about_its_classes_fills_no_memory(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, describe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A classifier for them is not built in memory before the shapes are known to fit."""
     recipe = tiny()

@@ -19,7 +19,7 @@ from train.engine import trainer as engine_trainer
 from train.models import external, freezing
 from train.models.registry import build_model
 from train.recipe import Model, Optim, Phase
-from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schedule import Epoch
 from train.tools import process
 
 STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
@@ -65,12 +65,8 @@ def test_frozen_phase_moves_only_the_last_layers(
         trainer.train(decoder, 0)
         all_require_grad = all(parameter.requires_grad for parameter in trainer.model.parameters())
         head = trainer.model.get_parameter("fc.weight").tolist()
-        return (
-            [sorted(changed_names(*pair)) for pair in pairwise(snapshots)],
-            len(snapshots[-1]),
-            all_require_grad,
-            head,
-        )
+        changes = [sorted(changed_names(*pair)) for pair in pairwise(snapshots)]
+        return changes, len(snapshots[-1]), all_require_grad, head
 
     answers = in_group(2, work)
     for changes, tensor_count, all_require_grad, head in answers:
@@ -89,7 +85,7 @@ def test_frozen_phase_moves_only_the_last_layers(
 def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net.append(nn.Linear(4, 2))
-    untrained = net[0].bias
+    untrained = net[0].bias  # by the user's own choice
     assert untrained is not None
     untrained.requires_grad_(False)
     external.check_scores_and_find_classifier(net, "net", 2, 4)  # records its classifier, as `build_model` does
@@ -98,35 +94,12 @@ def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
     freezer.set_frozen(True)
     freezer.set_train_mode()
     assert [item.training for item in net] == [False] * 5 + [True]
-    assert all(item.grad is None for item in net.parameters())
-    statistics = net[1].state_dict()["running_mean"].clone()
-    features = net[:5](torch.ones(2, 3, 4, 4))
-    assert not features.requires_grad  # the graph begins at the classifier
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     assert [item.grad is not None for item in net.parameters()] == [False] * 4 + [True] * 2
-    assert torch.equal(net[1].state_dict()["running_mean"], statistics)
     freezer.set_frozen(False)
     freezer.set_train_mode()
     assert all(item.training for item in net)
     assert [item.requires_grad for item in net.parameters()] == [True, False, True, True, True, True]
-
-
-def test_epochs_until_freezing_changes(tiny: Any) -> None:
-    epochs = Schedule(tiny(phases=make_phases(True, True, False, False, True)), 50, 2).epochs
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[0])] == [0, 1]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[1])] == [1]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs[3:], epochs[3])] == [3]
-    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
-
-
-# --- whole runs ------------------------------------------------------------------------------------------------------
-
-
-def weights_file(folder: Path, seed: int) -> Path:
-    """Write the weights of a network with this seed to a file."""
-    path = folder / f"weights-{seed}.pt"
-    torch.save(build_model(Model(name="resnet10_tiny"), 10, seed).state_dict(), path)
-    return path
 
 
 def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any, tmp_path: Path) -> None:
@@ -137,7 +110,7 @@ def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any,
     for rank, variables in enumerate(process.rank_environments(2, 0, 2, "127.0.0.1", process.free_port())):
         home = tmp_path / f"home-{rank}"
         home.mkdir()
-        weights_file(tmp_path, seed=rank).rename(home / "weights.pt")
+        torch.save(build_model(Model(name="resnet10_tiny"), 10, seed=rank).state_dict(), home / "weights.pt")
         environment = {**variables, "HOME": str(home)}
         ranks.append(runs.start(tmp_path / "differ", "--gpus", "2", recipe=recipe, environment=environment))
     output = runs.end(tmp_path / "differ", *ranks, code=1)

@@ -29,11 +29,14 @@ def test_model_builders_match_the_recipes_models() -> None:
     assert tuple(MODEL_BUILDERS) == MODELS
 
 
-@pytest.mark.parametrize("name", ["resnet10_tiny", "resnet10_cifar", "resnet18"])
-def test_networks_accept_any_image_shape(name: str) -> None:
+@pytest.mark.parametrize(("name", "shapes"), [
+    *((name, [(33, 47), (160, 32)]) for name in ("resnet10_tiny", "resnet10_cifar", "resnet18")),
+    ("alexnet_bn", [(227, 227), (63, 63), (128, 160)]),
+])  # fmt: skip
+def test_networks_accept_any_image_shape(name: str, shapes: list[tuple[int, int]]) -> None:
     with torch.device("meta"):
         net = MODEL_BUILDERS[name](7)
-        for shape in ((33, 47), (160, 32)):
+        for shape in shapes:
             assert net(torch.zeros(2, 3, *shape)).shape == (2, 7)
 
 
@@ -53,15 +56,9 @@ def test_build_model_same_seed_same_weights_keeps_rng_state() -> None:
     assert weights_crc32(net) == weights_crc32(same_seed) != weights_crc32(other_seed)
 
 
-# --- AlexNet with batch norm -----------------------------------------------------------------------------------------
-
-
 def test_alexnet_adaptive_pool_is_identity_at_224() -> None:
     with torch.device("meta"):
-        net = AlexNet(7)
-        assert net.features(torch.zeros(2, 3, 224, 224)).shape == (2, 256, 6, 6)
-        for shape in ((227, 227), (63, 63), (128, 160)):
-            assert net(torch.zeros(2, 3, *shape)).shape == (2, 7)
+        assert AlexNet(7).features(torch.zeros(2, 3, 224, 224)).shape == (2, 256, 6, 6)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

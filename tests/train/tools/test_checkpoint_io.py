@@ -42,7 +42,6 @@ def test_checkpoint_is_a_file_of_plain_torch(tmp_path: Path) -> None:
         assert loaded["pair"][0] == 1 and torch.equal(loaded["pair"][1][0], torch.arange(3))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-    assert filesystem.is_sealed(path)
 
 
 def test_save_copies_the_state_at_the_call(tmp_path: Path) -> None:
@@ -68,15 +67,6 @@ def test_write_checkpoint_removes_damaged_files_of_later_steps(tmp_path: Path) -
         newest = checkpoint_io.newest_checkpoint(tmp_path)
         assert newest is not None and checkpoint_io.load_checkpoint(newest)["step"] == step
     assert file_names(tmp_path) == ["step-00000002.pt", "step-00000003.pt"], "the newest two are kept"
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"PK" + content])
-def test_load_checkpoint_damaged_names_the_file(damage: Any, tmp_path: Path) -> None:
-    save_steps(tmp_path, 1)
-    path = tmp_path / "step-00000001.pt"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"step-00000001\.pt: is "):
-        checkpoint_io.load_checkpoint(path)
 
 
 @pytest.mark.parametrize("payload", [b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0."], ids=repr)

@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -23,26 +22,6 @@ def all_rows(path: Path) -> list[bytes]:
     return [row for line in path.read_bytes().splitlines() if (row := parse(line)) is not None]
 
 
-class CountingFile(io.BufferedReader):
-    """An open file that counts the bytes that are read."""
-
-    total_bytes = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Read and count."""
-        data = super().read(size)
-        CountingFile.total_bytes += len(data)
-        return data
-
-
-@pytest.fixture
-def counted_bytes(monkeypatch: pytest.MonkeyPatch) -> type[CountingFile]:
-    """Count the bytes of all files that `GrowingFile` reads."""
-    CountingFile.total_bytes = 0
-    monkeypatch.setattr(records, "open_regular", lambda path: CountingFile(io.FileIO(path)))
-    return CountingFile
-
-
 @pytest.mark.parametrize("chunk_bytes", [1, 5, 64, 1 << 18])
 def test_growing_file_equals_full_reading_at_every_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
@@ -58,20 +37,25 @@ def test_growing_file_equals_full_reading_at_every_length(
         assert growing.rows() == all_rows(path), length
 
 
-def test_growing_file_reads_each_byte_once(tmp_path: Path, counted_bytes: type[CountingFile]) -> None:
+def test_growing_file_reads_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
+    sizes: list[int] = []
+
+    class CountingFile(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            sizes.append(len(data))
+            return data
+
+    monkeypatch.setattr(records, "open_regular", lambda path: CountingFile(io.FileIO(path)))
     growing = GrowingFile(path, b"row", parse)
     for line in LINES * 20:
         with path.open("ab") as file:
             file.write(line)
         growing.rows()
-        growing.rows()
-    size = path.stat().st_size
-    assert growing.rows() == all_rows(path)
-    assert counted_bytes.total_bytes <= size + 20 * len(LINES) * records.COMPARED_BYTES
-    before = counted_bytes.total_bytes
-    growing.rows()
-    assert counted_bytes.total_bytes == before, "an unchanged file is not opened"
+    assert sum(sizes) <= path.stat().st_size + 20 * len(LINES) * records.COMPARED_BYTES
+    sizes.clear()
+    assert growing.rows() == all_rows(path) and sizes == [], "an unchanged file is not opened"
 
 
 def test_growing_file_keeps_the_newest_rows_within_its_limit(tmp_path: Path) -> None:
@@ -97,13 +81,14 @@ def test_growing_file_truncated_or_replaced_is_read_anew(tmp_path: Path, later: 
     assert growing.rows() == []
 
 
-def test_line_blocks_leave_out_endless_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 50)
-    monkeypatch.setattr(filesystem, "CHUNK_BYTES", 16)
+def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, size in (("MAX_LINE_BYTES", 50), ("CHUNK_BYTES", 16), ("BLOCK_BYTES", 16)):
+        monkeypatch.setattr(filesystem, limit, size)
     text = b"a\n" + b"y" * 200 + b"\nb\nlast"
     blocks = list(line_blocks(io.BytesIO(text)))
     assert b"".join(block for block, _ in blocks) == b"a\nb\nlast"
     assert [text[end - 1 : end] for _, end in blocks] == [b"\n", b"\n", b"t"]
+    assert list(lines_backwards(io.BytesIO(text))) == [b"last", b"b", b"a"]
     assert list(lines_with(b"b", b"a\nb\nlast")) == [b"b\n"]
     assert list(lines_with(b"a", b"a\nb\nlast")) == [b"a\n", b"last"]
 
@@ -114,12 +99,5 @@ def test_lines_backwards_are_the_lines_in_reverse(
     monkeypatch: pytest.MonkeyPatch, block_bytes: int, tail: bytes
 ) -> None:
     monkeypatch.setattr(filesystem, "BLOCK_BYTES", block_bytes)
-    file: BinaryIO = io.BytesIO(b"".join(LINES) + tail)
-    expected = [line for line in file.getvalue().split(b"\n") if line] if isinstance(file, io.BytesIO) else []
-    assert list(lines_backwards(file)) == expected[::-1]
-
-
-def test_lines_backwards_leave_out_endless_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 50)
-    assert list(lines_backwards(io.BytesIO(b"a\n" + b"y" * 200 + b"\nb\n"))) == [b"b", b"a"]
+    text = b"".join(LINES) + tail
+    assert list(lines_backwards(io.BytesIO(text))) == [line for line in text.split(b"\n") if line][::-1]

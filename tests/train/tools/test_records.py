@@ -53,13 +53,8 @@ def test_decode_wrong_data_names_the_field(data: Any, problem: str) -> None:
 def test_read_record_missing_file_is_none_and_damaged_one_is_named(tmp_path: Path) -> None:
     path = tmp_path / "drawing.json"
     assert read_record(path, Drawing) is None
-    for text in (
-        json.dumps(encode(DRAWING))[:-5],
-        "[1]",
-        "",
-        "[" * 100_000,
-        '{"color": "red", "points": [{"x": 1e999}]}',
-    ):
+    infinite = '{"color": "red", "points": [{"x": 1e999}]}'
+    for text in (json.dumps(encode(DRAWING))[:-5], "[1]", "", "[" * 100_000, infinite):
         path.write_text(text)
         with pytest.raises(DamagedRecord, match=str(path)):
             read_record(path, Drawing)

@@ -68,20 +68,14 @@ def test_write_safetensors_names_a_tensor_that_it_cannot_hold(tensor: torch.Tens
     assert not list(tmp_path.iterdir())
 
 
-def test_verify_file_detects_any_changed_byte(file: Path) -> None:
+def test_verify_file_detects_any_changed_byte_and_cut_and_added_bytes(file: Path) -> None:
     whole = file.read_bytes()
     places = random.Random(0).sample(range(len(whole)), 500)
-    for place in places:
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(DamagedRecord, match=r"w\.safetensors: "):
-            verify_file(file)
-
-
-def test_verify_file_detects_cut_and_added_bytes(file: Path) -> None:
-    whole = file.read_bytes()
-    for content in (*(whole[:length] for length in range(0, len(whole), 7)), whole + b"\0", b"\0" + whole):
+    changed = (whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :] for place in places)
+    cut = (whole[:length] for length in range(0, len(whole), 7))
+    for content in (*changed, *cut, whole + b"\0", b"\0" + whole):
         file.write_bytes(content)
-        with pytest.raises(DamagedRecord):
+        with pytest.raises(DamagedRecord, match=r"w\.safetensors: "):
             verify_file(file)
 
 

@@ -13,13 +13,13 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 FOLDER_INDEX_VERSION = 4
 MAX_IMAGE_BYTES = 1 << 30  # of a file: more than the largest image takes without compression
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
+STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
+BROKEN_LINK = "a broken symbolic link beside the class folders; remove it, or restore the class that it leads to"
 
 
 class Texts:
@@ -78,20 +79,6 @@ class ProbedFiles:
     reasons: dict[int, str] = field(default_factory=dict)
     digests: tuple[str, int] = ("", 0)
 
-    def to_arrays(self) -> dict[str, Any]:  # Any: numpy arrays, each with its own type of elements
-        """Return the arrays that are cached."""
-        bad = sorted(self.reasons)
-        reasons = Texts.of(self.reasons[number] for number in bad).block
-        arrays = {"sizes": self.sizes, "unread": np.array(self.unread, np.int64), "bad": np.array(bad, np.int64)}
-        return arrays | {"reasons": reasons, "source": np.array(self.digests[0]), "names": np.array(self.digests[1])}
-
-    @classmethod
-    def from_arrays(cls, arrays: Any) -> Self:  # Any: numpy's mapping of arrays
-        """Return what `to_arrays` has stored."""
-        reasons = dict(zip(arrays["bad"].tolist(), Texts(arrays["reasons"]), strict=True))
-        digests = str(arrays["source"]), int(arrays["names"])
-        return cls(arrays["sizes"], arrays["unread"].tolist(), reasons, digests)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FolderIndex(Index):
@@ -122,27 +109,15 @@ class FolderIndex(Index):
 
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the class folders, sorted."""
-    return _names(folder, lambda entry: Path(entry).is_dir() and not entry.name.startswith("."))
+    return [path.name for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
 
 
-def loose_images(folder: Path) -> list[str]:
-    """Return the names of images that lie beside the class folders, where no index would find them."""
-    return _names(folder, lambda entry: entry.name.lower().endswith(IMAGE_SUFFIXES) and Path(entry).is_file())
-
-
-def broken_links(folder: Path) -> list[str]:
-    """Return the names of symbolic links beside the class folders that lead nowhere: each may be a class."""
-    return _names(folder, lambda entry: entry.is_symlink() and not Path(entry).exists())
-
-
-def archives(folder: Path) -> list[str]:
-    """Return the names of archives beside the class folders: each may be a class that was not unpacked."""
-    return _names(folder, lambda entry: entry.name.lower().endswith(ARCHIVE_SUFFIXES))
-
-
-def _names(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if is_wanted(entry))
+def stray_entries(folder: Path) -> list[tuple[str, str]]:
+    """Return (place, problem) of each image and each broken link beside the class folders: each may be a class."""
+    paths = sorted(folder.iterdir())
+    images = [path for path in paths if path.name.lower().endswith(IMAGE_SUFFIXES) and path.is_file()]
+    broken_links = [path for path in paths if path.is_symlink() and not path.exists()]
+    return [*((str(path), STRAY_IMAGE) for path in images), *((str(path), BROKEN_LINK) for path in broken_links)]
 
 
 def load_folder_index(
@@ -293,13 +268,24 @@ def _read_cache(cache: Path, signature: str) -> ProbedFiles | None:
         np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
     ):
         if str(stored["signature"]) == signature:
-            return ProbedFiles.from_arrays(stored)
+            reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
+            digests = str(stored["source"]), int(stored["names"])
+            return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
     return None
 
 
 def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
-    buffer = BytesIO()
-    np.savez_compressed(buffer, signature=np.array(signature), **files.to_arrays())
+    buffer, bad = BytesIO(), sorted(files.reasons)
+    np.savez_compressed(
+        buffer,
+        signature=np.array(signature),
+        sizes=files.sizes,
+        unread=np.array(files.unread, np.int64),
+        bad=np.array(bad, np.int64),
+        reasons=Texts.of(files.reasons[number] for number in bad).block,
+        source=np.array(files.digests[0]),
+        names=np.array(files.digests[1]),
+    )
     try:
         filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
     except OSError as error:

@@ -20,12 +20,11 @@ from . import folder as index_folder
 from . import packed
 from .base import DataError as DataError  # also for those who import it from here
 from .base import Index as Index
-from .base import stem
+from .base import IntColumn, stem
 
-STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
+ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
-BROKEN_LINK = "a broken symbolic link beside the class folders; remove it, or restore the class that it leads to"
 
 
 def check_layout(root: Path, val_fraction: float = 0.0) -> None:
@@ -36,11 +35,7 @@ def check_layout(root: Path, val_fraction: float = 0.0) -> None:
     """
     if not root.is_dir():
         raise DataError(f"{root}: there is no such data folder")
-    if has_held_out_val(root, val_fraction):
-        class_names(root, "train")
-        return
-    train_classes, val_classes = (class_names(root, split) for split in SPLITS)
-    _refuse(_unknown_classes(root, val_classes, train_classes))
+    _refuse(layout_problems(root, val_fraction))
 
 
 def has_held_out_val(root: Path, val_fraction: float) -> bool:
@@ -75,8 +70,8 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
 
 def archives(root: Path) -> list[Path]:
     """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
-    folders = [root / split for split in SPLITS if (root / split).is_dir()]
-    return [folder / name for folder in folders for name in index_folder.archives(folder)]
+    paths = (path for split in SPLITS if (root / split).is_dir() for path in sorted((root / split).iterdir()))
+    return [path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES)]
 
 
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
@@ -89,13 +84,8 @@ def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequ
 
 
 def _stray_entries(folder: Path) -> list[tuple[str, str]]:
-    """Return (place, problem) of each image and each broken link beside the class folders of a split."""
-    if packed.is_packed(folder):
-        return []
-    return [
-        *((str(folder / name), STRAY_IMAGE) for name in index_folder.loose_images(folder)),
-        *((str(folder / name), BROKEN_LINK) for name in index_folder.broken_links(folder)),
-    ]
+    """Return what `index_folder.stray_entries` does; a packed split has none."""
+    return [] if packed.is_packed(folder) else index_folder.stray_entries(folder)
 
 
 def _refuse(problems: Sequence[tuple[str, str]]) -> None:
@@ -193,9 +183,10 @@ def images_by_class(index: Index) -> dict[str, int]:
     return dict(zip(index.classes, counts.tolist(), strict=True))
 
 
-def empty_classes(index: Index) -> list[str]:
-    """Return the classes that have no image in an index."""
-    return [name for name, count in images_by_class(index).items() if not count]
+def empty_classes(classes: Sequence[str], labels: IntColumn) -> list[str]:
+    """Return the classes that none of the images belongs to."""
+    labels_of_images = set(np.unique(np.asarray(labels)).tolist())
+    return [name for label, name in enumerate(classes) if label not in labels_of_images]
 
 
 def check_same_images(full_size: Index, copy: Index, val_fraction: float = 0.0) -> None:

@@ -32,17 +32,10 @@ from .base import DataError, ImageIds, Index
 from .shards import ShardError, ShardReader, describe_size_mismatch
 
 UNFINISHED_MARKER = ".unfinished"  # this file exists from the first byte until the manifest is written
-ROW_DTYPE = np.dtype(
-    [
-        ("shard", "<u4"),
-        ("offset", "<u8"),
-        ("length", "<u4"),
-        ("label", "<u4"),
-        ("width", "<u2"),
-        ("height", "<u2"),
-        ("crc", "<u4"),
-    ]
-)
+ROW_DTYPE = np.dtype([
+    ("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"),
+    ("label", "<u4"), ("width", "<u2"), ("height", "<u2"), ("crc", "<u4"),
+])  # fmt: skip
 ROWS_PER_CHECK = 1 << 14  # few, so that a check takes little memory
 IndexRows = NDArray[np.void]
 

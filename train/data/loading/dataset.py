@@ -79,7 +79,8 @@ def open_dataset(
     val = load(root, "val", train.classes, val_fraction=fraction)
     if fraction:
         log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
-    for note in notes_on_empty_classes(empty_classes(train), empty_classes(val), len(val.classes)):
+    untrained, unvalidated = (empty_classes(index.classes, index.labels) for index in (train, val))
+    for note in notes_on_empty_classes(untrained, unvalidated, len(val.classes)):
         log(f"warning: {note}")
     indexes: dict[IndexKey, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):
@@ -96,8 +97,12 @@ def open_dataset(
     if note := note_on_missing_copies(missing_copies, root, copies, fraction, skip_bad):
         log(note)
     phases = tuple(replace(phase, copy=None) if phase.copy in missing_copies else phase for phase in recipe.phases)
-    if any(phase.copy is None for phase in phases):
-        _check_images_present(train, val)
+    for index in (train, val):
+        if not index.has_images and any(phase.copy is None for phase in phases):
+            raise DataError(
+                f"{index.folder}: has the index and no images, but a phase of the recipe reads full-size images; fetch "
+                f"them too: imgnet-cluster data fetch SOURCE {index.folder.parent}"
+            )
     if scale < 1:
         indexes = _take_subsets(indexes, seed, scale)
     return Dataset(indexes, replace(recipe, tables={}, phases=phases), load_start_time)
@@ -130,16 +135,6 @@ def _take_subsets(indexes: dict[IndexKey, Index], seed: int, scale: float) -> di
     return {key: index.take(subset(seed, len(index), scale)) for key, index in indexes.items()}
 
 
-def _check_images_present(*indexes: Index) -> None:
-    """Raise `DataError` where a machine has fetched only names and sizes of the full-size images."""
-    for index in indexes:
-        if not index.has_images:
-            raise DataError(
-                f"{index.folder}: has the index and no images, but a phase of the recipe reads full-size images; fetch "
-                f"them too: imgnet-cluster data fetch SOURCE {index.folder.parent}"
-            )
-
-
 def _load(
     root: Path, split: str, classes: Sequence[str] | None = None, *, val_fraction: float = 0.0, skip_bad: bool
 ) -> Index:
@@ -150,6 +145,3 @@ def _load(
             print(f"indexing {root / split}: {done} of {total}", file=sys.stderr, flush=True)
 
     return load_index(root, split, classes, val_fraction=val_fraction, skip_bad=skip_bad, progress=print_progress)
-
-
-__all__ = ["DataError", "Dataset", "copies_root", "data_root", "open_dataset", "open_val_indexes"]

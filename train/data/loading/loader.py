@@ -5,7 +5,6 @@ epoch. So neither a new size nor a new batch size nor a new epoch restarts the w
 next epoch are decoded before the current epoch ends.
 """
 
-import contextlib
 import errno
 import os
 import signal
@@ -93,7 +92,7 @@ def _decode_into(
     outs: Sequence[torch.Tensor], index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None
 ) -> None:
     """Decode an image: the given crop (box, mirror); if it is None, the center crop, or the five squares of `outs`."""
-    with image_errors_as_data_errors(index, number):
+    try:
         data = index.read(number)
         if len(outs) > 1:
             five_crop(data, size, outs)
@@ -101,13 +100,6 @@ def _decode_into(
             center_crop(data, size, outs[0])
         else:
             crop_and_resize(data, size, *crop, outs[0])
-
-
-@contextlib.contextmanager
-def image_errors_as_data_errors(index: Index, number: int) -> Iterator[None]:
-    """Turn the errors of an image that can no longer be read or decoded into a `DataError` that names it."""
-    try:
-        yield
     except (BadImage, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{index.location(number)}: {reason}; the file has changed since it was indexed") from error

@@ -21,6 +21,7 @@ from train.data.decode import BadImage, Pixels, decode_image, encode_jpeg
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError
+from train.data.index.open import empty_classes
 from train.data.threads import map_in_threads
 from train.data.validation_split import notes_on_empty_classes
 from train.tools.filesystem import locked
@@ -69,7 +70,6 @@ def pack_set(
     skip_bad: bool = False,
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
-    workers: int | None = None,
     progress: Progress = no_progress,
 ) -> PackResult:
     """Pack the images of `source` into each of `targets`, by short side in pixels (None: full size).
@@ -105,17 +105,14 @@ def pack_set(
             def report_progress(done_in_split: int, done_before: int = done_before) -> None:
                 progress(done_before + done_in_split, total)
 
-            _pack_split(split_source, writers, skip_bad, workers, result, report_progress)
+            _pack_split(split_source, writers, skip_bad, result, report_progress)
             done_before += len(split_source.names)
     return result
 
 
 def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
     """Return a warning each if classes have no images in a split."""
-    untrained, unvalidated = (
-        [name for label, name in enumerate(split.classes) if label not in labels]
-        for split, labels in ((split, set(split.labels.tolist())) for split in source_splits)
-    )
+    untrained, unvalidated = (empty_classes(split.classes, split.labels) for split in source_splits)
     notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
     return [f"warning: {note}" for note in notes]
 
@@ -133,7 +130,6 @@ def _pack_split(
     source: SourceImages,
     writers: Sequence[SplitWriter],
     skip_bad: bool,
-    workers: int | None,
     result: PackResult,
     report_progress: Callable[[int], None],
 ) -> None:
@@ -156,7 +152,7 @@ def _pack_split(
     if start:
         report_progress(start)
     try:
-        for number, encoded in enumerate(map_in_threads(encode, range(start, len(source.names)), workers), start):
+        for number, encoded in enumerate(map_in_threads(encode, range(start, len(source.names))), start):
             if isinstance(encoded, str):
                 if not skip_bad:
                     raise _bad_image_error(source, number, encoded)

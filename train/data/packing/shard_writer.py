@@ -235,11 +235,7 @@ class SplitWriter:
             write_atomic(self.folder / file_name, content)
             files[file_name] = FileEntry(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         files[INDEX_FILE] = replace(files[INDEX_FILE], crc32=file_crc32(self.folder / INDEX_FILE))
-        write_atomic(self.folder / MANIFEST_FILE, self._manifest(names, files).to_bytes())
-        self._remove_leftovers(None)
-
-    def _manifest(self, names: list[str], files: dict[str, FileEntry]) -> Manifest:
-        return Manifest(
+        manifest = Manifest(
             split=self.source.split,
             short_side=self.short_side,
             images=len(names),
@@ -256,6 +252,8 @@ class SplitWriter:
             ),
             fetched=None,
         )
+        write_atomic(self.folder / MANIFEST_FILE, manifest.to_bytes())
+        self._remove_leftovers(None)
 
 
 class _OpenShard:

@@ -34,18 +34,7 @@ FloatArray = npt.NDArray[np.floating]
 Rng = np.random.Generator
 DrawTask = tuple[int, str, int, Path]  # seed, split, number, where to write
 
-CLASSES: tuple[str, ...] = (
-    "checkers",
-    "crescent",
-    "cross",
-    "disc",
-    "dots",
-    "ring",
-    "square",
-    "star",
-    "stripes",
-    "triangle",
-)
+CLASSES = ("checkers", "crescent", "cross", "disc", "dots", "ring", "square", "star", "stripes", "triangle")
 SAMPLE_VERSION = 1  # increase it when draw_image() changes, so that an older set is not taken for a new one
 
 _COMMON_SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500))
@@ -77,15 +66,14 @@ def draw_sample_set(
     seed: int = 0,
     train: int = 4000,
     val: int = 1000,
-    workers: int | None = None,
     progress: Progress = no_progress,
 ) -> int:
     """Draw `train` + `val` images into `root` (Linux only). Returns the number of new files.
 
     The layout is root/train/CLASS/CLASS_00000012.JPEG, and the same for val. sample.json is written last and marks a
     complete set. An interrupted call resumes: complete files stay, and its parameters are kept in .sample.json. A
-    second call at the same time waits for the first. `workers` is the number of processes (default: the cores that
-    this process may use). `progress` gets (files present, files in all), in this process, about every 50 images.
+    second call at the same time waits for the first. There is a process for each core that this process may use.
+    `progress` gets (files present, files in all), in this process, about every 50 images.
 
     Raises `ValueError` for another sample or other classes in `root`, and `OSError` where a file cannot be written. No
     worker process outlives the call.
@@ -95,10 +83,10 @@ def draw_sample_set(
         return 0
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".sample.lock"):
-        return 0 if _is_complete(root, parameters) else _draw_missing_images(root, parameters, workers, progress)
+        return 0 if _is_complete(root, parameters) else _draw_missing_images(root, parameters, progress)
 
 
-def _draw_missing_images(root: Path, parameters: dict[str, int], workers: int | None, progress: Progress) -> int:
+def _draw_missing_images(root: Path, parameters: dict[str, int], progress: Progress) -> int:
     _prepare_folders(root)
     pending = root / ".sample.json"
     pending.write_text(json.dumps(parameters) + "\n", encoding="ascii")
@@ -108,7 +96,7 @@ def _draw_missing_images(root: Path, parameters: dict[str, int], workers: int | 
     def report(drawn: int) -> None:
         progress(total - len(tasks) + drawn, total)
 
-    _run_in_pool(tasks, workers, report)
+    _run_in_pool(tasks, report)
     pending.replace(root / "sample.json")
     return len(tasks)
 
@@ -158,10 +146,10 @@ def _draw_tasks(root: Path, parameters: dict[str, int]) -> Iterator[DrawTask]:
             yield parameters["seed"], split, number, path
 
 
-def _run_in_pool(tasks: list[DrawTask], workers: int | None, report: Callable[[int], object]) -> None:
+def _run_in_pool(tasks: list[DrawTask], report: Callable[[int], object]) -> None:
     # A fork starts at once and, unlike a spawn, does not import the caller's __main__ again.
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), fork, _init_draw_worker, (os.getpid(),))
+    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), fork, _init_draw_worker, (os.getpid(),))
     try:
         for done, _ in enumerate(pool.map(_write_image, tasks, chunksize=_IMAGES_PER_CHUNK), 1):
             if done % _IMAGES_PER_CHUNK == 0 or done == len(tasks):

@@ -39,9 +39,6 @@ def read_all(index: Index) -> list[bytes]:
     return [index.read(number) for number in range(len(index))]
 
 
-# --- equal to the folder of files ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
     files, packed = load_index(sets / "data", split), load_index(sets / "full", split)
@@ -57,14 +54,14 @@ def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
 
 
 def test_take_twice_agrees_for_folder_and_packed(sets: Path) -> None:
-    for ids in (np.array([5, 1, 17, 0]), np.arange(COUNT)[::-1]):
-        files, packed = (load_index(sets / name, "train").take(ids).take(np.array([2, 0])) for name in ("data", "full"))
-        assert packed.names() == files.names() == [load_index(sets / "data", "train").names()[i] for i in ids[[2, 0]]]
-        assert read_all(packed) == read_all(files)
-        assert packed.labels[:].tolist() == files.labels[:].tolist()
-        assert packed.widths[:].tolist() == files.widths[:].tolist() and len(packed) == 2
-        assert (packed.names_checksum, packed.stems_digest) == (files.names_checksum, files.stems_digest)
-        assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.location(1)
+    ids = np.array([5, 1, 17, 0])
+    files, packed = (load_index(sets / name, "train").take(ids).take(np.array([2, 0])) for name in ("data", "full"))
+    assert packed.names() == files.names() == [load_index(sets / "data", "train").names()[i] for i in (17, 5)]
+    assert read_all(packed) == read_all(files)
+    assert packed.labels[:].tolist() == files.labels[:].tolist()
+    assert packed.widths[:].tolist() == files.widths[:].tolist() and len(packed) == 2
+    assert (packed.names_checksum, packed.stems_digest) == (files.names_checksum, files.stems_digest)
+    assert packed.name(1) == files.name(1) and f"(id 5, {files.name(1)})" in packed.location(1)
 
 
 def test_load_index_of_packed_maps_labels_to_given_classes(sets: Path) -> None:
@@ -95,7 +92,10 @@ def test_check_same_images_refuses_other_order(sets: Path) -> None:
     assert "(they are in another order)" in data_error_of(check_same_images, index, backwards)
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+def flip_bit(path: Path, position: int = -9) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
 
 
 def test_read_of_changed_bytes_names_image(full: Path) -> None:
@@ -103,9 +103,7 @@ def test_read_of_changed_bytes_names_image(full: Path) -> None:
     rows = np.load(full / "train" / INDEX_FILE)
     number = next(n for n in range(2, COUNT) if rows["shard"][n] == 1 and rows["offset"][n])
     path = full / "train/shard-00001.bin"
-    content = bytearray(path.read_bytes())
-    content[int(rows["offset"][number]) + 300] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, int(rows["offset"][number]) + 300)
     message = data_error_of(index.read, number)
     position = number - int(np.argmax(rows["shard"] == 1))
     location = f"{path}, image {position} in it (id {number}, {index.name(number)})"
@@ -114,21 +112,12 @@ def test_read_of_changed_bytes_names_image(full: Path) -> None:
     assert position and index.read(number - 1) and index.read(number + 1)
 
 
-def flip_bit(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
-
-
 @pytest.mark.parametrize(("name", "damage", "reason"), [
     ("shard-00001.bin", lambda path: os.truncate(path, 100), "cut short: 100 bytes instead of"),
     ("shard-00001.bin", lambda path: write_atomic(path, path.read_bytes() + b"more"), "the file was replaced: "),
     ("shard-00001.bin", Path.unlink, "missing"),
     (INDEX_FILE, Path.unlink, "No such file"),
     (INDEX_FILE, flip_bit, "is damaged"),
-    (INDEX_FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged"),
-    (INDEX_FILE, lambda path: path.write_bytes(b""), "is damaged"),
-    (INDEX_FILE, lambda path: np.save(path, np.load(path)[:-1]), "is damaged"),
-    (INDEX_FILE, lambda path: np.save(path, np.array([{}] * COUNT, object)), "is damaged"),
 ])  # fmt: skip
 def test_load_index_names_a_damaged_file(name: str, damage: Callable[[Path], object], reason: str, full: Path) -> None:
     path = full / "train" / name
@@ -206,9 +195,6 @@ def test_load_index_of_unfinished_set_raises(full: Path) -> None:
         assert "not finished" in message and "resumes where it stopped" in message
 
 
-# --- open files and processes ----------------------------------------------------------------------------------------
-
-
 def count_open_files(folder: Path) -> int:
     """Return the number of files below a folder that this process has open."""
     count = 0
@@ -256,9 +242,6 @@ def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.Monke
     assert [results.get(timeout=120) for _ in children] == [(20 * COUNT, True)] * 3
     for child in children:
         child.join(120)
-
-
-# --- a million images ------------------------------------------------------------------------------------------------
 
 
 def test_load_index_of_a_million_images_uses_little_memory(tmp_path: Path) -> None:

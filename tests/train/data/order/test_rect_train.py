@@ -5,36 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from train.data.order.rect_train import (
-    PIXEL_TOLERANCE,
-    encode_aspect_ratios,
-    possible_step_shapes,
-    rect_epoch_order,
-    rect_train_shapes,
-)
+from train.data.order.rect_train import PIXEL_TOLERANCE, encode_aspect_ratios, rect_epoch_order, rect_train_shapes
 from train.data.order.rect_val import MAX_ASPECT_RATIO
-from train.data.order.rng import permutation
-
-CASES = [(1, 1), (2, 5), (7, 7), (50, 16), (64, 16), (333, 20), (1000, 64)]  # images, batch
-
-
-def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
-    """Return widths and heights with ImageNet's distribution, and some extremes."""
-    rng = np.random.default_rng(seed)
-    ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
-    short = rng.integers(60, 900, images)
-    return np.maximum(1, (short * ratios).astype(np.int64)), short
-
-
-def random_codes(images: int) -> Any:
-    return encode_aspect_ratios(*random_sizes(images, images))
 
 
 def aspect_of(shape: tuple[int, int]) -> float:
     return shape[1] / shape[0]
-
-
-# --- shapes ----------------------------------------------------------------------------------------------------------
 
 
 def test_rect_train_shapes_are_few_of_equal_pixels_and_symmetric() -> None:
@@ -55,9 +31,6 @@ def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(16) == ((16, 16),)
 
 
-# --- order -----------------------------------------------------------------------------------------------------------
-
-
 def test_rect_epoch_order_is_stable_across_versions() -> None:
     """A change of this order would make a resumed run repeat some images and drop others."""
     codes = encode_aspect_ratios([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2])
@@ -69,18 +42,11 @@ def test_rect_epoch_order_is_stable_across_versions() -> None:
     assert zlib.crc32(order.astype("<i8").tobytes()) == 4002009531
 
 
-def full_steps(codes: Any, batch: int, epoch: int, size: int = 224) -> list[tuple[Any, tuple[int, int]]]:
-    """Return (image IDs, shape) of the full steps of an epoch."""
-    order, step_shapes = rect_epoch_order(5, epoch, codes, batch, size)
-    count = len(codes) // batch
-    return list(zip(order[: count * batch].reshape(count, batch), step_shapes, strict=False))
-
-
-def test_rect_epoch_order_steps_have_nearly_one_ratio() -> None:
+def test_rect_epoch_order_steps_have_nearly_one_ratio(random_sizes: Any) -> None:
     width, height = random_sizes(4000)
-    codes = encode_aspect_ratios(width, height)
+    order, step_shapes = rect_epoch_order(5, 0, encode_aspect_ratios(width, height), 40, 224)
     deviations = []
-    for ids, shape in full_steps(codes, 40, 0):
+    for ids, shape in zip(order.reshape(-1, 40), step_shapes, strict=True):
         bounded = (width[ids] / height[ids]).clip(1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO)
         deviations.append(np.log(bounded).std())
         mean = float(np.log(bounded).mean())
@@ -90,31 +56,7 @@ def test_rect_epoch_order_steps_have_nearly_one_ratio() -> None:
     assert np.mean(deviations) < 0.06 < 0.2 < overall
 
 
-def test_rect_epoch_order_shuffles_steps_and_images() -> None:
-    codes = random_codes(4000)
-    means = [codes[ids].mean() for ids, _ in full_steps(codes, 40, 0)]
-    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.4
-    differences = [codes[ids[:20]].mean() - codes[ids[20:]].mean() for ids, _ in full_steps(codes, 40, 0)]  # of halves
-    assert abs(np.mean(differences)) < 2 * np.std(differences) / np.sqrt(len(differences)) + 1e-9
-
-
-def test_rect_epoch_order_mixes_equal_ratios_across_epochs() -> None:
-    codes = np.repeat(encode_aspect_ratios([400, 300, 500], [300, 400, 333]), 400)
-    partners = [
-        {number for ids, _ in full_steps(codes, 20, epoch) if 7 in ids for number in ids.tolist()} for epoch in range(6)
-    ]
-    assert len(set.union(*partners)) > 0.8 * sum(map(len, partners))
-
-
-def test_rect_epoch_order_last_step_is_that_of_square_training() -> None:
-    codes = random_codes(330)
-    for epoch in range(3):
-        order, step_shapes = rect_epoch_order(4, epoch, codes, 100, 128)
-        assert order[300:].tolist() == permutation(4, epoch, 330)[300:].tolist()
-        assert [step_shapes[3]] == possible_step_shapes(codes, 128, full=False)
-
-
-def test_rect_epoch_order_of_a_million_uses_every_image_once() -> None:
+def test_rect_epoch_order_of_a_million_uses_every_image_once(random_sizes: Any) -> None:
     """The sorting keys pack ratio and position into 64 bits, which must be enough for a million images."""
     order, _ = rect_epoch_order(0, 0, encode_aspect_ratios(*random_sizes(1_000_000)), 256, 224)  # 0.15 s
     assert (np.sort(order) == np.arange(1_000_000)).all()

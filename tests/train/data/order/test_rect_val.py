@@ -3,23 +3,14 @@
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 
 
-def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
-    """Return widths and heights with ImageNet's distribution, and some extremes."""
-    rng = np.random.default_rng(seed)
-    ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
-    short = rng.integers(60, 900, images)
-    return np.maximum(1, (short * ratios).astype(np.int64)), short
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("images", [1, 2, 23, 211])
-def test_validation_plans_balance_ranks(world: int, images: int) -> None:
+def test_validation_plans_balance_ranks(world: int, images: int, random_sizes: Any) -> None:
     widths, heights = random_sizes(images, seed=images)
     arguments = [(64, 8, rank, world) for rank in range(world)]
     for plans in (
@@ -30,7 +21,7 @@ def test_validation_plans_balance_ranks(world: int, images: int) -> None:
         assert sum(counts) == images and max(counts) - min(counts) <= 1
 
 
-def test_plan_rect_validation_orders_batches_by_aspect() -> None:
+def test_plan_rect_validation_orders_batches_by_aspect(random_sizes: Any) -> None:
     widths, heights = random_sizes(300)
     plan = plan_rect_validation(widths, heights, 128, 16, 0, 1)
     aspects = [float(widths[number] / heights[number]) for _, ids in plan for number in ids]

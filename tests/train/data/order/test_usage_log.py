@@ -39,17 +39,14 @@ WRONG_TYPES: list[dict[str, object]] = [
 LOG_NAME = "000001-rank-0.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (LOG_NAME, '{"step": 6, "epo'),
-        *((LOG_NAME, json.dumps({**LINE, **change}) + "\n") for change in WRONG_TYPES),
-        *(
-            (name, json.dumps(LINE) + "\n")
-            for name in ("evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl")
-        ),
-    ],
-)
+OTHER_NAMES = ("evil.jsonl", "-rank-0.jsonl", f"{'9' * 200}-rank-0.jsonl", "000001-rank-x.jsonl")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    (LOG_NAME, '{"step": 6, "epo'),
+    *((LOG_NAME, json.dumps({**LINE, **change}) + "\n") for change in WRONG_TYPES),
+    *((name, json.dumps(LINE) + "\n") for name in OTHER_NAMES),
+])  # fmt: skip
 def test_find_usage_errors_ignores_damaged_lines_and_files_of_other_names(tmp_path: Path, name: str, text: str) -> None:
     write_logs(tmp_path, 1, range(6))
     with (tmp_path / USAGE_FOLDER / name).open("a") as file:
@@ -57,32 +54,15 @@ def test_find_usage_errors_ignores_damaged_lines_and_files_of_other_names(tmp_pa
     assert find_errors(tmp_path, {1: 0}) == []
 
 
-@pytest.mark.parametrize(
-    ("damage", "errors"),
-    [
-        (
-            lambda folder: (folder / "000002-rank-1.jsonl").unlink(),
-            ["epoch 2: 0 images used more than once, 6 not used"],
-        ),
-        (
-            lambda folder: UsageLog(folder.parent, 2, 7).record_step(4, 1, [5]),
-            ["epoch 2: 1 images used more than once, 0 not used"],
-        ),
-        (
-            lambda folder: UsageLog(folder.parent, 2, 7).record_step(4, 1, [0, 1, 2, 3]),
-            ["epoch 2: 4 images used more than once, 0 not used"],
-        ),
-        (
-            lambda folder: [path.unlink() for path in folder.glob("000002*")],
-            ["epoch 2: 0 of 3 steps are in the logs", "epoch 2: 0 images used more than once, 12 not used"],
-        ),
-        (
-            lambda folder: [path.unlink() for path in folder.glob("000001*")],
-            ["epoch 1: 0 of 3 steps are in the logs", "epoch 1: 0 images used more than once, 12 not used"],
-        ),
-    ],
-    ids=["rank missing", "image repeated", "step of wrong images", "second attempt missing", "first attempt missing"],
-)
+@pytest.mark.parametrize(("damage", "errors"), [
+    pytest.param(lambda folder: (folder / "000002-rank-1.jsonl").unlink(),
+                 ["epoch 2: 0 images used more than once, 6 not used"], id="rank missing"),
+    pytest.param(lambda folder: UsageLog(folder.parent, 2, 7).record_step(4, 1, [5]),
+                 ["epoch 2: 1 images used more than once, 0 not used"], id="image repeated"),
+    pytest.param(lambda folder: [path.unlink() for path in folder.glob("000002*")],
+                 ["epoch 2: 0 of 3 steps are in the logs", "epoch 2: 0 images used more than once, 12 not used"],
+                 id="attempt missing"),
+])  # fmt: skip
 def test_find_usage_errors_reports_damage(tmp_path: Path, damage: Callable[[Path], object], errors: list[str]) -> None:
     write_logs(tmp_path, 1, range(3))
     write_logs(tmp_path, 2, range(3, 6))

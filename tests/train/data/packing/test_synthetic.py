@@ -37,7 +37,7 @@ def open_image(data: bytes) -> Image.Image:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete sample of 130 + 20 images."""
     root = tmp_path_factory.mktemp("sample")
-    assert synthetic.draw_sample_set(root, train=130, val=20, workers=2) == 150
+    assert synthetic.draw_sample_set(root, train=130, val=20) == 150
     return root
 
 
@@ -86,7 +86,7 @@ def test_draw_sample_set_with_failed_write_leaves_nothing(tmp_path: Path, in_gro
     def draw_with_file_size_limit(_: object) -> tuple[str, list[Any]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with pytest.raises(OSError) as caught:
-            synthetic.draw_sample_set(tmp_path, train=100, val=10, workers=2)
+            synthetic.draw_sample_set(tmp_path, train=100, val=10)
         return str(caught.value), [child.pid for child in multiprocessing.active_children()]
 
     ((message, workers_left),) = in_group(1, draw_with_file_size_limit)
@@ -104,14 +104,14 @@ def is_alive(pid: str) -> bool:
 
 def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path, until: Any) -> None:
     code = "import sys, pathlib; from train.data.packing import synthetic; "
-    code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
+    code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20)"
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:
         until(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
         parent.send_signal(signal.SIGKILL)
-    assert len(children) == 2
+    assert len(children) == len(os.sched_getaffinity(0))
     until(lambda: not any(map(is_alive, children)))
     assert not (tmp_path / "sample.json").exists()
     with pytest.raises(ValueError, match="holds a sample drawn with"):
@@ -132,5 +132,5 @@ def test_draw_image_colors_do_not_depend_on_the_class(monkeypatch: pytest.Monkey
 
 def test_draw_sample_set_twice_at_once_draws_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
+        calls = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10) for _ in range(2)]
         assert sorted(call.result(60) for call in calls) == [0, 30]

@@ -123,17 +123,12 @@ def test_verify_without_packed_set_raises(sets: Path, tmp_path: Path) -> None:
 
 
 def test_list_sets_summarizes_every_split(sets: Path, full: Path) -> None:
-    summaries = list_sets(sets)
-    by_split = {(str(summary.root.relative_to(sets)), summary.split): summary for summary in summaries}
-    assert set(by_split) == {(root, split) for root in ("data", "full") for split in ("train", "val")}
-    files, packed = by_split["data", "train"], by_split["full", "train"]
-    assert (files.kind, files.copy, files.images, files.classes) == ("files", None, 24, 3)
-    assert (packed.kind, packed.copy, packed.images, packed.classes) == ("packed", None, 24, 3)
-    assert files.bytes == sum(path.stat().st_size for path in (sets / "data/train").rglob("*.JPEG"))
-    copies = list_sets(sets / "data-sz")
-    assert [(summary.root.name, summary.split, summary.copy) for summary in copies] == [
-        (size, split, int(size)) for size in ("32", "40") for split in ("train", "val")
-    ]
+    summaries = [*list_sets(sets), *list_sets(sets / "data-sz")]
+    found = [(each.root.name, each.split, each.kind, each.copy, each.images, each.classes) for each in summaries]
+    kinds = (("data", "files", None), ("full", "packed", None), ("32", "packed", 32), ("40", "packed", 40))
+    splits = (("train", 24), ("val", 4))
+    assert found == [(name, split, kind, copy, images, 3) for name, kind, copy in kinds for split, images in splits]
+    assert summaries[0].bytes == sum(path.stat().st_size for path in (sets / "data/train").rglob("*.JPEG"))
     (full / "train" / MANIFEST_FILE).unlink()
     assert [summary.kind for summary in list_sets(full)] == ["unfinished", "packed"]
     assert [summary.split for summary in list_sets(full / "val")] == ["val"]
