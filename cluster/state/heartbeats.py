@@ -225,22 +225,24 @@ class PeerStatuses:
         A file that is half-written, missing or of another launch is ignored; the last good status is kept.
         """
         for name in self.machine_names:
-            with contextlib.suppress(OSError, ValueError):
-                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
-                if text == self.last_texts.get(name):
-                    continue
-                self.last_texts[name] = text
-                status = decode_json(MachineStatus, text)
-                if status.launch != self.launch_id:
-                    continue
-                if status.id in self.statuses:
-                    self.seen_changing.add(status.id)
-                # An agent that was started again has a new id: the machine with the old id is lost.
-                replaced_ids = [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]
-                for replaced_id in replaced_ids:
-                    del self.statuses[replaced_id], self.changed_at[replaced_id]
-                self.statuses[status.id] = status
-                self.changed_at[status.id] = now
+            with contextlib.suppress(OSError):
+                self.take(name, read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES), now)
+
+    def take(self, name: str, text: bytes, now: float) -> None:
+        """Take over the status of a machine from the text of its file, if that has changed and is of this launch."""
+        if text == self.last_texts.get(name):
+            return
+        self.last_texts[name] = text
+        status = parse_status(text)
+        if status is None or status.launch != self.launch_id:
+            return
+        if status.id in self.statuses:
+            self.seen_changing.add(status.id)
+        # An agent that was started again has a new id: the machine with the old id is lost.
+        for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
+            del self.statuses[replaced_id], self.changed_at[replaced_id]
+        self.statuses[status.id] = status
+        self.changed_at[status.id] = now
 
     def discount_pause(self, pause_seconds: float) -> None:
         """Do not count a time in which this process was suspended as silence of the peers."""
