@@ -40,7 +40,7 @@ from .processes.attempt_state import AttemptState
 from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
 from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
-from .temp_folder import TempFolder, temp_parents
+from .temp_folder import TempFolder
 from .traffic import TrafficMeter
 from .trainers import Trainers
 from .watchdog import Watchdog
@@ -80,7 +80,7 @@ class Agent:
         previous = read_previous_status(shared, machine)
         self.traffic_meter = TrafficMeter(shared, address, previous) if self.spec.cloud else None
         continue_clock(previous)
-        self.temp_folder = TempFolder(temp_parents(work))
+        self.temp_folder = TempFolder(work)
         self.trainers = self._make_processes(user_project)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
@@ -330,7 +330,8 @@ class Agent:
             phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
                 self.enter_phase(phase)
-        if self.phase in IDLE_PHASES and self.current.kept_step is not None and self.trainers.has_ended_process():
+        keeps_state = self.phase in IDLE_PHASES and self.current.kept_step is not None
+        if keeps_state and any(code is not None for code in self.trainers.exit_codes()):
             self.current.kept_step = None
             self.trainers.stop()
         if self.phase != AgentPhase.RUNNING or self.unexplained_failure:
