@@ -309,9 +309,7 @@ class Agent:
         if self.id in newest.members:
             log_path = self.trainers.start(newest, newest.members.index(self.id), goes_on_in_place)
             self.enter_phase(AgentPhase.RUNNING)
-            self.status = replace(
-                self.status, resume=newest.resume, doing="", progress="", members=newest.machine_names, failed_rank=None
-            )
+            self.status = replace(self.status, doing="", progress="", failed_rank=None)
             self.write_status(MachineState.STARTING)
             self.show_tmux_windows(log_path)
         elif self.watchdog.leave_reason:
@@ -345,7 +343,6 @@ class Agent:
         self.current.note_progress(progress, now)
         if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
             self.current.is_standby_ready = self.trainers.ensure_standby()
-        self.status = replace(self.status, codes=tuple(exit_codes))
         if self.watchdog.risk_reason:
             self.trainers.request_save()
         result_path = self.shared / RESULT_FILE
@@ -445,7 +442,6 @@ class Agent:
             attempt = replace(
                 action.attempt,
                 launch_id=self.launch_id,
-                proposer=self.id,
                 master_address=master.address,
                 master_port=master.port,
                 token=secrets.token_hex(16),

@@ -62,9 +62,8 @@ class MachineStatus(TrainingNumbers):
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
     the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
     `progress` describe what the agent does before it trains. `limit` names the time limit, of which `limit_share` has
-    passed; None: there is none. `elapsed_seconds` have passed of the launch's time. `members` and `resume` are those of
-    the attempt, `codes` the exit codes of the trainers. `traffic` is what a rented machine has moved since its boot.
-    The numbers of training stay until later ones replace them.
+    passed; None: there is none. `elapsed_seconds` have passed of the launch's time. `traffic` is what a rented machine
+    has moved since its boot. The numbers of training stay until later ones replace them.
     """
 
     id: str
@@ -92,9 +91,6 @@ class MachineStatus(TrainingNumbers):
     limit: str = ""
     limit_share: float | None = None
     elapsed_seconds: float = 0.0
-    members: tuple[str, ...] = ()
-    resume: str = ""
-    codes: tuple[int | None, ...] = ()
     use: MachineLoad | None = None
     traffic: Traffic | None = None
     time: float = 0.0

@@ -171,7 +171,7 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
     reasons = [row.reason for row in run.job.result.timeline]
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
     status = final_status(run)
-    assert (status.pid, status.members, status.step) == (agents.started[0].pid, ("0",), 8)
+    assert (status.pid, status.step) == (agents.started[0].pid, 8)
     assert status.reason == "", "the reason of the crash belongs to the crash"
 
 

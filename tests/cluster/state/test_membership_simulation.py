@@ -204,7 +204,7 @@ class Simulation:
             return
         number = newest.number + 1 if newest else 1
         self.check_attempt(agent, attempt)
-        self.attempts[number] = replace(attempt, number=number, proposer=agent.id)
+        self.attempts[number] = replace(attempt, number=number)
 
     def check_attempt(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member must have written a status a moment ago, not counting time in which the proposer was frozen."""
