@@ -61,7 +61,7 @@ class Attempt:
     same members have failed `crash_count` times at step `crash_step`. `fault_counts` counts each machine's own
     failures, and `left_out` has the ids of the members of the attempt before that failed by their own fault too often.
     `time` is by the wall clock of the machine that proposed it (seconds since 1970). `token` is the secret by which the
-    ranks know each other, and `addresses` are all those from which their machines may connect; none: they are not known.
+    ranks know each other, and `addresses` are all those from which their machines may connect; (): they are not known.
     """
 
     number: int = 0
