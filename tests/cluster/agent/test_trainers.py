@@ -15,7 +15,7 @@ from cluster.agent.trainers import Trainers
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
 from train.distributed import network
-from train.tools import host
+from train.tools import host, process
 from train.tools.trainer_reports import Fault
 
 Fixture = Any

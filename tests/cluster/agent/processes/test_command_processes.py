@@ -19,6 +19,7 @@ from cluster.state.attempts import Attempt
 from cluster.state.spec import UserProject
 from cluster.state.states import AgentPhase
 from train.recipe import Command
+from train.tools import process
 from train.tools.trainer_reports import Fault
 
 Fixture = Any
