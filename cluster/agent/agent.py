@@ -32,7 +32,6 @@ from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import FULL_DISK_ERRORS, read_file
 from train.tools.trainer_reports import Fault
 
-from . import tmux_windows
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
 from .gpu_check import GpuCheck
@@ -41,6 +40,7 @@ from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
 from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
 from .temp_folder import TempFolder
+from .tmux_windows import TmuxWindows
 from .traffic import TrafficMeter
 from .trainers import Trainers
 from .watchdog import Watchdog
@@ -101,7 +101,8 @@ class Agent:
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
         self.gpu_check = GpuCheck(work, self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
         self.unexplained_failure: ProcessesExit | None = None  # of trainers, while the GPUs are checked
-        self.tmux_windows: tmux_windows.TmuxWindows | None = None
+        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
+        self.tmux_windows = TmuxWindows(self.spec.tmux_session, work, machine if is_session_shared else "")
         self.rendezvous_port = process.free_port()
         now = time.monotonic()
         self.phase = AgentPhase.WARMING
@@ -139,8 +140,7 @@ class Agent:
             end = JobFinished(MachineState.FAILED, f"error in the agent: {type(error).__name__}: {error}")
         finally:
             self.gpu_check.close()
-            if self.tmux_windows:
-                self.tmux_windows.close()
+            self.tmux_windows.close()
             with contextlib.suppress(UnkillableProcess):
                 self.trainers.stop(include_standby=True)
             self.temp_folder.remove()
@@ -311,7 +311,7 @@ class Agent:
             self.enter_phase(AgentPhase.RUNNING)
             self.status = replace(self.status, doing="", progress="", failed_rank=None)
             self.write_status(MachineState.STARTING)
-            self.show_tmux_windows(log_path)
+            self.tmux_windows.follow_log(log_path)
         elif self.watchdog.leave_reason:
             raise JobFinished(MachineState.LEFT, self.watchdog.leave_reason)
         elif self.id in newest.left_out:
@@ -483,12 +483,3 @@ class Agent:
         has_steps_to_save = self.current.has_made_steps or (attempt is not None and attempt.live_step is not None)
         if self.end_conditions.check(self.phase, has_steps_to_save):
             self.trainers.request_save_and_exit()
-
-    def show_tmux_windows(self, log_path: Path) -> None:
-        """Show the trainers' log and the machine's processes in tmux windows."""
-        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
-        if self.tmux_windows is None:
-            self.tmux_windows = tmux_windows.TmuxWindows(
-                self.spec.tmux_session, self.work, self.machine if is_session_shared else ""
-            )
-        self.tmux_windows.follow_log(log_path)
