@@ -173,18 +173,23 @@ def test_poll_once_invalid_notice_does_not_disarm_limit(tmp_path: Path, service:
     assert watchdog.limit_reason and exits
 
 
-OTHER_LIMIT = {"hours": 2.0, "name": "the limit of 9 dollars (--max-price-total)"}
+OLD, NEW = "the limit of 1 hours (--max-hours)", "the limit of 9 dollars (--max-price-total)"
+OTHER_LIMIT = json.dumps({"hours": 2.0, "name": NEW})
 
 
-@pytest.mark.parametrize("text", [json.dumps(OTHER_LIMIT), "{}", '{"hours": "nan"}', '{"hours": 1e999}', "[5]", "{"])
-def test_poll_once_new_limit_replaces_the_old_one_unless_it_is_damaged(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "hours", "name"),
+    [(OTHER_LIMIT, 2, NEW), *((text, 1, OLD) for text in ("{}", '{"hours": "nan"}', '{"hours": 1e999}', "[5]", "{"))],
+)
+def test_poll_once_new_limit_replaces_the_old_one_unless_it_is_damaged(
+    tmp_path: Path, text: str, hours: int, name: str
+) -> None:
     watchdog = make_watchdog(tmp_path, max_hours=1.0)
     (tmp_path / "limit").write_text(text)
-    watchdog.poll_once(watchdog.start_time + 3601)
-    is_intact = "dollars" in text
-    assert watchdog.limit_reason == ("" if is_intact else "the limit of 1 hours (--max-hours) was reached")
-    watchdog.poll_once(watchdog.start_time + 7201)
-    assert (watchdog.limit_reason == "the limit of 9 dollars (--max-price-total) was reached") == is_intact
+    watchdog.poll_once(watchdog.start_time + 3600 * hours - 1)
+    assert watchdog.limit_reason == ""
+    watchdog.poll_once(watchdog.start_time + 3600 * hours + 1)
+    assert watchdog.limit_reason == f"{name} was reached"
 
 
 # --- signals, and the thread, in a process of its own ---------------------------------------------------------------
