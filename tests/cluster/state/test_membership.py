@@ -189,6 +189,7 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
                      id="its part of the command is done"),
         pytest.param([status("0.a"), status("1.b", asks_exit=True), status("2.c")], {"rules": COMMAND_RULES}, "ask",
                      id="a command exits where another machine asks"),
+        pytest.param([*FINISHED[:2], STARTING[2]], {"rules": COMMAND_RULES}, "nothing", id="the command runs on one"),
         # going on in place
         pytest.param(STARTING, {**LATE_START, "attempt": IN_PLACE, "seconds_without_progress": 11.0}, "fail",
                      id="a loss in place is noticed earlier"),
