@@ -32,7 +32,6 @@ from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import FULL_DISK_ERRORS, read_file
 from train.tools.trainer_reports import Fault
 
-from . import tmux_windows
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
 from .gpu_check import GpuCheck
@@ -40,7 +39,8 @@ from .processes.attempt_state import AttemptState
 from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
 from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
-from .temp_folder import TempFolder, temp_parents
+from .temp_folder import TempFolder
+from .tmux_windows import TmuxWindows
 from .traffic import TrafficMeter
 from .trainers import Trainers
 from .watchdog import Watchdog
@@ -80,7 +80,7 @@ class Agent:
         previous = read_previous_status(shared, machine)
         self.traffic_meter = TrafficMeter(shared, address, previous) if self.spec.cloud else None
         continue_clock(previous)
-        self.temp_folder = TempFolder(temp_parents(work))
+        self.temp_folder = TempFolder(work)
         self.trainers = self._make_processes(user_project)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
@@ -101,7 +101,8 @@ class Agent:
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
         self.gpu_check = GpuCheck(work, self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
         self.unexplained_failure: ProcessesExit | None = None  # of trainers, while the GPUs are checked
-        self.tmux_windows: tmux_windows.TmuxWindows | None = None
+        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
+        self.tmux_windows = TmuxWindows(self.spec.tmux_session, work, machine if is_session_shared else "")
         self.rendezvous_port = process.free_port()
         now = time.monotonic()
         self.phase = AgentPhase.WARMING
@@ -139,8 +140,7 @@ class Agent:
             end = JobFinished(MachineState.FAILED, f"error in the agent: {type(error).__name__}: {error}")
         finally:
             self.gpu_check.close()
-            if self.tmux_windows:
-                self.tmux_windows.close()
+            self.tmux_windows.close()
             with contextlib.suppress(UnkillableProcess):
                 self.trainers.stop(include_standby=True)
             self.temp_folder.remove()
@@ -309,11 +309,9 @@ class Agent:
         if self.id in newest.members:
             log_path = self.trainers.start(newest, newest.members.index(self.id), goes_on_in_place)
             self.enter_phase(AgentPhase.RUNNING)
-            self.status = replace(
-                self.status, resume=newest.resume, doing="", progress="", members=newest.machine_names, failed_rank=None
-            )
+            self.status = replace(self.status, doing="", progress="", failed_rank=None)
             self.write_status(MachineState.STARTING)
-            self.show_tmux_windows(log_path)
+            self.tmux_windows.follow_log(log_path)
         elif self.watchdog.leave_reason:
             raise JobFinished(MachineState.LEFT, self.watchdog.leave_reason)
         elif self.id in newest.left_out:
@@ -330,7 +328,8 @@ class Agent:
             phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
                 self.enter_phase(phase)
-        if self.phase in IDLE_PHASES and self.current.kept_step is not None and self.trainers.has_ended_process():
+        keeps_state = self.phase in IDLE_PHASES and self.current.kept_step is not None
+        if keeps_state and any(code is not None for code in self.trainers.exit_codes()):
             self.current.kept_step = None
             self.trainers.stop()
         if self.phase != AgentPhase.RUNNING or self.unexplained_failure:
@@ -344,7 +343,6 @@ class Agent:
         self.current.note_progress(progress, now)
         if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
             self.current.is_standby_ready = self.trainers.ensure_standby()
-        self.status = replace(self.status, codes=tuple(exit_codes))
         if self.watchdog.risk_reason:
             self.trainers.request_save()
         result_path = self.shared / RESULT_FILE
@@ -444,7 +442,6 @@ class Agent:
             attempt = replace(
                 action.attempt,
                 launch_id=self.launch_id,
-                proposer=self.id,
                 master_address=master.address,
                 master_port=master.port,
                 token=secrets.token_hex(16),
@@ -486,12 +483,3 @@ class Agent:
         has_steps_to_save = self.current.has_made_steps or (attempt is not None and attempt.live_step is not None)
         if self.end_conditions.check(self.phase, has_steps_to_save):
             self.trainers.request_save_and_exit()
-
-    def show_tmux_windows(self, log_path: Path) -> None:
-        """Show the trainers' log and the machine's processes in tmux windows."""
-        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
-        if self.tmux_windows is None:
-            self.tmux_windows = tmux_windows.TmuxWindows(
-                self.spec.tmux_session, self.work, self.machine if is_session_shared else ""
-            )
-        self.tmux_windows.follow_log(log_path)

@@ -71,10 +71,10 @@ class StatusWriter:
         traffic_meter: TrafficMeter | None = None,
     ) -> None:
         self.shared = shared
-        self.status_path = shared / "status" / f"{machine}.json"
-        self.state_log_path = agent_log_path(shared, machine)
-        for path in (self.status_path, self.state_log_path):
-            make_folder_below(shared, self._below(path.parent))
+        self.status_file = f"status/{machine}.json"  # relative to the shared folder
+        self.state_log_file = agent_log_path(shared, machine).relative_to(shared).as_posix()
+        for file in (self.status_file, self.state_log_file):
+            make_folder_below(shared, str(Path(file).parent))
         self.launch_id = launch_id
         self.heartbeat_seconds = heartbeat_seconds
         self.traffic_meter = traffic_meter  # None: nobody bills the traffic
@@ -82,7 +82,11 @@ class StatusWriter:
         self.last_status: MachineStatus | None = None
         self.sampler = HostSampler()
         self.boot_id = host.boot_id()
-        self._log_end_of_previous_agent()
+        previous = read_previous_status(shared, machine)
+        if previous and not previous.ended:  # it was killed: its last heartbeat counts as its end
+            self._append_to_state_log(
+                StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
+            )
 
     def write(self, status: MachineStatus) -> None:
         """Rewrite the status file when an urgent field has changed or a heartbeat is due; log each change of state.
@@ -110,7 +114,7 @@ class StatusWriter:
         )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
-            overwrite_below(self.shared, self._below(self.status_path), to_json_bytes(encode(status)))
+            overwrite_below(self.shared, self.status_file, to_json_bytes(encode(status)))
         if previous is None or status.state != previous.state:
             step = status.last_step if status.last_step >= 0 else None
             change = StateChange(
@@ -119,21 +123,11 @@ class StatusWriter:
             self._append_to_state_log(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
-    def _log_end_of_previous_agent(self) -> None:
-        """If the previous agent ended without a final status, log the time of its last heartbeat as its end."""
-        previous = read_previous_status(self.shared, self.status_path.stem)
-        if previous and not previous.ended:
-            end = StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
-            self._append_to_state_log(end)
-
     def _append_to_state_log(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}
-        path = self._below(self.state_log_path)
-        with contextlib.suppress(OSError), open_below(self.shared, path, os.O_WRONLY | os.O_APPEND) as file:
+        flags = os.O_WRONLY | os.O_APPEND
+        with contextlib.suppress(OSError), open_below(self.shared, self.state_log_file, flags) as file:
             file.write(json.dumps(entry).encode() + b"\n")
-
-    def _below(self, path: Path) -> str:
-        return path.relative_to(self.shared).as_posix()
 
     def close(self) -> None:
         """Stop the process that samples the GPUs."""

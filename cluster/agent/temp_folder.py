@@ -14,23 +14,23 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = ".imgnet-agent-"
 LOCK_FILE = "lock"
-
-
-def temp_parents(work: Path) -> list[Path]:
-    """Return where the temporary files of an agent may lie: /tmp, whose path is short, TMPDIR, its work folder."""
-    return [Path("/tmp"), *([Path(os.environ["TMPDIR"])] if os.environ.get("TMPDIR") else []), work]
+DEFAULT_PARENT = "/tmp"
 
 
 class TempFolder:
     """A new folder for temporary files. Its path is short, because the loaders' sockets lie in it."""
 
-    def __init__(self, parents: Sequence[Path]) -> None:
-        """Make the folder in the first of `parents` that can be written. Raises `OSError` of the last one."""
+    def __init__(self, work: Path) -> None:
+        """Make the folder in the first of these that can be written: /tmp, whose path is short, TMPDIR, `work`.
+
+        Raises `OSError` of the last one.
+        """
+        parents = [Path(DEFAULT_PARENT), *([Path(os.environ["TMPDIR"])] if os.environ.get("TMPDIR") else []), work]
         for number, parent in enumerate(parents, 1):
             try:
                 self._make(parent)

@@ -45,9 +45,7 @@ class Trainers(AttemptProcesses):
     def __init__(
         self, spec: JobSpec, shared: Path, work: Path, temp_folder: Path, user_project: Path | None = None
     ) -> None:
-        super().__init__(work, temp_folder)
-        self.spec = spec
-        self.shared = shared
+        super().__init__(spec, shared, work, temp_folder)
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
         self.environment |= {
@@ -62,7 +60,6 @@ class Trainers(AttemptProcesses):
             self.environment |= agent_protocol.module_folders_variable(folders)
         self.attempt_folder = work / "000000"
         self.requests: set[str] = set()  # of this attempt: the names of their files
-        self.standby_processes: list[subprocess.Popen[bytes]] = []
 
     # --- standby -------------------------------------------------------------------------------------------------
 
@@ -111,13 +108,9 @@ class Trainers(AttemptProcesses):
         for folder in self.work.glob("[0-9]*"):
             if not (goes_on_in_place and folder == old_folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        self.attempt_number = attempt.number
+        first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
         self.attempt_folder = self.work / attempt_name(attempt.number)
         self.attempt_folder.mkdir()
-        self.first_rank = machine_rank * self.spec.procs
-        first_log = rank_log_file(self.work, attempt.number, self.first_rank)
-        first_log.parent.mkdir(parents=True, exist_ok=True)
-        self.is_exit_requested = False
         self.requests = set()
         argv = self.job_arguments() + self.attempt_arguments(attempt)
         shared_environment = {
@@ -125,13 +118,7 @@ class Trainers(AttemptProcesses):
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
             agent_protocol.TOKEN_VARIABLE: attempt.token,
             agent_protocol.PEERS_VARIABLE: ",".join(attempt.addresses),
-            **network.interface_variables(attempt.master_address),
-            **network.efa_variables(),
         }
-        world_size = self.spec.procs * len(attempt.members)
-        rank_environments = process.rank_environments(
-            self.spec.procs, self.first_rank, world_size, attempt.master_address, attempt.master_port
-        )
         use_standby = self.is_standby_ready
         standby_processes = [] if goes_on_in_place else self.standby_processes
         if not goes_on_in_place:
@@ -244,21 +231,6 @@ class Trainers(AttemptProcesses):
                 if child.poll() is None:
                     child.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_SECONDS)
-
-    def stop(self, include_standby: bool = False) -> None:
-        """Kill the trainers and all processes that they started; with `include_standby` the standby too.
-
-        Raises `UnkillableProcess`.
-        """
-        killed = self.processes
-        spared = self.standby_processes
-        if include_standby:
-            killed = [*killed, *self.standby_processes]
-            spared = []
-            self.standby_processes = []
-        self.processes = []
-        kill_process_groups(killed)
-        self.kill_leftovers(spared)
 
 
 def _read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:

@@ -100,36 +100,33 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
     Raises `ClusterError` when a file of the run folder is damaged.
     """
-    with job.report_damaged_files():
-        return _cost_report(job, target_top5)
 
-
-def _cost_report(job: Job, target_top5: float | None) -> CostReport:
     def dollars_until(moment: float) -> float:
         return job.backend.job_cost(moment).dollars
 
-    epochs = job.epochs()
-    first_step = next(job.steps(), None)
-    target_time = None
-    if target_top5 is not None:
-        target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
-    begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
-    training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
-    losses = timeline.lost_intervals(job.run_folder)
-    adoption = job.supervision.adoption
-    rented = job.backend.rented_now()
-    return CostReport(
-        job=job.name,
-        backend=job.backend.description,
-        is_billed=job.backend.is_billed,
-        cost=job.backend.job_cost(adoption.adopted_since if adoption else None),
-        per_epoch=training_dollars / len(epochs) if epochs else None,
-        to_target=None if target_time is None else dollars_until(target_time),
-        wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
-        wasted_seconds=sum(end - start for start, end in losses),
-        rented_now=rented.describe(job.name) if rented else "",
-        warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
-    )
+    with job.report_damaged_files():
+        epochs = job.epochs()
+        first_step = next(job.steps(), None)
+        target_time = None
+        if target_top5 is not None:
+            target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
+        begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
+        training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
+        losses = timeline.lost_intervals(job.run_folder)
+        adoption = job.supervision.adoption
+        rented = job.backend.rented_now()
+        return CostReport(
+            job=job.name,
+            backend=job.backend.description,
+            is_billed=job.backend.is_billed,
+            cost=job.backend.job_cost(adoption.adopted_since if adoption else None),
+            per_epoch=training_dollars / len(epochs) if epochs else None,
+            to_target=None if target_time is None else dollars_until(target_time),
+            wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
+            wasted_seconds=sum(end - start for start, end in losses),
+            rented_now=rented.describe(job.name) if rented else "",
+            warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
+        )
 
 
 def rental_limit(job: Job, hours: float | None = None, dollars: float | None = None) -> RentalLimit | None:

@@ -322,16 +322,18 @@ class Job:
             has_no_agents = not self.is_alive or (self.is_supervisor and self.backend.is_remote)
             if is_same_launch and has_no_agents and not self.has_ended:
                 state, _ = state_status.infer_end_state(self.run)
-                end_reason = self.backend.explain_end()
-                silent_machines = self.backend.terminate()
-                state_result.write_result(self.run, self.backend, silent_machines, end_reason, end_state=state)
+                self._end(self.backend.explain_end(), state)
+
+    def _end(self, reason: str, state: JobState) -> None:
+        """End the job's processes and rented machines, and write its result. The caller holds the lock."""
+        silent_machines = self.backend.terminate()
+        state_result.write_result(self.run, self.backend, silent_machines, reason, state)
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
-        end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
+        was_stopped = (self.run_folder.shared / "stop").exists()
         with job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
-            silent_machines = self.backend.terminate()
-            state_result.write_result(self.run, self.backend, silent_machines, reason, end_state)
+            self._end(reason, JobState.STOPPED if was_stopped else JobState.FAILED)
 
     def wait(self, timeout_seconds: float | None = None) -> JobState:
         """Wait until the job has ended and return its final state. Raises `ClusterError` after the timeout."""
@@ -421,12 +423,7 @@ class Job:
                 return False
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
                 self.backend.terminate()
-            state_result.write_result(
-                self.run,
-                self.backend,
-                end_reason="stopped while it waited",
-                end_state=JobState.STOPPED,
-            )
+            state_result.write_result(self.run, self.backend, (), "stopped while it waited", JobState.STOPPED)
             return True
 
     def kill_machine(self, machine: str, notice_seconds: float | None = None, is_permanent: bool = False) -> None:

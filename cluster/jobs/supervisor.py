@@ -87,31 +87,22 @@ class MachineReplacer:
         The list is empty when the job is ending, when all machines are dead, or when it has one machine only. Machines
         that failed, were removed for good or are still booting are not in it.
         """
-        spec = self.job.spec
         run_folder = self.job.run_folder
-        if len(spec.machine_names) == 1 or (run_folder.shared / "stop").exists():
-            return []
         statuses = status.machine_statuses(self.job.run)
-        has_job_ended = run_folder.attempts.is_finished(run_folder.launch_id) or any(
-            machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
-            for machine_status in statuses.values()
-        )
-        if has_job_ended:
+        end_states = {name: each.state for name, each in statuses.items() if each.ended}
+        is_ending = (run_folder.shared / "stop").exists() or run_folder.attempts.is_finished(run_folder.launch_id)
+        if is_ending or not {MachineState.DONE, MachineState.STOPPED}.isdisjoint(end_states.values()):
             return []
-        failed_machines = {
-            name
-            for name, machine_status in statuses.items()
-            if machine_status.ended and machine_status.state == MachineState.FAILED
-        }
         dead_machines = self.job.backend.dead_machines()
-        if len(dead_machines) == len(spec.machine_names):
+        if len(dead_machines) == len(self.job.spec.machine_names):
             return []
         # While the job boots, a machine without a status may only be slow.
-        started_machines = [name for name in dead_machines if name in statuses or not self.job.is_booting]
         return [
             name
-            for name in started_machines
-            if name not in failed_machines and not run_folder.disabled_marker(name).exists()
+            for name in dead_machines
+            if (name in statuses or not self.job.is_booting)
+            and end_states.get(name) != MachineState.FAILED
+            and not run_folder.disabled_marker(name).exists()
         ]
 
 

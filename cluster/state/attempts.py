@@ -60,9 +60,8 @@ class Attempt:
     `resume_before` cannot be read, so only one of an earlier step may be taken; None: there is no such checkpoint. The
     same members have failed `crash_count` times at step `crash_step`. `fault_counts` counts each machine's own
     failures, and `left_out` has the ids of the members of the attempt before that failed by their own fault too often.
-    `proposer` is the id of the machine that proposed it, and `time` is by the wall clock of that machine (seconds since
-    1970). `token` is the secret by which the ranks know each other, and `addresses` are all those from which their
-    machines may connect; none: they are not known.
+    `time` is by the wall clock of the machine that proposed it (seconds since 1970). `token` is the secret by which the
+    ranks know each other, and `addresses` are all those from which their machines may connect; (): they are not known.
     """
 
     number: int = 0
@@ -83,7 +82,6 @@ class Attempt:
     failed_rank: int | None = None
     fault_counts: dict[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    proposer: str = ""
     time: float = 0.0
 
     def __post_init__(self) -> None:

@@ -62,9 +62,8 @@ class MachineStatus(TrainingNumbers):
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
     the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
     `progress` describe what the agent does before it trains. `limit` names the time limit, of which `limit_share` has
-    passed; None: there is none. `elapsed_seconds` have passed of the launch's time. `members` and `resume` are those of
-    the attempt, `codes` the exit codes of the trainers. `traffic` is what a rented machine has moved since its boot.
-    The numbers of training stay until later ones replace them.
+    passed; None: there is none. `elapsed_seconds` have passed of the launch's time. `traffic` is what a rented machine
+    has moved since its boot. The numbers of training stay until later ones replace them.
     """
 
     id: str
@@ -92,9 +91,6 @@ class MachineStatus(TrainingNumbers):
     limit: str = ""
     limit_share: float | None = None
     elapsed_seconds: float = 0.0
-    members: tuple[str, ...] = ()
-    resume: str = ""
-    codes: tuple[int | None, ...] = ()
     use: MachineLoad | None = None
     traffic: Traffic | None = None
     time: float = 0.0
@@ -225,22 +221,24 @@ class PeerStatuses:
         A file that is half-written, missing or of another launch is ignored; the last good status is kept.
         """
         for name in self.machine_names:
-            with contextlib.suppress(OSError, ValueError):
-                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
-                if text == self.last_texts.get(name):
-                    continue
-                self.last_texts[name] = text
-                status = decode_json(MachineStatus, text)
-                if status.launch != self.launch_id:
-                    continue
-                if status.id in self.statuses:
-                    self.seen_changing.add(status.id)
-                # An agent that was started again has a new id: the machine with the old id is lost.
-                replaced_ids = [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]
-                for replaced_id in replaced_ids:
-                    del self.statuses[replaced_id], self.changed_at[replaced_id]
-                self.statuses[status.id] = status
-                self.changed_at[status.id] = now
+            with contextlib.suppress(OSError):
+                self.take(name, read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES), now)
+
+    def take(self, name: str, text: bytes, now: float) -> None:
+        """Take over the status of a machine from the text of its file, if that has changed and is of this launch."""
+        if text == self.last_texts.get(name):
+            return
+        self.last_texts[name] = text
+        status = parse_status(text)
+        if status is None or status.launch != self.launch_id:
+            return
+        if status.id in self.statuses:
+            self.seen_changing.add(status.id)
+        # An agent that was started again has a new id: the machine with the old id is lost.
+        for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
+            del self.statuses[replaced_id], self.changed_at[replaced_id]
+        self.statuses[status.id] = status
+        self.changed_at[status.id] = now
 
     def discount_pause(self, pause_seconds: float) -> None:
         """Do not count a time in which this process was suspended as silence of the peers."""

@@ -8,17 +8,6 @@ from train.metrics.records import TrainResult
 from .states import JobState, SetupStep
 from .timeline import AttemptRow
 
-# The steps of a machine before its trainers start. The other steps belong to the trainers.
-SETUP_STEPS = (
-    SetupStep.BOOTING,
-    SetupStep.CONNECTING,
-    SetupStep.CODE,
-    SetupStep.ENVIRONMENT,
-    SetupStep.CHECKS,
-    SetupStep.AGENT,
-    SetupStep.FETCH,
-    SetupStep.STANDBY,
-)
 ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
 
 
@@ -58,5 +47,6 @@ class JobResult(TrainResult):
             for steps in self.setup.values()
         ]
         slowest = max(starts, key=lambda steps: sum(steps.values()), default={})
-        setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
+        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.OTHERS)]
+        setup_seconds = sum(slowest.get(step, 0.0) for step in steps_of_setup)
         return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)

@@ -86,6 +86,7 @@ def write_result(
         state, reason = (end_state, end_reason) if end_reason else infer_end_state(run)
         measured = _measurements_so_far(run)
         usage_errors = None
+    agreed = run.folder.attempts.agreed_end(run.folder.launch_id)
     agent_seconds = seconds_by_state(run)
     trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
     measured = replace(
@@ -114,7 +115,7 @@ def write_result(
         backend=run.spec.backend,
         did_not_answer=list(unreachable),
         ids_wrong=usage_errors,
-        is_input_wrong=state == JobState.FAILED and _has_wrong_input(run),
+        is_input_wrong=state == JobState.FAILED and agreed is not None and agreed.fault == Fault.INPUT,
     )
     content = _limited_json(with_forecast(result, run.spec.forecast))
     if run.folder.is_history_cut:
@@ -150,12 +151,6 @@ def _limited_json(result: JobResult) -> bytes:
         epochs=(),
     )
     return to_json_bytes(encode(outcome))
-
-
-def _has_wrong_input(run: Run) -> bool:
-    """Whether the agents of the last launch ended the job because of its recipe, its options or its images."""
-    agreed = run.folder.attempts.agreed_end(run.folder.launch_id)
-    return agreed is not None and agreed.fault == Fault.INPUT
 
 
 def _measurements_so_far(run: Run) -> TrainResult:

@@ -169,11 +169,6 @@ class JobSpec:
         return tuple(map(str, range(self.machines + self.recovery.spares)))
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether the job goes on with fewer machines after a loss."""
-        return self.own_command is None or self.own_command.elastic
-
-    @property
     def host_list(self) -> tuple[Host, ...]:
         """The machines of the hosts file, or those that are rented now; empty for machines that ssh does not reach."""
         return self.hosts.machines if self.hosts else ()
@@ -191,10 +186,11 @@ class JobSpec:
     @property
     def membership_rules(self) -> MembershipRules:
         """The rules by which the job's machines agree on the members of an attempt."""
+        is_elastic = self.own_command is None or self.own_command.elastic  # goes on with fewer machines after a loss
         return MembershipRules(
             machine_names=self.machine_names,
             target_size=self.machines,
-            min_size=self.recovery.min_machines if self.is_elastic else self.machines,
+            min_size=self.recovery.min_machines if is_elastic else self.machines,
             heartbeat_timeout=self.heartbeat_timeout_seconds,
             goes_on_in_place=self.recovery.in_place,
             loss_timeout=self.recovery.lost_seconds,
@@ -279,13 +275,10 @@ class JobSpec:
 
     def to_json(self) -> dict[str, object]:
         """Return plain data from which `from_json` makes an equal JobSpec, but for its secrets."""
-        values = {**asdict(self), self._workload_key: self.workload.to_json()}
+        key = next(key for key, workload_type in WORKLOADS.items() if isinstance(self.workload, workload_type))
+        values = {**asdict(self), key: self.workload.to_json()}
         del values["notify"], values["secret_values"], values["workload"]
         return values
-
-    @property
-    def _workload_key(self) -> str:
-        return next(key for key, workload_type in WORKLOADS.items() if isinstance(self.workload, workload_type))
 
     @classmethod
     def from_json(cls, value: object) -> Self:

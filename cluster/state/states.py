@@ -34,19 +34,25 @@ def work_title(kinds: Iterable[WorkKind]) -> str:
 
 
 class AgentPhase(StrEnum):
-    """What an agent does, as far as its peers have to know. They agree by it on the members of the next attempt."""
+    """What an agent does, as far as its peers have to know. They agree by it on the members of the next attempt.
 
+    In a later phase of this list an agent knows more about the job.
+    """
+
+    ENDED = "ended"  # it has announced its end
     WARMING = "warming"  # getting ready
     SPARE = "spare"  # ready
-    RUNNING = "running"  # its trainers are at work
     FAILED = "failed"  # its trainers have failed, and the next attempt is due
     SAVED = "saved"  # its trainers have saved and ended, and the next attempt is due
     FINISHED = "finished"  # the processes of a command have ended well here; those of other machines may still run
-    ENDED = "ended"  # it has announced its end
+    RUNNING = "running"  # its trainers are at work
 
 
 class MachineState(StrEnum):
-    """What a machine does at the moment. While its trainers are at work, this is what they report (`TrainerState`)."""
+    """What a machine does at the moment. While its trainers are at work, this is what they report (`TrainerState`).
+
+    Up to TRAINING, the states are in the order of progress: a job is in the last of its machines' states in this order.
+    """
 
     SETUP = "setup"
     FETCHING = "fetching"

@@ -22,32 +22,6 @@ from .run_folder import AGENT_OUTPUT, Run, RunFolder, install_log_path, stop_rea
 from .states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep, WorkKind
 from .supervisor_records import MachineSetup, SetupRecord
 
-# A job counts as being in the last of its machines' states in this order.
-STATES_BY_PROGRESS = (
-    MachineState.SETUP,
-    MachineState.FETCHING,
-    MachineState.WARMING,
-    MachineState.WAITING,
-    MachineState.FAILED,
-    MachineState.SAVED,
-    MachineState.FINISHED,
-    MachineState.STARTING,
-    MachineState.INDEXING,
-    MachineState.JOINING,
-    MachineState.STOPPING,
-    MachineState.VALIDATING,
-    MachineState.TRAINING,
-)
-# A machine in an earlier phase of this tuple knows more about the job.
-PHASES_BEST_INFORMED_FIRST = (
-    AgentPhase.RUNNING,
-    AgentPhase.FINISHED,
-    AgentPhase.SAVED,
-    AgentPhase.FAILED,
-    AgentPhase.SPARE,
-    AgentPhase.WARMING,
-    AgentPhase.ENDED,
-)
 # The states of a machine in which its job does not run: not yet, or not any more.
 JOB_STATE_OF_INACTIVE = {
     MachineState.SETUP: JobState.SETUP,
@@ -159,14 +133,13 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
 def best_informed_status(run: Run) -> MachineStatus | None:
     """Return the status of the machine that knows most about the job, None before the first status.
 
-    A machine that is done comes first, then the machine of the newest attempt, then the order of
-    `PHASES_BEST_INFORMED_FIRST`.
+    A machine that is done comes first, then the machines of the newest attempt, then those in the latest `AgentPhase`.
     """
 
-    def sort_key(status: MachineStatus) -> tuple[bool, int, int]:
-        return status.state != MachineState.DONE, -status.attempt, PHASES_BEST_INFORMED_FIRST.index(status.phase)
+    def knowledge(status: MachineStatus) -> tuple[bool, int, int]:
+        return status.state == MachineState.DONE, status.attempt, list(AgentPhase).index(status.phase)
 
-    return min(machine_statuses(run).values(), key=sort_key, default=None)
+    return max(machine_statuses(run).values(), key=knowledge, default=None)
 
 
 def job_status(run: Run, result: JobResult | None) -> JobStatus:
@@ -274,17 +247,14 @@ def _running_job_status(
     if agent_status.phase == AgentPhase.FAILED:
         state = JobState.RUNNING
     reason = agent_status.reason
-    if newest and newest.launch_id == run_folder.launch_id and _follows_a_loss(run_folder, newest):
-        has_recovered = agent_status.state in RECOVERED_STATES
-        if state == JobState.RUNNING and not has_recovered:
+    if newest and newest.launch_id == run_folder.launch_id:
+        moved_launches = timeline.moved_launch_ids(run_folder)
+        # Else it is the start of a launch, or of a resume by the user.
+        follows_a_loss = newest.reason != AttemptReason.START or newest.launch_id in moved_launches
+        if follows_a_loss and state == JobState.RUNNING and agent_status.state not in RECOVERED_STATES:
             state = JobState.RECOVERING
-        reason = reason or newest.reason
+        reason = reason or (newest.reason if follows_a_loss else "")
     return replace(status, state=state, reason=reason)
-
-
-def _follows_a_loss(run_folder: RunFolder, attempt: Attempt) -> bool:
-    """Whether an attempt follows a loss of machines, and is not the start of a launch or resume by the user."""
-    return attempt.reason != AttemptReason.START or attempt.launch_id in timeline.moved_launch_ids(run_folder)
 
 
 def machine_rows(run: Run) -> dict[str, MachineRow]:
@@ -324,8 +294,8 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
 def seconds_by_state(run: Run) -> dict[str, float]:
     """Return the seconds of each state over all launches, and "total", without the time between launches.
 
-    At each moment the job is in the state of the machine that is furthest (STATES_BY_PROGRESS): a machine that waits or
-    has gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
+    At each moment the job is in the state of the machine that is furthest (`MachineState`): a machine that waits or has
+    gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
     """
     spans: list[tuple[float, float, MachineState]] = []
     for name in run.spec.machine_names:
@@ -333,10 +303,6 @@ def seconds_by_state(run: Run) -> dict[str, float]:
             is_new_agent = next_state == MachineState.SETUP  # until then no agent was alive
             if state not in timeline.FINAL_AGENT_STATES and not is_new_agent and end > begin:
                 spans.append((begin, end, state))
-
-    def progress(state: MachineState) -> int:
-        return STATES_BY_PROGRESS.index(state) if state in STATES_BY_PROGRESS else len(STATES_BY_PROGRESS)
-
     seconds: dict[str, float] = {}
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
     starting = sorted(spans, key=lambda span: span[0], reverse=True)
@@ -346,7 +312,7 @@ def seconds_by_state(run: Run) -> dict[str, float]:
             active.append(starting.pop())
         active = [span for span in active if span[1] >= end]
         if active:
-            state = max((state for _, _, state in active), key=progress)
+            state = max((state for _, _, state in active), key=list(MachineState).index)
             part = "validation" if state == MachineState.VALIDATING else str(state)
             seconds[part] = seconds.get(part, 0.0) + end - begin
     return {"total": sum(seconds.values()), **seconds}

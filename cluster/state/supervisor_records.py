@@ -67,7 +67,6 @@ class CloudActivity:
     """A step of the supervisor that takes long, such as renting machines: cloud.json in the run folder."""
 
     doing: str  # "" when nothing takes long
-    time: float  # when it was written, in seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +152,8 @@ def read_trouble(run_path: Path) -> SupervisorTrouble | None:
 
 def write_activity(run_path: Path, doing: str) -> None:
     """Write the present activity. A full disk must not end the job, so errors are ignored."""
-    activity = CloudActivity(doing=doing, time=time.time())
     with contextlib.suppress(OSError):
-        write_atomic(run_path / CLOUD_ACTIVITY_FILE, to_json_bytes(encode(activity)), durable=False)
+        write_atomic(run_path / CLOUD_ACTIVITY_FILE, to_json_bytes(encode(CloudActivity(doing=doing))), durable=False)
 
 
 def read_activity(run_path: Path) -> CloudActivity | None:

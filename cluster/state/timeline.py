@@ -68,7 +68,8 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
             row = replace(row, steps_lost=max(0, position - attempt.first_step))
             if ends and attempt.launch_id in (last_trained_launch, *moved_launches):
                 pause = ends.first.time - last_step_time
-                row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=_with_jump(row.reason))
+                with_jump = "; ".join(filter(None, (row.reason, CLOCK_JUMPED)))
+                row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=with_jump)
         if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
         elif rows and row.reason == AttemptReason.START:
@@ -87,10 +88,6 @@ def known_first_steps(rows: Sequence[AttemptRow]) -> list[int | None]:
     """Return the step from which each attempt went on. That of a command is not known, however many it had done."""
     has_steps = any(row.first_step or row.last_step is not None for row in rows)
     return [row.first_step if has_steps else None for row in rows]
-
-
-def _with_jump(reason: str) -> str:
-    return f"{reason}; {CLOCK_JUMPED}" if reason else CLOCK_JUMPED
 
 
 def describe_members(names: Sequence[str]) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.state.attempts import Attempt
+from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
+from train.distributed import network
 from train.tools import process
 from train.tools.agent_protocol import rank_log_file
 from train.tools.process_log import log_end
@@ -44,13 +46,16 @@ class ProcessesExit:
 class AttemptProcesses(ABC):
     """Starts, watches and ends the processes of attempts on one machine, one attempt after the other."""
 
-    def __init__(self, work: Path, temp_folder: Path) -> None:
+    def __init__(self, spec: JobSpec, shared: Path, work: Path, temp_folder: Path) -> None:
+        self.spec = spec
+        self.shared = shared
         self.work = work
         self.environment: dict[str, str] = {OWNER_VARIABLE: str(temp_folder), "TMPDIR": str(temp_folder)}
         self.attempt_number = 0
         self.first_rank = 0
         self.is_exit_requested = False
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.standby_processes: list[subprocess.Popen[bytes]] = []
 
     @abstractmethod
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
@@ -59,6 +64,23 @@ class AttemptProcesses(ABC):
         `machine_rank` is this machine's index among the members. With `goes_on_in_place` the processes of the last
         attempt, which have kept their state (`read_kept_states`), take part in this one. Raises `UnkillableProcess`.
         """
+
+    def begin_attempt(self, attempt: Attempt, machine_rank: int) -> tuple[Path, list[dict[str, str]]]:
+        """Make the folder for the logs of an attempt.
+
+        Returns the log of this machine's first rank, and the variables by which each of its ranks finds the others.
+        """
+        procs = self.spec.procs
+        self.attempt_number = attempt.number
+        self.first_rank = machine_rank * procs
+        self.is_exit_requested = False
+        first_log = rank_log_file(self.work, attempt.number, self.first_rank)
+        first_log.parent.mkdir(parents=True, exist_ok=True)
+        of_network = network.interface_variables(attempt.master_address) | network.efa_variables()
+        of_ranks = process.rank_environments(
+            procs, self.first_rank, procs * len(attempt.members), attempt.master_address, attempt.master_port
+        )
+        return first_log, [of_network | of_rank for of_rank in of_ranks]
 
     def ensure_standby(self) -> bool:
         """Prepare for the next attempt. Returns whether this machine is ready for it. Raises `UnkillableProcess`."""
@@ -96,10 +118,6 @@ class AttemptProcesses(ABC):
         """Return the reports of the processes that keep their state for the next attempt."""
         return []
 
-    def has_ended_process(self) -> bool:
-        """Return whether one of the processes has ended."""
-        return any(code is not None for code in self.exit_codes())
-
     def exit_codes(self) -> list[int | None]:
         """Return the exit codes of the processes, None for those that run."""
         return [child.poll() for child in self.processes]
@@ -131,14 +149,14 @@ class AttemptProcesses(ABC):
 
         Raises `UnkillableProcess`.
         """
-        killed = self.processes
-        self.processes = []
+        killed, self.processes = self.processes, []
+        if include_standby:
+            killed, self.standby_processes = killed + self.standby_processes, []
         kill_process_groups(killed)
-        self.kill_leftovers()
-
-    def kill_leftovers(self, spared: "list[subprocess.Popen[bytes]] | None" = None) -> None:
-        """Kill what processes of attempts have left behind: children of this process now (`adopt_orphans`)."""
-        spared_pids = {pid for child in spared or [] for pid in (child.pid, *process.descendant_pids(child.pid))}
+        # What the processes have left behind are children of this process now (`adopt_orphans`).
+        spared_pids = {
+            pid for child in self.standby_processes for pid in (child.pid, *process.descendant_pids(child.pid))
+        }
         for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
             with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
                 if guard.has_variable(pid, f"{OWNER_VARIABLE}={self.environment[OWNER_VARIABLE]}"):

@@ -31,7 +31,6 @@ from cluster.script.progress import ScriptNumbers, ScriptProgress
 from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
-from train.distributed import network
 from train.recipe.command import Command
 from train.tools import process
 from train.tools.agent_protocol import EVENTS_FOLDER, rank_log_file
@@ -61,10 +60,8 @@ class CommandProcesses(AttemptProcesses):
     def __init__(
         self, spec: JobSpec, command: Command, shared: Path, work: Path, temp_folder: Path, user_project: Path | None
     ) -> None:
-        super().__init__(work, temp_folder)
-        self.spec = spec
+        super().__init__(spec, shared, work, temp_folder)
         self.command = command
-        self.shared = shared
         self.source = user_project if spec.user_project else None
         self.environment |= self._job_environment()
         self.is_copied = False
@@ -115,37 +112,28 @@ class CommandProcesses(AttemptProcesses):
         A command never goes on in place; one that cannot be started is found by `collect_exit`. Raises
         `UnkillableProcess`.
         """
-        self.attempt_number = attempt.number
-        self.first_rank = machine_rank * self.spec.procs
-        self.is_exit_requested = False
+        first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
         self.exit_requested_at = None
         self.start_problem = ""
-        first_log = rank_log_file(self.work, attempt.number, self.first_rank)
-        first_log.parent.mkdir(parents=True, exist_ok=True)
-        world_size = self.spec.procs * len(attempt.members)
         shared_environment = {
             **self.environment,
-            **network.interface_variables(attempt.master_address),
-            **network.efa_variables(),
             "GROUP_RANK": str(machine_rank),
             "GROUP_WORLD_SIZE": str(len(attempt.members)),
             "ROLE_NAME": "default",
-            "ROLE_WORLD_SIZE": str(world_size),
+            "ROLE_WORLD_SIZE": str(self.spec.procs * len(attempt.members)),
             "TORCHELASTIC_RESTART_COUNT": str(attempt.number - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(self.command.retries),
             "TORCHELASTIC_RUN_ID": self.spec.uid or self.spec.name,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
-        rank_environments = process.rank_environments(
-            self.spec.procs, self.first_rank, world_size, attempt.master_address, attempt.master_port
-        )
         self.found_exit = None
-        resume = attempt.resume
-        is_writer = machine_rank == 0
+        is_first = machine_rank == 0
         folder = self.work / CHECKPOINTS_FOLDER
-        self.checkpoints = CheckpointFolder(folder, self.shared, attempt.number, resume, is_writer, self.checkpoints)
+        self.checkpoints = CheckpointFolder(
+            folder, self.shared, attempt.number, attempt.resume, is_first, self.checkpoints
+        )
         events, touched = self.work / EVENTS_FOLDER, self.work / PROGRESS_FILE
-        pattern = self.pattern if machine_rank == 0 else None
+        pattern = self.pattern if is_first else None
         self.progress = ScriptProgress(first_log, events, touched, pattern, counts_output=self.pattern is None)
         self.pending_start = partial(self._start_processes, attempt, shared_environment, rank_environments)
         self.checkpoints.wait_until_restored(RESTORE_WAIT_SECONDS)

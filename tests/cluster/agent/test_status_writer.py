@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_disk import fill
 
 from cluster.agent.status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
@@ -24,13 +25,7 @@ LOAD = MachineLoad(cpu=7)
 def make_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StatusWriter]:
     """Make a writer of machine 1 with this heartbeat in seconds, which does not measure the machine."""
     monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: LOAD)
-    writers = []
-
-    def make(heartbeat_seconds: float = 3600.0) -> StatusWriter:
-        writers.append(StatusWriter(tmp_path, "1", "now", heartbeat_seconds))
-        return writers[-1]
-
-    return make
+    return lambda heartbeat_seconds=3600.0, shared=tmp_path: StatusWriter(shared, "1", "now", heartbeat_seconds)
 
 
 def read_status(folder: Path) -> Any:
@@ -52,30 +47,21 @@ def test_write_has_status_numbers_and_machine_load(tmp_path: Path, make_writer: 
     assert (status.launch, status.use) == ("now", LOAD)
 
 
-@pytest.mark.parametrize("change", [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}], ids=str)
-def test_write_urgent_change_is_written_at_once(
-    tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any]
+@pytest.mark.parametrize(
+    ("change", "is_urgent"),
+    [({"phase": "failed"}, True), ({"attempt": 3}, True), ({"leave_reason": "a notice"}, True), ({"step": 9}, False)],
+)
+def test_urgent_change_is_written_at_once_and_a_number_with_the_next_heartbeat(
+    tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any], is_urgent: bool
 ) -> None:
     writer = make_writer()
     writer.write(STATUS)
-    writer.write(replace(STATUS, **change))
+    changed = replace(STATUS, **change)
+    writer.write(changed)
+    assert (read_status(tmp_path).items() >= change.items()) == is_urgent
+    writer.heartbeat_seconds = 0.0
+    writer.write(changed)
     assert read_status(tmp_path).items() >= change.items()
-
-
-def test_write_numbers_wait_for_heartbeat(
-    tmp_path: Path, make_writer: Callable[..., StatusWriter], sandbox: Fixture
-) -> None:
-    writer = make_writer()
-    writer.write(replace(STATUS, step=8))
-    writer.write(replace(STATUS, step=9))
-    assert read_status(tmp_path)["step"] == 8
-    writer.heartbeat_seconds = 0.05
-
-    def write_step_10() -> bool:
-        writer.write(replace(STATUS, step=10))
-        return bool(read_status(tmp_path)["step"] == 10)
-
-    sandbox.wait_for(write_step_10)
 
 
 def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
@@ -103,14 +89,11 @@ def test_status_writer_logs_killed_predecessor_as_gone(
     assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: LOAD)
+def test_write_full_disk_rewrites_status_in_place(full_disk: Path, make_writer: Callable[..., StatusWriter]) -> None:
     (full_disk / "filling").unlink()
-    writer = StatusWriter(full_disk, "1", "now", 0.0)
+    writer = make_writer(0.0, full_disk)
     writer.write(replace(STATUS, step=8))
-    with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
-        while file.write(bytes(4096)):
-            pass
+    fill(full_disk)
     writer.write(replace(STATUS, step=9))
     assert read_status(full_disk)["step"] == 9
 

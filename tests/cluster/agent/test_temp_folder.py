@@ -19,8 +19,10 @@ def abandoned_folder(parent: Path, name: str = "dead") -> Path:
     return folder
 
 
-def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path) -> None:
-    folder = TempFolder([tmp_path / "missing", tmp_path])
+def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temp_folder, "DEFAULT_PARENT", str(tmp_path / "missing"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing too"))
+    folder = TempFolder(tmp_path)
     assert folder.path.parent == tmp_path and folder.path.name.startswith(".imgnet-agent-")
     assert folder.path.stat().st_mode & 0o777 == 0o700
     remove_abandoned_folders(tmp_path)

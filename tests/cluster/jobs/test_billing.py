@@ -38,10 +38,8 @@ def write_journal(run: Any, *machines: tuple[str, float, float], price: float | 
 def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
     """Write the metrics of an attempt: (step, time) of each step, and the time of the epoch's end."""
     rows = [step_line(step, time, attempt=attempt) for step, time in steps]
-    rows.append(epoch_line(steps[-1][0], epoch, attempt=attempt, top5=50.0))
-    path = run.run_folder.path / "metrics" / f"{attempt:06d}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.write_metrics(attempt, *rows, epoch_line(steps[-1][0], epoch, attempt=attempt, top5=50.0))
+    run.copy_logs()
 
 
 def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixture) -> None:

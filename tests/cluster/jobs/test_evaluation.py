@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,6 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
     assert not finished.job_pids()
 
 
-def test_eval_plot_has_a_column_per_crop_and_tight_rows(finished: Fixture, evaluated: Any) -> None:
-    page = Image.open(finished.path / "crops.png").convert("L")
-    assert page.width == crops.LEFT_MARGIN + 4 * (crops.CELL_PIXELS + crops.CELL_GAP)
-    assert count_image_rows(page) == 6 and highest_white_band(page) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
-
-
 def test_eval_unwritable_plot_still_prints_the_numbers(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
     checkpoint = json.loads(evaluated.out)["checkpoint"]
     options = ("--data", finished.data, "--crops", "center", "--sizes", "32", "--workers", "0")
@@ -89,21 +82,6 @@ def test_eval_unwritable_plot_still_prints_the_numbers(finished: Fixture, evalua
     (tmp_path / "x.png").mkdir()
     ran = finished.cli("eval", checkpoint, *options, "--plot", tmp_path / "x.png")
     assert ran.code == 1 and "top-1" in ran.out and f"--plot {tmp_path / 'x.png'}: " in ran.err, ran
-
-
-def row_darkness(page: Any) -> list[bool]:
-    """For each line of pixels below the header, whether it has a pixel that is not white."""
-    return [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
-
-
-def count_image_rows(page: Any) -> int:
-    """The number of images below each other: bands that are not white and higher than a line of text."""
-    return sum(len(list(band)) > crops.ANSWER_HEIGHT for is_dark, band in groupby(row_darkness(page)) if is_dark)
-
-
-def highest_white_band(page: Any) -> int:
-    """The height of the highest white band below the header, in pixels."""
-    return max(len(list(band)) for is_dark, band in groupby(row_darkness(page)) if not is_dark)
 
 
 def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:

@@ -56,9 +56,11 @@ def logged_messages(run: Any) -> str:
     return text_of(run.run_folder.supervisor_log_path)
 
 
-def test_supervisor_second_one_exits_and_next_continues_after_kill(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the_first(
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, end: signal.Signals
 ) -> None:
+    """The keys by which people try to leave its session, such as Ctrl-C, do not end it."""
     run = hand_made()
     run.write_status("training")
     with run.hold_agent_lock():
@@ -67,8 +69,12 @@ def test_supervisor_second_one_exits_and_next_continues_after_kill(
         sandbox.wait_for(lambda: local_log(run) == "one\n")
         assert start_supervisor(run).wait(120) == 0 and first.poll() is None
         assert "another supervisor is running" in (sandbox.path / "supervisor.log").read_text()
-        first.kill()
-        first.wait()
+        for signal_number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
+            first.send_signal(signal_number)
+        sandbox.wait_for(lambda: "SIGHUP" in logged_messages(run))
+        first.send_signal(end)
+        assert first.wait(120) in (-end, 128 + end)
+        assert ("SIGTERM: the supervisor was ended" in logged_messages(run)) == (end == signal.SIGTERM)
         append_log(run, "two\n")
         third = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\ntwo\n")
@@ -91,24 +97,6 @@ def test_supervisor_on_full_disk_stays_until_agent_is_gone(
         sandbox.wait_for(lambda: "No space left" in log.read_text())
         assert supervisor.poll() is None
     assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
-
-
-def test_supervisor_log_keeps_the_reason_of_its_death(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture
-) -> None:
-    """The keys by which people try to leave the session, such as Ctrl-C, do not end it."""
-    run = hand_made()
-    run.write_status("training")
-    with run.hold_agent_lock():
-        append_log(run, "one\n")
-        supervisor = start_supervisor(run)
-        sandbox.wait_for(lambda: local_log(run) == "one\n")
-        for signal_number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
-            supervisor.send_signal(signal_number)
-        sandbox.wait_for(lambda: "SIGHUP" in logged_messages(run))
-        supervisor.send_signal(signal.SIGTERM)
-        assert supervisor.wait(120) in (-signal.SIGTERM, 128 + signal.SIGTERM)
-    assert "SIGTERM: the supervisor was ended" in logged_messages(run)
 
 
 def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture) -> None:

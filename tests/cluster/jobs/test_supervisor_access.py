@@ -108,9 +108,9 @@ def test_command_without_credentials_starts_no_supervisor_and_says_so(job: Any, 
     assert not (job.run_folder.shared / "stop").exists()
 
 
-def test_command_with_credentials_starts_a_supervisor_and_warns_of_nothing(job: Any) -> None:
-    job.refresh()
-    job.refresh()
+def test_command_with_credentials_starts_one_supervisor_and_warns_of_nothing(job: Any) -> None:
+    for _ in range(2):
+        job.refresh()
     assert job.sessions == ["supervisor"] and job.status().warning == ""
 
 
@@ -212,26 +212,31 @@ def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch:
     assert [warning.partition(";")[0] for warning in rounds] == ["", "", "refused", "refused", ""]
 
 
-def test_command_with_fresh_credentials_replaces_a_supervisor_that_is_refused(job: Any, start_holder: Fixture) -> None:
-    holder = start_holder()
+@pytest.mark.parametrize(
+    ("module", "has_credentials"),
+    [
+        ("cluster.jobs.supervisor", True),
+        ("cluster.jobs.supervisor", False),
+        ("another.program", True),  # on a shared disk the ID in the lock may be that of a process of another computer
+    ],
+)
+def test_supervisor_that_is_refused_is_replaced_by_a_command_with_fresh_credentials(
+    job: Any, start_holder: Fixture, request: pytest.FixtureRequest, module: str, has_credentials: bool
+) -> None:
+    holder = start_holder(module)
     job.refresh()
     assert job.sessions == [] and holder.poll() is None, "its supervisor has access"
+    if not has_credentials:
+        request.getfixturevalue("without_credentials")
     supervisor_records.write_trouble(job.path, REFUSED)
-    assert REFUSED.error in job.status().warning
-    job.refresh()
-    assert holder.wait(120) == -signal.SIGTERM and job.sessions == ["supervisor"]
-    job.refresh()
-    assert job.sessions == ["supervisor"] and job.status().warning == ""
-
-
-def test_supervisor_that_is_refused_stays_without_better_credentials(
-    job: Any, start_holder: Fixture, without_credentials: None
-) -> None:
-    holder = start_holder()
-    supervisor_records.write_trouble(job.path, REFUSED)
-    job.refresh()
-    assert holder.poll() is None and job.sessions == []
     assert job.status().warning.startswith(REFUSED.error)
+    job.refresh()
+    if has_credentials and module == "cluster.jobs.supervisor":
+        assert holder.wait(120) == -signal.SIGTERM and job.sessions == ["supervisor"]
+        job.refresh()
+        assert job.sessions == ["supervisor"] and job.status().warning == ""
+    else:
+        assert holder.poll() is None and job.sessions == [] and job.status().warning.startswith(REFUSED.error)
 
 
 @pytest.mark.parametrize("backend", ["toy", "local"])
@@ -287,11 +292,3 @@ def test_clock_of_home_that_is_set_while_a_supervisor_is_at_work_or_dead(
         assert start <= host.unix_time() < start + 3600
         wait_for_log("jumped by -25")
     assert caplog.text.count("jumped by") == 2
-
-
-def test_other_process_that_holds_the_lock_is_not_ended(job: Any, start_holder: Fixture) -> None:
-    """On a shared disk the ID in the lock may be that of a process of another computer."""
-    holder = start_holder("another.program")
-    supervisor_records.write_trouble(job.path, REFUSED)
-    job.refresh()
-    assert holder.poll() is None and job.sessions == []

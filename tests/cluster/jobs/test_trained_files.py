@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.local_connector import LocalConnector
+from support.train_records import make_epoch
 
 from cluster.backends.ssh import SshBackend
 from cluster.connectors import untrusted
@@ -17,13 +19,12 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import checkpoints
 from cluster.machines import trained_files
 from cluster.script.snapshot import newest_version, remove_version
+from cluster.state.job_result import JobResult
+from cluster.state.states import JobState
+from train.tools.records import encode
 from train.weights.safetensors_header import BLANK_SHA256, header_bytes
 
 Fixture = Any
-EPOCH: dict[str, Any] = {
-    "size": 32, "global_batch": 8, "lr": 0.05, "steps": 8, "seconds": 11.5, "train_seconds": 10.0, "val_seconds": 1.5,
-    "train_loss": 2.5, "train_top1": 20.0, "train_top5": 60.0, "train_images": 60, "images_per_second": 6.0,
-}  # fmt: skip
 
 
 def weights_file(note: str = "") -> bytes:
@@ -73,16 +74,6 @@ class LyingConnector(LocalConnector):
         return self.content[offset:]
 
 
-class Progress:
-    """Records the bytes that were downloaded so far, and their total."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int]] = []
-
-    def __call__(self, done: int, total: int) -> None:
-        self.calls.append((done, total))
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """The run folder, to which files are downloaded."""
@@ -94,13 +85,13 @@ def test_download_network_brings_the_known_files_once(tmp_path: Path, home: Path
     machine = tmp_path / "machine"
     write_network(machine)
     (machine / "network" / "notes.txt").write_text("not asked for")
-    connector, progress = CountingConnector(), Progress()
+    connector, calls = CountingConnector(), list[tuple[int, int]]()
     for _ in range(2):
-        trained_files.download_network(connector, str(machine), home, progress)
+        trained_files.download_network(connector, str(machine), home, lambda *call: calls.append(call))
     expected = {path.name: path.read_bytes() for path in (machine / "network").iterdir() if path.suffix != ".txt"}
     assert {path.name: path.read_bytes() for path in (home / "network").iterdir()} == expected
     size = len(expected["model.safetensors"])
-    assert (size, size) in progress.calls and connector.reads.count("classes.json") == 1
+    assert (size, size) in calls and connector.reads.count("classes.json") == 1
     (home / "network" / "model.safetensors").write_bytes(b"cut")
     trained_files.download_network(connector, str(machine), home, lambda *_: None)
     assert (home / "network" / "model.safetensors").read_bytes() == weights_file("last")
@@ -161,20 +152,20 @@ def test_download_version_brings_the_newest_complete_one_with_hidden_files_and_d
     machine = tmp_path / "machine"
     write_version(machine, "000001/save-00000009", old="1")
     write_version(machine, "000002/.new-1a2b", torn="x")
-    connector, progress = CountingConnector(), Progress()
+    connector, calls = CountingConnector(), list[tuple[int, int]]()
     assert trained_files.download_version(connector, str(tmp_path / "nowhere"), home, lambda *_: None) is None
     assert trained_files.download_version(connector, str(machine), home, lambda *_: None)
     write_version(machine, "000002/resume-00000009-1a2b3c4d", old="1")
     write_version(machine, "000002/save-00000010", **{"epoch 3/model": "m" * 100, "epoch 3/.metadata": "", "a": "2"})
     (machine / "checkpoints/000002/save-00000010/last").symlink_to("a")
     for _ in range(2):
-        version = trained_files.download_version(connector, str(machine), home, progress)
+        version = trained_files.download_version(connector, str(machine), home, lambda *call: calls.append(call))
     assert version == home / "checkpoints/000002/save-00000010" == newest_version(home)
     expected = {"epoch 3/model": "m" * 100, "epoch 3/.metadata": "", "a": "2", "last": "2"}
     assert files_below(home / "checkpoints") == {
         f"000002/save-00000010/{path}": text for path, text in expected.items()
     }
-    assert progress.calls[-1] == (102, 102) and sorted(progress.calls) == progress.calls
+    assert calls[-1] == (102, 102) and sorted(calls) == calls
     assert connector.reads.count("model") == 3
 
 
@@ -230,13 +221,9 @@ def test_link_network_takes_files_only(tmp_path: Path, home: Path) -> None:
 def test_link_network_copies_where_there_are_no_hard_links(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    shared = tmp_path / "shared"
-    write_network(shared)
-    monkeypatch.setattr(os, "link", refuse)
-    trained_files.link_network(shared, home)
+    write_network(tmp_path / "shared")
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    trained_files.link_network(tmp_path / "shared", home)
     assert (home / "network" / "model.safetensors").read_bytes() == weights_file("last")
     assert len(list((home / "network").iterdir())) == 4
 
@@ -246,9 +233,9 @@ def test_link_network_copies_where_there_are_no_hard_links(
 
 def write_done(run: Any, *top1: float) -> None:
     """Write the result of a job that is done, with the accuracies of its epochs."""
-    epochs = [{**EPOCH, "epoch": number, "top1": value} for number, value in enumerate(top1, 1)]
-    result = {"job": "job-1", "state": "done", "reason": "", "attempts": 1, "epochs": epochs}
-    (run.run_folder.path / "result.json").write_text(json.dumps(result))
+    epochs = tuple(make_epoch(epoch=number, top1=value, top5=90.0) for number, value in enumerate(top1, 1))
+    result = JobResult(job="job-1", state=JobState.DONE, reason="", attempts=1, epochs=epochs)
+    run.run_folder.result_path.write_text(json.dumps(encode(result)))
 
 
 def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Fixture) -> None:
@@ -297,15 +284,15 @@ def remote_shared(hand_made: Fixture) -> Any:
 
 
 def test_download_checkpoint_brings_the_newest_complete_file_once(remote_shared: Path, home: Path) -> None:
-    connector, progress = CountingConnector(), Progress()
+    connector, calls = CountingConnector(), list[tuple[int, int]]()
     name = "checkpoints/000002/step-00000008.pt"
     missing = str(remote_shared / "nowhere")
     assert trained_files.download_checkpoint(connector, missing, home, lambda *_: None) is None
     for _ in range(2):
-        path = trained_files.download_checkpoint(connector, str(remote_shared), home, progress)
+        path = trained_files.download_checkpoint(connector, str(remote_shared), home, lambda *call: calls.append(call))
         assert path == home / name and path.read_bytes() == (remote_shared / name).read_bytes()
     size = (home / name).stat().st_size
-    assert (size, size) in progress.calls and connector.reads.count("step-00000008.pt") <= size // 40 + 2
+    assert (size, size) in calls and connector.reads.count("step-00000008.pt") <= size // 40 + 2
     assert [path.name for path in home.rglob("*.pt")] == ["step-00000008.pt"]
 
 

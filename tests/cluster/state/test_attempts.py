@@ -48,12 +48,6 @@ def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
     return payload[: len(payload) // 100]
 
 
-def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
-    first = propose(tmp_path, "0.a", "1.b")
-    assert (first.number, first.resume, first.members, first.machine_names) == (1, "", ("0.a", "1.b"), ("0", "1"))
-    assert first.first_step == 0 and first.launch_id == "now" and attempts.newest_attempt(tmp_path) == first
-
-
 def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, shared: Path) -> None:
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
@@ -102,6 +96,7 @@ def test_propose_late_pruning_by_older_attempt_does_no_harm(run: Any, shared: Pa
 
 def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     first = propose(tmp_path, "0.a", "1.b")
+    assert (first.number, first.resume, first.first_step, first.machine_names) == (1, "", 0, ("0", "1"))
     second = propose(tmp_path, "1.b")
     outdated = attempts.Attempt(launch_id="now", members=("0.a",))
     assert attempts.propose(tmp_path, first, outdated) == attempts.propose(tmp_path, None, outdated) == second
@@ -206,12 +201,3 @@ def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: C
     assert sorted(members_by_number) == list(range(1, len(members_by_number) + 1))
     assert all(list(attempt.members) == members_by_number[attempt.number] for attempt in returned)
     assert not [path for path in tmp_path.rglob(".*")], "a temporary file was left"
-
-
-def test_history_of_too_many_attempts_reads_only_the_newest(run: Any, shared: Path) -> None:
-    text = attempts.attempt_path(shared, 1).read_text()
-    for number in range(1, 12):
-        attempts.attempt_path(shared, number).write_text("{damaged" if number == 1 else text + " " * 900_000)
-    history = attempts.AttemptHistory(shared)
-    history.check()
-    assert [attempt.number for attempt in history.all()] == [*range(4, 12)] and history.is_cut

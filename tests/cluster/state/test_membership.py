@@ -121,32 +121,24 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
     ("statuses", "seen", "expected"),
     [
         # the start
-        pytest.param(THREE_READY[:2], {"attempt": None}, "nothing", id="a machine has not come yet"),
-        pytest.param([*THREE_READY[:2], status("2.c", "warming", 0, -1)], {"attempt": None}, "nothing", id="not ready"),
         pytest.param(THREE_READY, {"attempt": None, "silent": {"2.c": SILENT}}, "nothing", id="silent at the start"),
-        pytest.param([*THREE_READY[:2], replace(THREE_READY[2], leave_reason="a notice")], {"attempt": None},
-                     "nothing", id="leaving at the start"),
-        pytest.param(THREE_READY, {"attempt": None, "own_id": "1.b", "seconds_in_phase": 0.49}, "nothing",
-                     id="the second proposes half a second later"),
-        pytest.param(THREE_READY, {"attempt": None, "own_id": "2.c", "seconds_in_phase": 0.99}, "nothing",
-                     id="the third a second later"),
         pytest.param([*THREE_READY[:1], ended("1.b", "no such data folder")], {"attempt": None, "rules": TWO},
                      "nothing", id="a spare may come for a machine that failed"),
-        pytest.param([*all_of(risk_reason="EC2 may interrupt it soon"), *ready("3.d")], {"rules": FOUR}, "nothing",
-                     id="a machine at risk is not exchanged"),
         # stalls
-        pytest.param(all_of(), {"seconds_without_progress": 119.9}, "nothing", id="slow"),
         pytest.param(all_of(), {"seconds_without_progress": 120.1},
                      Action(kind=ActionKind.FAIL, reason="no progress for 120 s, all machines respond",
                             dump_stacks=True), id="stalled"),
         pytest.param(STARTING, {"seconds_without_progress": 299.9}, "nothing", id="slow start"),
         pytest.param(STARTING, {"seconds_without_progress": 300.1}, "fail", id="stalled start"),
-        pytest.param(all_of(), {"silent": {"1.b": SILENT}, "seconds_without_progress": 29.0,
-                                "longest_progress_gap": 10.0}, "nothing", id="less than three of its long steps"),
+        pytest.param(STARTING[:2], {"seconds_without_progress": 15.1}, "fail", id="a member without status is silent"),
+        pytest.param(all_of(), {"silent": {"1.b": 2.4, "2.c": 2.4}, "seconds_without_progress": 5.1}, "nothing",
+                     id="heartbeats, and no steps"),
+        pytest.param(all_of(), {"silent": {"1.b": 2.6, "2.c": 2.6}, "seconds_without_progress": 5.0}, "nothing",
+                     id="silent machines are kept while steps advance"),
+        pytest.param(all_of(), {"silent": {"1.b": 2.6, "2.c": 2.6}, "seconds_without_progress": 5.1},
+                     Action(kind=ActionKind.FAIL, reason="no progress for 5 s, machines 1, 2 silent"), id="silent"),
         pytest.param(all_of(), {"silent": {"1.b": SILENT}, "seconds_without_progress": 31.0,
                                 "longest_progress_gap": 10.0}, "fail", id="more than three of its long steps"),
-        pytest.param(STARTING[:2], {"seconds_without_progress": 14.9}, "nothing", id="a member without status"),
-        pytest.param(STARTING[:2], {"seconds_without_progress": 15.1}, "fail", id="a member without status is silent"),
         # failures of other members
         *(pytest.param([*all_of()[:2], third], {}, Action(kind=ActionKind.FAIL, reason=reason), id=reason + phase)
           for third, reason, phase in ((status("2.c", "failed"), "machine 2 failed", ""),
@@ -158,7 +150,6 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
                      id="it missed that the others have saved"),
         # planned changes
         pytest.param(LEAVING, {}, Action(kind=ActionKind.ASK, reason="machine 0 leaving"), id="leaving"),
-        pytest.param(LEAVING, {"own_id": "1.b"}, "nothing", id="only the machine that leaves asks"),
         pytest.param(LEAVING_SLOWLY, {}, "nothing", id="leaving waits for the standby"),
         pytest.param(LEAVING_SLOWLY, {"is_deadline_near": True}, "ask", id="leaving before the deadline"),
         pytest.param([replace(each, last_step=-1) for each in LEAVING], {}, "nothing", id="leaving before a step"),
@@ -167,18 +158,13 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
         pytest.param(JOINING, {"attempt": SECOND}, Action(kind=ActionKind.ASK, reason="machine 2 joins"), id="joining"),
         *(pytest.param(others, {"attempt": SECOND}, "nothing", id=f"not joining: {why}") for others, why in (
             ([JOINING[0], replace(JOINING[1], is_standby_ready=False), JOINING[2]], "a member has no standby"),
-            ([replace(each, last_step=-1) for each in JOINING], "no step yet"),
             ([*JOINING[:2], replace(JOINING[2], phase=AgentPhase.WARMING)], "warming"),
-            ([*JOINING[:2], replace(JOINING[2], phase=AgentPhase.ENDED)], "ended"),
-            ([*JOINING[:2], replace(JOINING[2], phase=AgentPhase.RUNNING)], "running"),
             ([*JOINING[:2], replace(JOINING[2], leave_reason="a notice")], "leaving"),
         )),
-        pytest.param(JOINING, {"attempt": SECOND, "silent": {"2.new": SILENT}}, "nothing", id="silent spare"),
         pytest.param(JOINING, {"attempt": SECOND, "rules": TWO}, "nothing", id="no room for a spare"),
         pytest.param(JOINING, {"attempt": replace(SECOND, fault_counts={"2": 3})}, "nothing", id="unreliable spare"),
         # after a loss
-        *(pytest.param([*TWO_FAILED, status("2.c", phase)], {}, "nothing", id=f"a responsive member is {phase}")
-          for phase in ("running", "warming", "spare")),
+        pytest.param([*TWO_FAILED, status("2.c", "warming")], {}, "nothing", id="a responsive member gets ready"),
         pytest.param([*TWO_FAILED, status("2.c", "failed", attempt=0)], {}, "nothing", id="a member is behind"),
         pytest.param(LOST_FIRST, {"own_id": "2.c", "silent": {"0.a": SILENT}, "seconds_in_phase": 0.4}, "nothing",
                      id="the second that is left proposes later"),
@@ -190,34 +176,23 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
             ([status("0.a"), status("1.b")], {"0.a": 59.9, "1.b": 1000.0}, "a minute"),
             ([status("0.a"), status("1.b")], {"0.a": 1000.0}, "a member responds"),
             ([status("0.a", "ended", state="left"), status("1.b")], {}, "one has left"),
-            ([status("0.a", "ended", state="left"), status("1.b", "failed")], {"1.b": SILENT}, "one has failed"),
         )),
         pytest.param([status("0.a"), status("1.b"), SPARE], {"own_id": "2.c", "attempt": PAIR, "silent": ALL_SILENT,
                      "rules": replace(RULES, min_size=2)}, "nothing", id="one spare is too few"),
-        pytest.param([status("0.a"), status("1.b"), status("2.c", "warming")],
-                     {"own_id": "2.c", "attempt": PAIR, "silent": ALL_SILENT}, "nothing", id="a spare is not ready"),
         pytest.param(THREE_READY, {"attempt": Attempt(number=4, end_state=MachineState.FAILED, reason="why")},
                      "nothing", id="the job has ended"),
         # commands
         pytest.param(STARTING, {"seconds_without_progress": 1e6, "rules": COMMAND_RULES}, "nothing",
                      id="a command is never stalled"),
-        pytest.param(STARTING, {"silent": {"2.c": 7.0}, "rules": COMMAND_RULES}, "nothing", id="command, silent"),
         pytest.param(STARTING, {"silent": {"2.c": 8.0}, "rules": COMMAND_RULES}, "fail", id="command, lost"),
         pytest.param([*STARTING[:2], FINISHED[2]], {"silent": {"2.c": 8.0}, "rules": COMMAND_RULES}, "nothing",
                      id="its part of the command is done"),
         pytest.param([status("0.a"), status("1.b", asks_exit=True), status("2.c")], {"rules": COMMAND_RULES}, "ask",
                      id="a command exits where another machine asks"),
-        pytest.param([status("0.a"), status("1.b", asks_exit=True), status("2.c")], {}, "nothing",
-                     id="trainers agree among themselves"),
         pytest.param([*FINISHED[:2], STARTING[2]], {"rules": COMMAND_RULES}, "nothing", id="the command runs on one"),
         # going on in place
-        pytest.param(STARTING, {**LATE_START, "seconds_without_progress": 11.0}, "nothing", id="restart, 11 s"),
         pytest.param(STARTING, {**LATE_START, "attempt": IN_PLACE, "seconds_without_progress": 11.0}, "fail",
                      id="a loss in place is noticed earlier"),
-        pytest.param(STARTING, {**LATE_START, "attempt": IN_PLACE, "seconds_without_progress": 9.0}, "nothing",
-                     id="in place, 9 s"),
-        pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 31.0, "is_handover": True},
-                     "nothing", id="a member may still start"),
         pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 29.0, "is_regrouping": True},
                      Action(), id="trainers meet, 29 s"),
         pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 31.0, "is_handover": True,
@@ -246,19 +221,17 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                      {"own_id": "2.y", "attempt": None,
                       "rules": replace(RULES, machine_names=tuple(map(str, range(12))))},
                      {"members": ("2.y", "9.z", "10.x")}, id="ranks follow the machines' numbers"),
-        pytest.param([AT_RISK, *THREE_READY[1:]], {"own_id": "1.b", "attempt": None, "rules": TWO},
-                     {"members": ("1.b", "2.c")}, id="a machine at risk is the last choice"),
         pytest.param([AT_RISK, *THREE_READY[1:]], {"own_id": "1.b", "attempt": None},
                      {"members": ("1.b", "2.c", "0.a")}, id="a machine at risk is used when needed"),
         pytest.param(THREE_READY, {"attempt": None, "own_id": "1.b", "seconds_in_phase": 0.5},
                      {"members": FIRST.members}, id="the second's turn"),
-        pytest.param(THREE_READY, {"attempt": None, "own_id": "2.c", "seconds_in_phase": 1.0},
-                     {"members": FIRST.members}, id="the third's turn"),
         pytest.param([*ready("0.a"), ended("1.b", "one"), ended("2.c", "two")], {"attempt": None},
                      {"members": (), "end_state": "failed", "reason": "machine 1: one; machine 2: two"},
                      id="machines that failed before the start end the job"),
         pytest.param([*ready("0.a", "2.c"), ended("1.b", "x")], {"attempt": None, "rules": TWO},
                      {"members": ("0.a", "2.c")}, id="a spare replaces a machine that failed before the start"),
+        pytest.param(THREE_READY[:2], {"attempt": None, "seconds_in_phase": 60.1}, {"members": ("0.a", "1.b")},
+                     id="fewer machines start when no other has come for a minute"),
         # planned changes
         pytest.param([*SAVED_PAIR, *ready("3.d", "0.a")],
                      {"own_id": "1.b", "rules": FOUR,
@@ -266,12 +239,7 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                                          crash_count=2)},
                      {"members": ("1.b", "2.c", "0.a"), "reason": "machine 0 joined", "fault_counts": {"1": 1},
                       "crash_count": 0}, id="spares join up to the target size"),
-        pytest.param([replace(all_of("saved")[0], leave_reason="a notice"), *all_of("saved")[1:], *ready("3.d")],
-                     {"rules": FOUR},
-                     {"members": ("1.b", "2.c", "3.d"), "reason": "machine 0 left; machine 3 joined"},
-                     id="a spare for one"),
         pytest.param(ALL_LEFT, {}, {"members": (), "end_state": "stopped", "reason": "notice of 0.a"}, id="all leave"),
-        pytest.param([*ALL_LEFT, *ready("3.d")], {"rules": FOUR}, {"members": ("3.d",)}, id="all leave but a spare"),
         # after a loss
         pytest.param([*TWO_FAILED, status("2.c")],
                      {"silent": {"2.c": SILENT}, "attempt": replace(FIRST, crash_count=2, crash_step=8)},
@@ -279,10 +247,6 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                      id="a loss is neither a crash nor a fault"),
         pytest.param(LOST_FIRST, {"own_id": "1.b", "silent": {"0.a": SILENT}},
                      {"members": ("1.b", "2.c"), "reason": "machine 0 lost"}, id="the first is lost"),
-        pytest.param(LOST_FIRST, {"own_id": "2.c", "silent": {"0.a": SILENT}, "seconds_in_phase": 0.5},
-                     {"members": ("1.b", "2.c")}, id="the third's turn after a loss"),
-        pytest.param([LOST_TWO[2], *ready("1.new")], {**WITHOUT_FIRST, "rules": replace(RULES, min_size=2)},
-                     {"members": ("2.c", "1.new")}, id="a spare makes it enough"),
         pytest.param([*TWO_FAILED, *ready("2.new")], {},
                      {"members": ("0.a", "1.b", "2.new"), "reason": "machine 2 lost; machine 2 joined"},
                      id="restarted"),
@@ -302,9 +266,8 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                      {"members": ("0.a", "2.c"), "fault_counts": {"2": 1},
                       "reason": "machine 1: 7 of 8 GPUs answer; machine 1 lost"},
                      id="the machine that gets the name of a broken one has no faults"),
-        *(pytest.param(crashed("2.c", fault=fault), {},
-                       {"members": (), "end_state": "failed", "reason": "a bad step", "fault": fault},
-                       id=f"a fault that is {fault}") for fault in ("final", "input")),
+        pytest.param(crashed("2.c", fault="input"), {},
+                     {"members": (), "end_state": "failed", "reason": "a bad step", "fault": "input"}, id="an input"),
         pytest.param(crashed("1.b", -1, "checkpoint"), {"attempt": replace(RESUMED, crash_step=-1, crash_count=2)},
                      {"members": FIRST.members, "resume_before": 5, "end_state": None, "crash_count": 0,
                       "fault_counts": {}}, id="an unreadable checkpoint is no crash, and an earlier one is tried"),
@@ -354,18 +317,6 @@ def test_agent_proposes(statuses: list[MachineStatus], seen: dict[str, Any], exp
     assert {name: getattr(attempt, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("age", [0.0, 2.4, 2.6, 1e6])
-@pytest.mark.parametrize("has_made_steps", [True, False])
-def test_silent_machine_is_kept_while_steps_advance(age: float, has_made_steps: bool) -> None:
-    statuses = all_of(last_step=8 if has_made_steps else -1)
-    timeout = 5.0 if has_made_steps else 15.0
-    silent = {"1.b": age, "2.c": age}
-    assert choose(statuses, silent=silent, seconds_without_progress=timeout).kind == "nothing"
-    stuck = choose(statuses, silent=silent, seconds_without_progress=timeout + 0.1)
-    expected = ("fail", True) if age > RULES.heartbeat_timeout else ("nothing", False)
-    assert (stuck.kind, "machines 1, 2 silent" in stuck.reason) == expected
-
-
 # --- one crash after another ------------------------------------------------------------------------------------------
 
 Crash = tuple[str, int]  # the machine whose own fault it is, and the step
@@ -374,17 +325,13 @@ Crash = tuple[str, int]  # the machine whose own fault it is, and the step
 @pytest.mark.parametrize(
     ("crashes", "rules", "expected"),
     [
-        pytest.param([("0.a", 8), ("1.b", 8), ("2.c", 8)], RULES,
-                     {"members": (), "end_state": "failed", "reason": "machine 2: a bad step (3 times at step 8)"},
-                     id="the third crash at a step ends the job"),
         pytest.param([("0.a", 8), ("1.b", 9), ("2.c", 8)], RULES,
                      {"members": FIRST.members, "crash_step": 8, "crash_count": 1,
                       "fault_counts": {"0": 1, "1": 1, "2": 1}}, id="crashes at other steps do not"),
         # A broken GPU fails at each attempt, at the same step, and loses its machine, not the job.
-        *(pytest.param([("1.b", step), ("1.b", step)], RULES,
-                       {"members": ("0.a", "2.c"), "left_out": ("1.b",), "end_state": None, "crash_count": 1,
-                        "reason": "machine 1: a bad step; machine 1 left out"}, id=f"fails twice alone at {step}")
-          for step in (-1, 8)),
+        pytest.param([("1.b", -1), ("1.b", -1)], RULES,
+                     {"members": ("0.a", "2.c"), "left_out": ("1.b",), "end_state": None, "crash_count": 1,
+                      "reason": "machine 1: a bad step; machine 1 left out"}, id="fails twice alone"),
         pytest.param([("1.b", 8), ("1.b", 9), ("1.b", 10)], replace(RULES, min_size=3),
                      {"end_state": "failed", "reason": "machine 1: a bad step (3 times), and the others are fewer than "
                                                        "3 machines"}, id="too few others for leaving it out"),

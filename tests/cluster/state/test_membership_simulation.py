@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster.state import heartbeats
+from cluster.agent.processes.attempt_state import AttemptState
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import Action, ClusterView, MembershipRules, decide
 from cluster.state.states import AgentPhase
-from train.tools.trainer_reports import Fault
+from train.tools.trainer_reports import Fault, TrainerProgress, TrainerState
 
 TICK_SECONDS = 0.25
 HEARTBEAT_SECONDS = 0.5
@@ -27,57 +27,19 @@ START_SECONDS = 1.0  # for a standby to get ready, or for trainers to make their
 LAUNCH_ID = "this launch"
 
 
-class StatusFiles:
-    """The status folder: each file's texts, and when they were written. A reader sees the newest that is old enough."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, list[tuple[float, str]]] = {}
-
-    def write(self, name: str, time: float, text: str) -> None:
-        self.files.setdefault(f"{name}.json", []).append((time, text))
-
-    def read(self, name: str, until: float) -> str:
-        for time, text in reversed(self.files.get(name, [])):
-            if time <= until:
-                return text
-        raise FileNotFoundError(name)
-
-
-class Reader:
-    """The status folder as one agent sees it, `delay` seconds late. Takes the place of a path."""
-
-    def __init__(self, files: StatusFiles, delay: float) -> None:
-        self.files, self.delay, self.now = files, delay, 0.0
-
-    def __truediv__(self, name: str) -> Any:
-        return lambda: self.files.read(name, self.now - self.delay).encode()
-
-
-@pytest.fixture(autouse=True)
-def simulated_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the agents read the simulated files."""
-    monkeypatch.setattr(heartbeats, "read_file", lambda read, _max_bytes: read())
-
-
 @dataclass
 class Agent:
     """One life of a machine's agent, from its start to its end."""
 
     id: str
     peers: PeerStatuses
-    reader: Reader
+    current: AttemptState
     phase: AgentPhase = AgentPhase.WARMING
     phase_since: float = 0.0
-    attempt: Attempt | None = None
-    last_step: int = -1
-    is_standby_ready: bool = False
     fault: Fault = Fault.NONE
     reason: str = ""
     leave_reason: str = ""
     notice_time: float = 0.0
-    last_step_time: float = 0.0
-    longest_progress_gap: float = 0.0
-    last_progress_time: float = 0.0
     last_tick_time: float = 0.0
     last_peer_poll_time: float = -9.0
     last_written: float = -9.0
@@ -85,6 +47,7 @@ class Agent:
     frozen_until: float = 0.0
     frozen_seconds: float = 0.0  # in all
     is_save_requested: bool = False
+    report: TrainerProgress | None = None  # of its trainers
     trainer_exit: str = ""  # how its trainers have ended: "", "saved", "own", "peer"
     proposal: tuple[float, Attempt | None, Attempt] | None = None  # when it arrives, known attempt, new attempt
     is_alive: bool = True
@@ -118,7 +81,8 @@ class Simulation:
             orphan_timeout=20.0,
         )
         self.delays = {name: rng.choice([0.0, 0.0, 0.25, 0.75]) for name in names}
-        self.files, self.attempts = StatusFiles(), dict[int, Attempt]()
+        self.status_files: dict[str, list[tuple[float, bytes]]] = {name: [] for name in names}  # all texts, with times
+        self.attempts: dict[int, Attempt] = {}
         self.agents = {name: self.boot(name) for name in names}
         self.steps: dict[int, int] = {}
         self.fault_count = 0
@@ -129,11 +93,10 @@ class Simulation:
         self.all_agents: list[Agent] = list(self.agents.values())  # the dead included
 
     def boot(self, name: str) -> Agent:
-        reader = Reader(self.files, self.delays[name])
         peers = PeerStatuses(Path("/nowhere"), self.rules.machine_names, LAUNCH_ID)
-        peers.status_folder = reader  # type: ignore[assignment]
-        agent = Agent(f"{name}.{self.rng.randrange(1 << 24):06x}", peers, reader)
-        agent.last_tick_time = agent.last_progress_time = agent.phase_since = self.now
+        agent_id = f"{name}.{self.rng.randrange(1 << 24):06x}"
+        agent = Agent(agent_id, peers, AttemptState(last_progress_time=self.now))
+        agent.last_tick_time = agent.phase_since = self.now
         return agent
 
     # --- faults and training -------------------------------------------------------------------------------------
@@ -183,8 +146,8 @@ class Simulation:
                 agent
                 for agent in members
                 if agent.is_alive and agent.phase == "running" and agent.frozen_until <= self.now
+                if agent.current.attempt == attempt and not agent.trainer_exit
             ]
-            at_work = [agent for agent in at_work if agent.attempt == attempt and not agent.trainer_exit]
             if len(at_work) < len(members) or any(self.now - agent.phase_since < START_SECONDS for agent in members):
                 continue
             self.steps[number] = self.steps.get(number, attempt.crash_step) + 1
@@ -193,8 +156,7 @@ class Simulation:
                 for agent in members:
                     agent.trainer_exit = "saved"
             for agent in members:
-                agent.last_step_time = self.now
-                agent.last_step = self.steps[number]
+                agent.report = TrainerProgress(state=TrainerState.TRAINING, step=self.steps[number])
 
     # --- an agent ------------------------------------------------------------------------------------------------
 
@@ -207,10 +169,10 @@ class Simulation:
     def own_status(self, agent: Agent) -> MachineStatus:
         return MachineStatus(
             id=agent.id,
-            attempt=agent.attempt.number if agent.attempt else 0,
+            attempt=agent.current.number,
             phase=agent.phase,
-            last_step=agent.last_step,
-            is_standby_ready=agent.is_standby_ready,
+            last_step=agent.current.last_step,
+            is_standby_ready=agent.current.is_standby_ready,
             leave_reason=agent.leave_reason,
             fault=agent.fault,
             reason=agent.reason,
@@ -223,7 +185,14 @@ class Simulation:
             return
         agent.last_urgent_fields = urgent_fields
         agent.last_written = self.now
-        self.files.write(agent.name, self.now, json.dumps({**asdict(status), "launch": LAUNCH_ID, "time": self.now}))
+        text = json.dumps({**asdict(status), "launch": LAUNCH_ID, "time": self.now})
+        self.status_files[agent.name].append((self.now, text.encode()))
+
+    def read_statuses(self, agent: Agent) -> None:
+        """Let an agent read the status files, as they were some time ago: as late as its machine sees changes."""
+        for name, texts in self.status_files.items():
+            if seen := [text for time, text in texts if time <= self.now - self.delays[agent.name]]:
+                agent.peers.take(name, seen[-1], self.now)
 
     def newest_attempt(self) -> Attempt | None:
         return self.attempts[max(self.attempts)] if self.attempts else None
@@ -234,9 +203,8 @@ class Simulation:
         if newest != known:
             return
         number = newest.number + 1 if newest else 1
-        assert number not in self.attempts
         self.check_attempt(agent, attempt)
-        self.attempts[number] = replace(attempt, number=number, proposer=agent.id)
+        self.attempts[number] = replace(attempt, number=number)
 
     def check_attempt(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member must have written a status a moment ago, not counting time in which the proposer was frozen."""
@@ -245,7 +213,7 @@ class Simulation:
         )
         for member in attempt.members:
             (member_agent,) = [agent for agent in self.all_agents if agent.id == member]
-            last = max(time for time, text in self.files.files[f"{member_agent.name}.json"] if member in text)
+            last = max(time for time, text in self.status_files[member_agent.name] if member.encode() in text)
             assert self.now - last <= longest_silence, f"{member} was silent for {self.now - last} s"
         if attempt.end_state == "failed":
             healthy = [agent for agent in self.agents.values() if agent.is_alive and not agent.leave_reason]
@@ -259,11 +227,10 @@ class Simulation:
         agent.last_tick_time = self.now
         if gap > 1.0:
             agent.peers.discount_pause(gap)
-            agent.last_progress_time += gap
-        agent.reader.now = self.now
+            agent.current.last_progress_time += gap
         if agent.phase in ("failed", "saved") or self.now - agent.last_peer_poll_time > HEARTBEAT_SECONDS / 2:
             agent.last_peer_poll_time = self.now
-            agent.peers.refresh(self.now)
+            self.read_statuses(agent)
         if agent.proposal and self.now >= agent.proposal[0]:
             self.publish(agent, *agent.proposal[1:])
             agent.proposal = None
@@ -277,13 +244,13 @@ class Simulation:
         view = ClusterView(
             own_id=agent.id,
             phase=agent.phase,
-            attempt=agent.attempt,
+            attempt=agent.current.attempt,
             statuses=agent.peers.statuses,
             status_ages=agent.peers.ages(self.now),
             seen_changing=agent.peers.seen_changing,
-            seconds_without_progress=self.now - agent.last_progress_time,
+            seconds_without_progress=self.now - agent.current.last_progress_time,
             seconds_in_phase=self.now - agent.phase_since,
-            longest_progress_gap=agent.longest_progress_gap,
+            longest_progress_gap=agent.current.longest_progress_gap,
             is_deadline_near=bool(agent.leave_reason) and self.now - agent.notice_time > 7.5,
         )
         self.execute(agent, decide(view, self.rules))
@@ -293,34 +260,26 @@ class Simulation:
         if action.kind == "ask":
             agent.is_save_requested = True
         elif action.kind == "fail":
-            assert agent.attempt
-            standstill = self.now - self.last_step_times.get(agent.attempt.number, 0.0)
+            standstill = self.now - self.last_step_times.get(agent.current.number, 0.0)
             was_told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
             assert was_told or standstill >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
             self.enter_phase(agent, AgentPhase.FAILED, Fault.NONE, action.reason)
         elif action.kind == "propose" and action.attempt and not agent.proposal:
-            agent.proposal = (
-                self.now + self.rng.choice([0.0, 0.0, TICK_SECONDS, 2 * TICK_SECONDS]),
-                agent.attempt,
-                action.attempt,
-            )
+            arrival = self.now + self.rng.choice([0.0, 0.0, TICK_SECONDS, 2 * TICK_SECONDS])
+            agent.proposal = (arrival, agent.current.attempt, action.attempt)
 
     def follow_latest_attempt(self, agent: Agent) -> None:
         newest = self.newest_attempt()
-        if newest is None or newest == agent.attempt:
+        if newest is None or newest == agent.current.attempt:
             return
-        agent.attempt = newest
-        agent.last_step = -1
-        agent.longest_progress_gap = 0.0
-        agent.is_standby_ready = False
+        agent.current = AttemptState(attempt=newest, last_progress_time=self.now)
         agent.is_save_requested = False
+        agent.report = None
         agent.trainer_exit = ""
         agent.proposal = None
-        agent.last_step_time = 0.0
         if not newest.members:
             self.end(agent)
         elif agent.id in newest.members:
-            agent.last_progress_time = self.now
             self.enter_phase(agent, AgentPhase.RUNNING)
         elif agent.leave_reason or agent.id in newest.left_out:
             self.end(agent)
@@ -337,26 +296,19 @@ class Simulation:
             self.enter_phase(agent, AgentPhase.SPARE)
         if agent.phase != "running":
             return
-        if agent.last_step_time > agent.last_progress_time:
-            agent.longest_progress_gap = (
-                max(agent.longest_progress_gap, agent.last_step_time - agent.last_progress_time)
-                if agent.last_step >= 0 and agent.is_standby_ready
-                else 0.0
-            )
-            agent.last_progress_time = agent.last_step_time
-        if agent.last_step >= 0:
-            agent.is_standby_ready = agent.is_standby_ready or self.now - agent.phase_since > 2 * START_SECONDS
+        agent.current.note_progress(agent.report, self.now)
+        if agent.current.has_made_steps and self.now - agent.phase_since > 2 * START_SECONDS:
+            agent.current.is_standby_ready = True
         if agent.trainer_exit:
-            self.enter_phase(
-                agent,
-                AgentPhase.SAVED if agent.trainer_exit == "saved" else AgentPhase.FAILED,
-                Fault.OWN if agent.trainer_exit == "own" else Fault.NONE,
-                agent.trainer_exit,
-            )
+            phase = AgentPhase.SAVED if agent.trainer_exit == "saved" else AgentPhase.FAILED
+            fault = Fault.OWN if agent.trainer_exit == "own" else Fault.NONE
+            self.enter_phase(agent, phase, fault, agent.trainer_exit)
 
     def leave_when_safe(self, agent: Agent) -> None:
         if agent.leave_reason:
-            must_wait = agent.phase in ("failed", "saved") or (agent.phase == "running" and agent.last_step >= 0)
+            must_wait = agent.phase in ("failed", "saved") or (
+                agent.phase == "running" and agent.current.has_made_steps
+            )
             if not must_wait or self.now - agent.notice_time > 30.0:
                 self.end(agent)
 
@@ -378,8 +330,8 @@ class Simulation:
         rest = [agent for agent in living if agent.id not in newest.members]
         return (
             len(members) == len(newest.members) == min(self.rules.target_size, len(able))
-            and all(agent.attempt == newest for agent in living)
-            and all(agent.phase == "running" and agent.last_step >= 0 for agent in members)
+            and all(agent.current.attempt == newest for agent in living)
+            and all(agent.phase == "running" and agent.current.has_made_steps for agent in members)
             and all(agent.phase in ("spare", "warming") for agent in rest)
         )
 

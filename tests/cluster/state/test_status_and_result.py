@@ -198,15 +198,6 @@ def test_resumed_job_that_starts_is_not_recovering(hand_made: Fixture) -> None:
         assert [row.reason for row in run.job.timeline()] == ["start", "killed", "resume"]
 
 
-def test_job_status_names_machines_at_risk(hand_made: Fixture) -> None:
-    run = hand_made(machines=3)
-    for machine, state in (("0", "training"), ("1", "training"), ("2", "left")):
-        run.write_status(state, machine, ended=state == "left", risk_reason="EC2 may interrupt it")
-    with run.hold_agent_lock():
-        assert run.job.status().risk == "machine 0: EC2 may interrupt it; machine 1: EC2 may interrupt it"
-        assert run.job.machine_details()["1"].notes == ("EC2 may interrupt it",)
-
-
 def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, end_state="stopped", reason="long ago", launch_id="the first")

@@ -13,7 +13,7 @@ from support.waiting import wait_for
 
 from cluster.agent.processes import commands, guard
 from cluster.agent.processes.base import ProcessesExit
-from cluster.agent.processes.commands import CommandProcesses
+from cluster.agent.processes.commands import MAX_REASON_CHARACTERS, CommandProcesses
 from cluster.connectors.local import PROJECT_ROOT
 from cluster.state.attempts import Attempt
 from cluster.state.spec import UserProject
@@ -97,12 +97,37 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     assert (tmp_path / "source/sub/data.txt").read_text() == "first\n"
     (tmp_path / "source/link").symlink_to("sub/data.txt")
     command = Command(argv=("sh", "-c", "cat data.txt own.txt ../link"))
-    later = CommandProcesses(  # of another agent of this machine
-        processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source"
-    )
+    of_next_agent = (processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source")
+    later = CommandProcesses(*of_next_agent)
     start_and_end(later)
     later.stop(include_standby=True)
     assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "fault"),
+    [
+        ("echo ValueError: bad >&2; exit 3", "ended with code 3: ValueError: bad", Fault.OWN),
+        ("kill -9 $$", "was killed by SIGKILL", Fault.OWN),
+        ("printf 'bad\\033[1m\\001 end'; exit 1", "ended with code 1: bad [1m end", Fault.OWN),
+        ("head -c 9000 /dev/zero | tr '\\0' x; exit 1", f"ended with code 1: {'x' * (MAX_REASON_CHARACTERS - 3)}...",
+         Fault.OWN),
+        ("echo 'RuntimeError: Connection closed by peer'; exit 1",
+         "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
+    ],
+)  # fmt: skip
+def test_failure_is_told_with_code_and_last_line(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
+) -> None:
+    monkeypatch.setattr(commands, "COLLATERAL_SECONDS", 0.0)
+    assert start_and_end(make(script)) == ProcessesExit(AgentPhase.FAILED, f"rank 1 {reason}", fault, rank=1)
+
+
+def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
+    processes = make("", argv=("no-such-program", "x"))
+    reason = "the command cannot be started: no-such-program: No such file or directory"
+    assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
+    assert reason in log(processes)
 
 
 def test_working_folder_without_files_is_there(make: Fixture) -> None:
@@ -110,31 +135,6 @@ def test_working_folder_without_files_is_there(make: Fixture) -> None:
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
     assert start_and_end(processes).phase == AgentPhase.FINISHED
     assert log(processes).splitlines()[-1].endswith("/project/only/ignored")
-
-
-@pytest.mark.parametrize(
-    ("script", "reason", "fault"),
-    [
-        ("echo ValueError: bad >&2; exit 3", "rank 1 ended with code 3: ValueError: bad", Fault.OWN),
-        ("kill -9 $$", "rank 1 was killed by SIGKILL", Fault.OWN),
-        ("printf 'bad\\033[1m\\001 end'; exit 1", "rank 1 ended with code 1: bad [1m end", Fault.OWN),
-        (
-            "head -c 9000 /dev/zero | tr '\\0' x; exit 1",
-            f"rank 1 ended with code 1: {'x' * (commands.MAX_REASON_CHARACTERS - 3)}...",
-            Fault.OWN,
-        ),
-        (
-            "echo 'RuntimeError: Connection closed by peer'; exit 1",
-            "rank 1 ended with code 1: RuntimeError: Connection closed by peer",
-            Fault.NONE,
-        ),
-    ],
-)
-def test_failure_is_told_with_code_and_last_line(
-    make: Fixture, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
-) -> None:
-    monkeypatch.setattr(commands, "COLLATERAL_SECONDS", 0.0)
-    assert start_and_end(make(script)) == ProcessesExit(AgentPhase.FAILED, reason, fault, rank=1)
 
 
 def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Fixture, tmp_path: Path) -> None:
@@ -165,13 +165,6 @@ def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_p
     processes.last_sign = (processes.last_sign[0], processes.last_sign[1] - 60.0)
     reason = "no progress of rank 0 for 60 s (--stall-seconds)"
     assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.OWN, rank=0)
-
-
-def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
-    processes = make("", argv=("no-such-program", "x"))
-    reason = "the command cannot be started: no-such-program: No such file or directory"
-    assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
-    assert reason in log(processes)
 
 
 def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: Fixture) -> None:
