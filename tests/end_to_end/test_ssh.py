@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 from support.known import known
 from support.sandbox import ENDLESS, ENDLESS_PACE, Sandbox
-from support.ssh_machines import Testbed, testbed
+from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
 from train.weights.safetensors_file import read_safetensors
-
-__all__ = ["testbed"]  # a fixture
 
 EPOCHS = 20
 PACE = (12, 1.0)  # for `Sandbox.write_slow_loss`: a job does not end before its faults
