@@ -1,5 +1,7 @@
 """`imgnet-cluster run`: runs any command that torchrun could run, with all that a launch has."""
 
+from typing import Any
+
 import click
 
 from cluster.errors import BadInput
@@ -22,7 +24,11 @@ from .options import (
 SHARED_OPTIONS = (
     *("machines", "data", "max_hours", "notify", "spares", "min_machines", "lost_seconds", "max_exchanges"),
 )
-# What these options mean without a recipe.
+# The options that are fields of a `Command`.
+COMMAND_OPTIONS = (
+    *("procs", "name", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
+)
+# What the shared options mean without a recipe.
 OWN_HELP = {
     "machines": "Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
     "data": "Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
@@ -139,23 +145,14 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @yes_option
 def run(
     command: tuple[str, ...],
-    procs: int | str,
-    name: str,
     workdir: str,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
-    progress: str,
-    requirements: str,
-    image: str,
-    stall_seconds: float,
-    retries: int,
-    save_signal: str,
-    elastic: bool,
     detach: bool,
     dry_run: bool,
     requests: bool,
     yes: bool,
-    **options: object,
+    **options: Any,  # Any: those of `Command`, and of a launch
 ) -> None:
     """Run your own training script as torchrun would.
 
@@ -176,23 +173,11 @@ def run(
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     variables, secrets = read_environment(env, env_file)
+    values = {name: options.pop(name) for name in COMMAND_OPTIONS}
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
     keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
     try:
-        own_command = Command(
-            argv=command,
-            name=name,
-            procs=procs if isinstance(procs, int) else "gpu",
-            env=variables,
-            secrets=tuple(secrets),
-            progress=progress,
-            requirements=requirements,
-            image=image,
-            stall_seconds=stall_seconds,
-            save_signal=save_signal,
-            elastic=elastic,
-            retries=retries,
-        )
+        own_command = Command(argv=command, env=variables, secrets=tuple(secrets), **values)
     except ValueError as error:
         raise BadInput(str(error)) from error
     launch_options = make_launch_options(backend, **keywords)
