@@ -17,6 +17,7 @@ from .options import (
     cloud_option,
     confirm_or_abort,
     grouped_option,
+    launch_options,
     open_cloud,
     output_option,
     print_json,
@@ -30,29 +31,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe", required=False)
-@grouped_option(
-    "Machines",
-    "--ssh",
-    "hosts",
-    metavar="FILE",
-    config_name="hosts",
-    help="Check your own machines, those of a hosts.toml file, instead of AWS.",
-)
-@grouped_option(
-    "Machines",
-    "--machines",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
-)
-@grouped_option(
-    "AWS",
-    "--type",
-    "types",
-    metavar="TYPE",
-    multiple=True,
-    config_name="types",
-    help="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
+@launch_options(
+    hosts="Check your own machines, those of a hosts.toml file, instead of AWS.",
+    machines="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
+    types="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
 )
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @tag_option

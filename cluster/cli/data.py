@@ -16,11 +16,9 @@ from .options import (
     CommandFunction,
     CommandGroup,
     GroupedCommand,
-    GroupedOption,
     NumberList,
-    click_options,
-    deferred_options,
     grouped_option,
+    launch_options,
     output_option,
     pluralize,
     print_json,
@@ -30,11 +28,8 @@ MAX_COPY_PIXELS = 2048  # short side of a resized copy
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
-def val_fraction_options() -> list[GroupedOption]:
-    """Return the option `--val-fraction`, which a launch has too. Without it nothing is held out."""
-    from train.engine.options import TrainOptions
-
-    return click_options(TrainOptions.launch_options("val_fraction"), shows_default=False)
+# As a launch has it, but without it nothing is held out.
+val_fraction_option = launch_options("val_fraction", is_configurable=False, shows_default=False)
 
 
 @click.group(cls=CommandGroup)
@@ -76,7 +71,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
         grouped_option(
             "Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."
         ),
-        deferred_options(val_fraction_options),
+        val_fraction_option,
         grouped_option(
             "Data", "--overwrite", is_flag=True, help="Replace a finished data set that was made of other images."
         ),
@@ -174,7 +169,7 @@ def _pack(
 
 @data.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
-@deferred_options(val_fraction_options)
+@val_fraction_option
 @output_option
 @translate_data_errors
 def check(folder: Path, val_fraction: float | None, output: str) -> None:

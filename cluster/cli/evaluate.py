@@ -11,11 +11,9 @@ from cluster.errors import BadInput, ClusterError
 from .inspect import refresh
 from .options import (
     GroupedCommand,
-    GroupedOption,
     NumberList,
-    click_options,
-    deferred_options,
     grouped_option,
+    launch_options,
     output_option,
     pluralize,
     print_json,
@@ -85,13 +83,6 @@ def _download_bar(job: "Job") -> ProgressBar:
     return ProgressBar(f"downloading what {job.name} has trained", lambda done: f"{done / 1e6:.0f} MB")
 
 
-def data_options() -> list[GroupedOption]:
-    """Return the options `--copies` and `--val-fraction`, which a launch has too."""
-    from train.engine.options import TrainOptions
-
-    return click_options(TrainOptions.launch_options("copies", "val_fraction"))
-
-
 @click.command("eval", cls=GroupedCommand)
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
 @grouped_option(
@@ -114,7 +105,7 @@ def data_options() -> list[GroupedOption]:
 @grouped_option(
     "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
-@deferred_options(data_options)
+@launch_options("copies", "val_fraction", is_configurable=False)
 @grouped_option(
     "Data",
     "--workers",

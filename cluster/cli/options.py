@@ -14,7 +14,7 @@ from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
-    from train.tools.option_fields import Option
+    from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 CommandT = TypeVar("CommandT", bound=CommandFunction)
@@ -387,6 +387,28 @@ def click_options(
             help_text = f"{text}  [default]" if shows_default and value == option.default else text
             made.append(make([f"--{value}", option.name], flag_value=value, default=None, help=help_text))
     return made
+
+
+def launch_options(
+    *names: str, is_configurable: bool = True, shows_default: bool = True, **own_help: str
+) -> Callable[[CommandT], CommandT]:
+    """Return a decorator that gives a command some options of `launch`.
+
+    They are those of these names, and those of `own_help` with another help text.
+    """
+
+    def make() -> list[GroupedOption]:
+        from cluster.backends import catalog
+        from cluster.planning.launch_options import LaunchOptions
+
+        classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
+        declared = [option for cls in classes for option in cls.launch_options(*names, *own_help)]
+        options = click_options(declared, is_configurable, shows_default)
+        for option in options:
+            option.help = own_help.get(str(option.name), option.help)
+        return options
+
+    return deferred_options(make)
 
 
 def typed_options(options: Mapping[str, object]) -> dict[str, object]:
