@@ -1,8 +1,6 @@
 """The installed command: bad input gives one line and an exit code, creates no file and starts no process."""
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 
 from cluster.connectors import tmux
-from cluster.connectors.local import PROJECT_ROOT
 
 Fixture = Any
 HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
@@ -192,18 +189,6 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
     assert tree(sandbox.path) == before and not sandbox.pids()
 
 
-def test_launch_goes_on_when_the_reader_of_its_plan_has_gone(sandbox: Fixture) -> None:
-    """`launch | head -1`: what is refused after the plan is still said, and so a job would still start."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    ran = subprocess.run(
-        [sandbox.command, "launch", "--local", "-d", sandbox.write_recipe()],
-        stdout=write_end, stderr=subprocess.PIPE, text=True, env={**sandbox.env, "PATH": str(sandbox.path)},
-    )  # fmt: skip
-    os.close(write_end)
-    assert ran.returncode == 1 and "tmux is missing" in ran.stderr
-
-
 @pytest.mark.parametrize(
     "argv, code, message",
     [
@@ -251,20 +236,3 @@ def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: 
     assert "imgnet-cluster plan --from job-1" in shown
     listed = json.loads(finished.cli("ls", "-o", "json").out)
     assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
-
-
-# --- a user's files with the names of this project's packages --------------------------------------------------------
-
-
-def test_command_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
-    """PYTHONPATH precedes installed packages."""
-    for name in ("infra", "recipes", "train"):
-        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
-    (sandbox.path / "helper.py").write_text("EPOCHS = (0, 1)")
-    text = f"import helper\n{HEAD}recipe = {recipe('own')}"
-    (sandbox.path / "r.py").write_text(text.replace("(0, 1)", "helper.EPOCHS"))
-    for file in ("r.py", PROJECT_ROOT / "recipes/quickstart.py"):
-        planned = sandbox.cli("plan", file, env={"PYTHONPATH": "."})
-        assert planned.code == 0 and "steps over" in planned.out, planned
-    own = sandbox.cli("plan", "recipes.py", env={"PYTHONPATH": "."})
-    assert (own.code, "has no `recipe`" in own.err) == (2, True)
