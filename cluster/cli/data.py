@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -102,15 +103,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
 @translate_data_errors
-def resize(
-    source: Path,
-    target: Path,
-    sizes: tuple[int, ...],
-    skip_bad: bool,
-    val_fraction: float | None,
-    overwrite: bool,
-    shard_mb: int,
-) -> None:
+def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -> None:  # Any: those of `_pack`
     """Pack pre-resized copies of the images of SOURCE.
 
     Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and
@@ -118,20 +111,18 @@ def resize(
     """
     from train.data.packing.pack import copy_targets
 
-    _pack("resizing", source, target, copy_targets(target, sizes), skip_bad, val_fraction, overwrite, shard_mb)
+    _pack("resizing", source, target, copy_targets(target, sizes), **options)
 
 
 @data.command(cls=GroupedCommand)
 @packing_options
 @translate_data_errors
-def pack(
-    source: Path, target: Path, skip_bad: bool, val_fraction: float | None, overwrite: bool, shard_mb: int
-) -> None:
+def pack(source: Path, target: Path, **options: Any) -> None:  # Any: those of `_pack`
     """Pack the images of SOURCE into large files in TARGET.
 
     The images keep their full size. The command can be interrupted and run again.
     """
-    _pack("packing", source, target, {None: target}, skip_bad, val_fraction, overwrite, shard_mb)
+    _pack("packing", source, target, {None: target}, **options)
 
 
 def _pack(
@@ -139,6 +130,7 @@ def _pack(
     source: Path,
     target: Path,
     targets: dict[int | None, Path],
+    *,
     skip_bad: bool,
     val_fraction: float | None,
     overwrite: bool,

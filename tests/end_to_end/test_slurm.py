@@ -95,7 +95,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     lost_node = place.cluster.job_fields(slurm_job)["BatchHost"]  # the job goes on without its batch script
     next(node for node in place.cluster.nodes if node.name == lost_node).power_off()
     place.wait_for_steps(job, 5, after_attempt=2)  # the second attempt is that of the two others
-    assert len(place.slurm_jobs()) == 2 and lost_node not in {place.node_of(machine) for machine in "012"}
+    assert len(place.slurm_jobs()) == 2  # the replacement has a job of its own
     place.wait_for(job, lambda: job.has_ended, 150)
     result = job.result
     assert result and result.state == "done" and result.ids_wrong == [], result
