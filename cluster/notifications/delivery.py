@@ -126,8 +126,8 @@ def send_tests(targets: Sequence[str]) -> Iterator[str]:
         delivery.waiting.append(test)
         while (outcome := delivery.poll()) is None:
             time.sleep(POLL_SECONDS)
-        if error := outcome[1]:
-            errors.append(f"{delivery.label}: {error}")
+        if failure := outcome[1]:
+            errors.append(f"{delivery.label}: {failure}")
         else:
             yield delivery.label
     if errors:
