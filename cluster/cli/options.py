@@ -14,7 +14,7 @@ from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.backends.rentals import CloudAdministration
-    from train.tools.option_fields import Option, OptionSet
+    from train.tools.option_fields import Option
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 CommandT = TypeVar("CommandT", bound=CommandFunction)
@@ -401,8 +401,10 @@ def launch_options(
         from cluster.backends import catalog
         from cluster.planning.launch_options import LaunchOptions
 
-        classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
-        declared = [option for cls in classes for option in cls.launch_options(*names, *own_help)]
+        declared = [*LaunchOptions.launch_options(*names, *own_help)]
+        if len(declared) < len(names) + len(own_help):  # the others are of backends, to look for which takes time
+            for options_class in catalog.usable_options().values():
+                declared += options_class.launch_options(*names, *own_help)
         options = click_options(declared, is_configurable, shows_default)
         for option in options:
             option.help = own_help.get(str(option.name), option.help)
