@@ -392,10 +392,7 @@ def click_options(
 def launch_options(
     *names: str, is_configurable: bool = True, shows_default: bool = True, **own_help: str
 ) -> Callable[[CommandT], CommandT]:
-    """Return a decorator that gives a command some options of `launch`.
-
-    They are those of these names, and those of `own_help` with another help text.
-    """
+    """Return a decorator for options of `launch`: of these names, and of those in `own_help` with another help text."""
 
     def make() -> list[GroupedOption]:
         from cluster.backends import catalog
