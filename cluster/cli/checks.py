@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, NoCloudAccess
 
 from .cloud import fail_if_resources_remain, region_option, tag_option
 from .options import (
@@ -17,6 +17,7 @@ from .options import (
     cloud_option,
     confirm_or_abort,
     grouped_option,
+    launch_options,
     open_cloud,
     output_option,
     print_json,
@@ -25,35 +26,15 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.selftest.selftest import ExpectedCost
     from cluster.selftest.session import SelftestSession
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe", required=False)
-@grouped_option(
-    "Machines",
-    "--ssh",
-    "hosts",
-    metavar="FILE",
-    config_name="hosts",
-    help="Check your own machines, those of a hosts.toml file, instead of AWS.",
-)
-@grouped_option(
-    "Machines",
-    "--machines",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
-)
-@grouped_option(
-    "AWS",
-    "--type",
-    "types",
-    metavar="TYPE",
-    multiple=True,
-    config_name="types",
-    help="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
+@launch_options(
+    hosts="Check your own machines, those of a hosts.toml file, instead of AWS.",
+    machines="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
+    types="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
 )
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @tag_option
@@ -232,25 +213,21 @@ def selftest(
     kill, by `--clean`. The report names no account and can be sent to the project. Exit code: 0 when every step passed.
     """
     from cluster.jobs import store
-    from cluster.selftest.selftest import expected_costs
-    from cluster.selftest.session import SelftestSession, SelftestSettings
+    from cluster.selftest.session import SelftestSession
     from train.tools.filesystem import locked
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
     cloud = open_cloud("aws")
-    settings = SelftestSettings(
-        region=cloud.resolve_regions([region] if region else [])[0],
-        small_type=small_type,
-        large_type=large_type,
-        max_dollars=max_dollars,
-    )
     folder = folder.absolute() if folder else store.runs_folder() / "selftest"
     os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
-    session = SelftestSession(cloud, settings, folder)
+    region = cloud.resolve_regions([region] if region else [])[0]
+    session = SelftestSession(
+        cloud, folder, region=region, small_type=small_type, large_type=large_type, max_dollars=max_dollars
+    )
     if not clean:
-        _show_costs(expected_costs(session), max_dollars)
-        confirm_or_abort(f"rent machines in {settings.region} for at most ${max_dollars:.2f}?", yes)
+        _show_costs(session)
+        confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f}?", yes)
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(signal_number, _interrupt)
@@ -281,34 +258,36 @@ def _run(session: "SelftestSession") -> int:
     report = run_selftest(session, lambda line: click.echo(line, err=True))
     click.echo(write_report(session.folder, report), nl=False)
     click.echo(f"report: {session.folder / REPORT_NAME}.json and .txt, which you can send to the project", err=True)
-    if leftovers := session.describe_open_state():
-        raise ClusterError(f"{leftovers}; remove it: imgnet-cluster selftest --aws --clean --folder {session.folder}")
+    if session.has_leftovers:
+        remedy = f"imgnet-cluster selftest --aws --clean --folder {session.folder}"
+        raise ClusterError(f"the self-test could not remove everything; remove it: {remedy}")
     if report.is_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_OK if report.has_passed else EXIT_ERROR
 
 
-def _show_costs(costs: "list[ExpectedCost]", max_dollars: float) -> None:
-    """Print what each job is expected to cost, and the sum."""
+def _show_costs(session: "SelftestSession") -> None:
+    """Print what each job is expected to cost, and the sum. Raises `NoCloudAccess`."""
     from cluster.display.tables import print_table
+    from cluster.selftest.steps import JOB_REQUESTS
 
-    rows = [
-        (
-            cost.request.title,
-            cost.machines,
-            f"{cost.request.minutes:.0f}",
-            "unknown" if cost.dollars is None else f"${cost.dollars:.2f}",
-        )
-        for cost in costs
-    ]
+    rows = []
+    total = 0.0
+    for request in JOB_REQUESTS:
+        market, dollars = "", None
+        try:
+            market, dollars = session.expected_cost(request)
+        except NoCloudAccess:
+            raise
+        except ClusterError as error:
+            click.echo(f"{request.title}: {error}", err=True)
+        machines = f"{request.machines} x {session.type_of(request)}" + (f", {market}" if market else "")
+        price = "unknown" if dollars is None else f"${dollars:.2f}"
+        rows.append((request.title, machines, f"{request.minutes:.0f}", price))
+        total += dollars or 0.0
     print_table(("job", "machines", "minutes", "dollars"), rows)
-    total = sum(cost.dollars or 0.0 for cost in costs)
-    click.echo(
-        f"about ${total:.2f} in all, at most ${max_dollars:.2f}; one hour of a NAT gateway and storage come on top"
-    )
-    for cost in costs:
-        if cost.problem:
-            click.echo(f"{cost.request.title}: {cost.problem}", err=True)
+    limit = f"at most ${session.max_dollars:.2f}"
+    click.echo(f"about ${total:.2f} in all, {limit}; one hour of a NAT gateway and storage come on top")
 
 
 COMMANDS = (check, selftest)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,11 +17,9 @@ from .options import (
     CommandFunction,
     CommandGroup,
     GroupedCommand,
-    GroupedOption,
     NumberList,
-    click_options,
-    deferred_options,
     grouped_option,
+    launch_options,
     output_option,
     pluralize,
     print_json,
@@ -30,11 +29,8 @@ MAX_COPY_PIXELS = 2048  # short side of a resized copy
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
-def val_fraction_options() -> list[GroupedOption]:
-    """Return the option `--val-fraction`, which a launch has too. Without it nothing is held out."""
-    from train.engine.options import TrainOptions
-
-    return click_options(TrainOptions.launch_options("val_fraction"), shows_default=False)
+# As a launch has it, but without it nothing is held out.
+val_fraction_option = launch_options("val_fraction", is_configurable=False, shows_default=False)
 
 
 @click.group(cls=CommandGroup)
@@ -76,7 +72,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
         grouped_option(
             "Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."
         ),
-        deferred_options(val_fraction_options),
+        val_fraction_option,
         grouped_option(
             "Data", "--overwrite", is_flag=True, help="Replace a finished data set that was made of other images."
         ),
@@ -107,15 +103,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
 @translate_data_errors
-def resize(
-    source: Path,
-    target: Path,
-    sizes: tuple[int, ...],
-    skip_bad: bool,
-    val_fraction: float | None,
-    overwrite: bool,
-    shard_mb: int,
-) -> None:
+def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -> None:  # Any: those of `_pack`
     """Pack pre-resized copies of the images of SOURCE.
 
     Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and
@@ -123,20 +111,18 @@ def resize(
     """
     from train.data.packing.pack import copy_targets
 
-    _pack("resizing", source, target, copy_targets(target, sizes), skip_bad, val_fraction, overwrite, shard_mb)
+    _pack("resizing", source, target, copy_targets(target, sizes), **options)
 
 
 @data.command(cls=GroupedCommand)
 @packing_options
 @translate_data_errors
-def pack(
-    source: Path, target: Path, skip_bad: bool, val_fraction: float | None, overwrite: bool, shard_mb: int
-) -> None:
+def pack(source: Path, target: Path, **options: Any) -> None:  # Any: those of `_pack`
     """Pack the images of SOURCE into large files in TARGET.
 
     The images keep their full size. The command can be interrupted and run again.
     """
-    _pack("packing", source, target, {None: target}, skip_bad, val_fraction, overwrite, shard_mb)
+    _pack("packing", source, target, {None: target}, **options)
 
 
 def _pack(
@@ -144,6 +130,7 @@ def _pack(
     source: Path,
     target: Path,
     targets: dict[int | None, Path],
+    *,
     skip_bad: bool,
     val_fraction: float | None,
     overwrite: bool,
@@ -174,7 +161,7 @@ def _pack(
 
 @data.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
-@deferred_options(val_fraction_options)
+@val_fraction_option
 @output_option
 @translate_data_errors
 def check(folder: Path, val_fraction: float | None, output: str) -> None:

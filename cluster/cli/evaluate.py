@@ -1,7 +1,7 @@
 """The commands that use a trained network: `eval` measures it, `export`, `predict` and `pull` take it out."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -11,11 +11,9 @@ from cluster.errors import BadInput, ClusterError
 from .inspect import refresh
 from .options import (
     GroupedCommand,
-    GroupedOption,
     NumberList,
-    click_options,
-    deferred_options,
     grouped_option,
+    launch_options,
     output_option,
     pluralize,
     print_json,
@@ -85,13 +83,6 @@ def _download_bar(job: "Job") -> ProgressBar:
     return ProgressBar(f"downloading what {job.name} has trained", lambda done: f"{done / 1e6:.0f} MB")
 
 
-def data_options() -> list[GroupedOption]:
-    """Return the options `--copies` and `--val-fraction`, which a launch has too."""
-    from train.engine.options import TrainOptions
-
-    return click_options(TrainOptions.launch_options("copies", "val_fraction"))
-
-
 @click.command("eval", cls=GroupedCommand)
 @click.argument("job_or_checkpoint", metavar="[JOB|CHECKPOINT]", required=False)
 @grouped_option(
@@ -114,7 +105,7 @@ def data_options() -> list[GroupedOption]:
 @grouped_option(
     "Data", "--data", metavar="DIR", help="Data set whose val/ is used.  [default: that of the job or of the recipe]"
 )
-@deferred_options(data_options)
+@launch_options("copies", "val_fraction", is_configurable=False)
 @grouped_option(
     "Data",
     "--workers",
@@ -134,17 +125,15 @@ def data_options() -> list[GroupedOption]:
 @output_option
 def evaluate(
     job_or_checkpoint: str | None,
-    procs: int | None,
     crops: str,
     sizes: tuple[int, ...] | None,
     data: str | None,
     copies: str | None,
-    val_fraction: float | None,
-    workers: int | None,
     plot: Path | None,
     best: bool,
     model: str | None,
     output: str,
+    **options: Any,  # Any: further ones of `EvalOptions`
 ) -> None:
     """Measure the validation accuracy of a network.
 
@@ -170,22 +159,20 @@ def evaluate(
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
     source = open_source(job_or_checkpoint, best, model)
     job_options = source.job_options or TrainOptions()
-    options = EvalOptions(
+    eval_options = EvalOptions(
         checkpoint=str(source.path),
         crops=crop_names,
         sizes=sizes or (),
         data=data or job_options.data,
         copies=copies or ("" if data else job_options.copies),  # the job's copies belong to the job's own data set
-        val_fraction=val_fraction,
         scale=job_options.scale,
-        procs=procs,
-        workers=workers,
         skip_bad=job_options.skip_bad,
         shown=PLOTTED_IMAGES if plot else 0,
         model=source.model,
+        **options,
     )
     with ProgressBar("images, over all crops and sizes") as bar:
-        result = evaluation.evaluate(options, source.module_folders, bar)
+        result = evaluation.evaluate(eval_options, source.module_folders, bar)
     if output == "json":
         facts = encode(result)
         del facts["examples"]

@@ -389,6 +389,27 @@ def click_options(
     return made
 
 
+def launch_options(
+    *names: str, is_configurable: bool = True, shows_default: bool = True, **own_help: str
+) -> Callable[[CommandT], CommandT]:
+    """Return a decorator for options of `launch`: of these names, and of those in `own_help` with another help text."""
+
+    def make() -> list[GroupedOption]:
+        from cluster.backends import catalog
+        from cluster.planning.launch_options import LaunchOptions
+
+        declared = [*LaunchOptions.launch_options(*names, *own_help)]
+        if len(declared) < len(names) + len(own_help):  # the others are of backends, to look for which takes time
+            for options_class in catalog.usable_options().values():
+                declared += options_class.launch_options(*names, *own_help)
+        options = click_options(declared, is_configurable, shows_default)
+        for option in options:
+            option.help = own_help.get(str(option.name), option.help)
+        return options
+
+    return deferred_options(make)
+
+
 def typed_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a command that the user typed."""
     return _options_from(options, (click.core.ParameterSource.COMMANDLINE,))

@@ -10,12 +10,10 @@ from cluster.errors import BadInput
 
 from .options import (
     GroupedCommand,
-    GroupedOption,
     NumberList,
-    click_options,
-    deferred_options,
     given_options,
     grouped_option,
+    launch_options,
     only_option,
     output_option,
     print_json,
@@ -28,14 +26,6 @@ if TYPE_CHECKING:
     from train.recipe.schema import Recipe
 
 
-def shared_options() -> list[GroupedOption]:
-    """Return the options that a plan and a launch have."""
-    from cluster.planning.launch_options import LaunchOptions
-
-    names = ("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
-    return click_options(LaunchOptions.launch_options(*names), is_configurable=True)
-
-
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
 @grouped_option(
@@ -45,16 +35,10 @@ def shared_options() -> list[GroupedOption]:
     type=NumberList(1, 10_000, "1,2,4,8"),
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
-@deferred_options(shared_options)
+@launch_options("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
 @only_option
-@grouped_option(
-    "AWS",
-    "--type",
-    "types",
-    multiple=True,
-    metavar="TYPE",
-    config_name="types",
-    help="EC2 instance type, or a comma-separated list, for a forecast on each.  [default: the recipe's first type]",
+@launch_options(
+    types="EC2 instance type, or a comma-separated list, for a forecast on each.  [default: the recipe's first type]"
 )
 @grouped_option(
     "Forecast",
@@ -98,7 +82,7 @@ def plan(
         raise BadInput("--cheapest and --fastest are mutually exclusive")
     criterion = "cheapest" if cheapest else "fastest" if fastest else ""
     keywords = given_options(options)
-    launch_options = make_launch_options("plan", **keywords)
+    planned_options = make_launch_options("plan", **keywords)
     recipes = resolve.load_recipes(recipe, only)
     job = store.find(measured_job) if measured_job else None
     type_names = [name for names in types for name in names.split(",") if name]
@@ -106,7 +90,7 @@ def plan(
     for selected_recipe in recipes:
 
         def plan_on(count: int, procs: int, selected_recipe: "Recipe" = selected_recipe) -> "Plan":
-            sized_options = replace(launch_options, machines=count, procs=launch_options.procs or procs)
+            sized_options = replace(planned_options, machines=count, procs=planned_options.procs or procs)
             return resolve.plan(selected_recipe, sized_options, recipe_file=recipe)
 
         machine_counts = sorted(machines or (selected_recipe.machines,))

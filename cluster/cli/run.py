@@ -1,5 +1,7 @@
 """`imgnet-cluster run`: runs any command that torchrun could run, with all that a launch has."""
 
+from typing import Any
+
 import click
 
 from cluster.errors import BadInput
@@ -8,37 +10,19 @@ from .launch import backend_choices, backend_options, carry_out, detach_option, 
 from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
-    GroupedOption,
-    click_options,
     configured_options,
     deferred_options,
     dry_run_option,
     grouped_option,
+    launch_options,
     typed_options,
     yes_option,
 )
 
-# The options of a launch that make sense without a recipe. `--procs` is a number here, or the word "gpu".
-SHARED_OPTIONS = (
-    *("machines", "data", "max_hours", "notify", "spares", "min_machines", "lost_seconds", "max_exchanges"),
+# The options that are fields of a `Command`.
+COMMAND_OPTIONS = (
+    *("procs", "name", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
 )
-# What these options mean without a recipe.
-OWN_HELP = {
-    "machines": "Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
-    "data": "Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
-    "min_machines": "Run the command with at least this many machines; pause with fewer.  [default: 1]",
-    "lost_seconds": "Give up a machine that has sent no heartbeat for this long.  [default: 5.0]",
-}
-
-
-def shared_options() -> list[GroupedOption]:
-    """Return the options that a command has in common with a launch."""
-    from cluster.planning.launch_options import LaunchOptions
-
-    options = click_options(LaunchOptions.launch_options(*SHARED_OPTIONS), is_configurable=True)
-    for option in options:
-        option.help = OWN_HELP.get(str(option.name), option.help)
-    return options
 
 
 def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
@@ -55,7 +39,13 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @deferred_options(backend_choices)
-@deferred_options(shared_options)
+@launch_options(  # those that make sense without a recipe
+    *("max_hours", "notify", "spares", "max_exchanges"),
+    machines="Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
+    data="Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
+    min_machines="Run the command with at least this many machines; pause with fewer.  [default: 1]",
+    lost_seconds="Give up a machine that has sent no heartbeat for this long.  [default: 5.0]",
+)
 @grouped_option(
     "Machines",
     "--procs",
@@ -139,23 +129,14 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @yes_option
 def run(
     command: tuple[str, ...],
-    procs: int | str,
-    name: str,
     workdir: str,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
-    progress: str,
-    requirements: str,
-    image: str,
-    stall_seconds: float,
-    retries: int,
-    save_signal: str,
-    elastic: bool,
     detach: bool,
     dry_run: bool,
     requests: bool,
     yes: bool,
-    **options: object,
+    **options: Any,  # Any: those of `Command`, and of a launch
 ) -> None:
     """Run your own training script as torchrun would.
 
@@ -176,27 +157,15 @@ def run(
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     variables, secrets = read_environment(env, env_file)
+    values = {name: options.pop(name) for name in COMMAND_OPTIONS}
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
     keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
     try:
-        own_command = Command(
-            argv=command,
-            name=name,
-            procs=procs if isinstance(procs, int) else "gpu",
-            env=variables,
-            secrets=tuple(secrets),
-            progress=progress,
-            requirements=requirements,
-            image=image,
-            stall_seconds=stall_seconds,
-            save_signal=save_signal,
-            elastic=elastic,
-            retries=retries,
-        )
+        own_command = Command(argv=command, env=variables, secrets=tuple(secrets), **values)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    launch_options = make_launch_options(backend, **keywords)
-    plan = functools.partial(plan_command, own_command, launch_options, workdir=workdir, secrets=secrets)
+    own_options = make_launch_options(backend, **keywords)
+    plan = functools.partial(plan_command, own_command, own_options, workdir=workdir, secrets=secrets)
     plans, unasked_reason = plan_all([plan], dry_run)
     carry_out(plans, unasked_reason, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
 

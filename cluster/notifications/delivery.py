@@ -5,10 +5,8 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
 from hashlib import sha256
-from typing import IO
 from uuid import uuid4
 
 from cluster.connectors.local import module_command
@@ -30,14 +28,6 @@ MAX_OUTPUT_BYTES = 4096
 TEST_TEXT = "a test of imgnet-cluster: notifications of jobs arrive here"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a notification: `error` is "" when it was delivered."""
-
-    notification: Notification
-    error: str
-
-
 class Delivery:
     """The notifications that one target has to get. No method blocks or raises."""
 
@@ -47,76 +37,68 @@ class Delivery:
         self.label = describe_target(target)
         self.fingerprint = sha256(target.encode()).hexdigest()[:12]  # names the target where it must not be shown
         self.waiting: deque[Notification] = deque()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
-        self._tries = 0
-        self._next_time = 0.0  # of a start, or the deadline of the running process; monotonic
+        self._first: Generator[None, None, str] | None = None  # the delivery of the first that waits
 
-    def poll(self, now: float | None = None) -> Outcome | None:
-        """Start what is due, and return the outcome of the first notification when it has one."""
-        now = time.monotonic() if now is None else now
-        if self._process is None:
-            if not self.waiting or now < self._next_time:
+    def poll(self) -> tuple[Notification, str] | None:
+        """Go on with the first delivery. Returns its notification and the last error ("": none) when it has ended."""
+        if self._first is None:
+            if not self.waiting:
                 return None
-            error = self._start(self.waiting[0], now)
-        else:
-            code = self._process.poll()
-            if code is None and now < self._next_time:
-                return None
-            error = self._end(code)
-        if error is None:
-            return None
-        self._tries += 1
-        if error and self._tries < self.max_tries:
-            self._next_time = now + RETRY_SECONDS
-            return None
-        self._tries, self._next_time = 0, 0.0
-        return Outcome(self.waiting.popleft(), error)
-
-    def abandon(self) -> list[Outcome]:
-        """Give up all that is not delivered yet."""
-        if self._process is not None:
-            self._end(None)
-        outcomes = [Outcome(notification, "there was no time left for it") for notification in self.waiting]
-        self.waiting.clear()
-        return outcomes
-
-    def _start(self, notification: Notification, now: float) -> str | None:
-        """Start the process that delivers. Returns why that failed, None when it did not."""
-        output: IO[bytes] | None = None
+            self._first = self._deliver(self.waiting[0])
         try:
-            output = tempfile.TemporaryFile()  # noqa: SIM115  `_end` closes it
-            with tempfile.TemporaryFile() as content:  # no pipe: a command that does not read it would block us
+            next(self._first)
+            return None
+        except StopIteration as end:
+            self._first = None
+            return self.waiting.popleft(), end.value
+
+    def abandon(self) -> list[tuple[Notification, str]]:
+        """Give up all that is not delivered yet, and kill what delivers."""
+        if self._first:
+            self._first.close()
+        abandoned = [(notification, "there was no time left for it") for notification in self.waiting]
+        self.waiting.clear()
+        return abandoned
+
+    def _deliver(self, notification: Notification) -> Generator[None, None, str]:
+        """Try until the target has the notification. Yields while it waits; returns the error of the last try."""
+        error = yield from self._try(notification)
+        for _ in range(self.max_tries - 1):
+            retry_time = time.monotonic() + RETRY_SECONDS
+            while error and time.monotonic() < retry_time:
+                yield
+            if error:
+                error = yield from self._try(notification)
+        return error
+
+    def _try(self, notification: Notification) -> Generator[None, None, str]:
+        """Run the process that delivers. Returns why it failed, "" when it did not."""
+        if is_webhook(self.target):
+            argv, variables = module_command("cluster.notifications.webhook"), {URL_VARIABLE: self.target}
+        else:
+            argv, variables = ["sh", "-c", self.target], event_variables(notification)
+        try:
+            # No pipe: a command that does not read it would block us.
+            with tempfile.TemporaryFile() as content, tempfile.TemporaryFile() as output:
                 content.write(to_json_bytes(notification.payload()))
                 content.seek(0)
-                if is_webhook(self.target):
-                    argv, variables = module_command("cluster.notifications.webhook"), {URL_VARIABLE: self.target}
-                else:
-                    argv, variables = ["sh", "-c", self.target], event_variables(notification)
                 process = start_process(argv, None, variables, stdin=content.fileno(), output=output)
+                deadline = time.monotonic() + DELIVERY_SECONDS
+                try:
+                    while process.poll() is None and time.monotonic() < deadline:
+                        yield
+                    code = process.poll()
+                finally:  # also when the delivery is abandoned
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        kill_process_groups([process], KILL_SECONDS)
+                output.seek(0)
+                text = one_line(output.read(MAX_OUTPUT_BYTES))
         except OSError as error:
-            if output:
-                output.close()
             return error.strerror or type(error).__name__
-        self._process, self._output, self._next_time = process, output, now + DELIVERY_SECONDS
-        return None
-
-    def _end(self, code: int | None) -> str:
-        """Return why the process failed, "" when it did not. A code of None: it is killed."""
-        process, output = self._process, self._output
-        assert process and output
-        self._process = self._output = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            kill_process_groups([process], KILL_SECONDS)
-        with output:
-            if code is None:
-                return f"not over in {DELIVERY_SECONDS:g} s"
-            if code == 0:
-                return ""
-            output.seek(0)
-            text = one_line(output.read(MAX_OUTPUT_BYTES))
+        if code is None:
+            return f"not over in {DELIVERY_SECONDS:g} s"
         # What a command prints may be secret, such as a URL that curl quotes.
-        return text if is_webhook(self.target) else f"it ended with code {code}"
+        return "" if code == 0 else text if is_webhook(self.target) else f"it ended with code {code}"
 
 
 def event_variables(notification: Notification) -> dict[str, str]:
@@ -144,8 +126,8 @@ def send_tests(targets: Sequence[str]) -> Iterator[str]:
         delivery.waiting.append(test)
         while (outcome := delivery.poll()) is None:
             time.sleep(POLL_SECONDS)
-        if outcome.error:
-            errors.append(f"{delivery.label}: {outcome.error}")
+        if failure := outcome[1]:
+            errors.append(f"{delivery.label}: {failure}")
         else:
             yield delivery.label
     if errors:

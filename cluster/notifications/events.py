@@ -15,6 +15,7 @@ from cluster.state.states import JobState
 from cluster.state.timeline import describe_members
 from train.metrics.text import format_duration
 from train.tools.records import DamagedRecord, encode
+from train.tools.trainer_reports import TrainingNumbers
 
 NEAR_LIMIT_SHARE = 0.9  # of the time or the price, as Slurm's TIME_LIMIT_90
 LIMIT_WORDS = " was reached"  # the end of the reason of every stop at a limit
@@ -86,9 +87,9 @@ class SupervisorView:
 def describe(event: Event, run: Run, notification_id: str, now: float, dollars: float | None) -> Notification:
     """Return what is sent about an event of a job. Parts of the text may be from its machines."""
     spec = run.spec
-    numbers = None
+    numbers = TrainingNumbers()
     with contextlib.suppress(DamagedRecord):
-        numbers = status.best_informed_status(run)
+        numbers = status.best_informed_status(run) or numbers
     text = one_line(f"{spec.name} ({spec.workload.name}, {spec.backend}): {event.text}", MAX_TEXT_CHARACTERS)
     return Notification(
         id=notification_id,
@@ -100,10 +101,10 @@ def describe(event: Event, run: Run, notification_id: str, now: float, dollars: 
         recipe=spec.workload.name,
         backend=spec.backend,
         machines=event.machines,
-        step=numbers.step if numbers else None,
-        steps=numbers.steps if numbers else None,
-        top1=numbers.top1 if numbers else None,
-        top5=numbers.top5 if numbers else None,
+        step=numbers.step,
+        steps=numbers.steps,
+        top1=numbers.top1,
+        top5=numbers.top5,
         dollars=dollars,
     )
 

@@ -16,7 +16,7 @@ from train.tools.filesystem import locked
 from train.tools.records import read_record
 
 from .delivery import Delivery
-from .events import REPEATED_KINDS, Event, SupervisorView, describe, end_key, find_events
+from .events import REPEATED_KINDS, Event, Notification, SupervisorView, describe, end_key, find_events
 from .journal import Journal, JournalRow, read_rows
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class Notifier:
                 break
             time.sleep(FINISH_POLL_SECONDS)
         for delivery in self.targets.values() if self.journal else ():
-            for outcome in delivery.abandon():
-                self._record_outcome(delivery, outcome.notification.id, outcome.error)
+            for notification, error in delivery.abandon():
+                self._record_outcome(delivery, notification, error)
         self._lock.close()
         self.journal = None
 
@@ -105,15 +105,14 @@ class Notifier:
     def _poll_deliveries(self) -> None:
         for delivery in self.targets.values():
             if outcome := delivery.poll():
-                self._record_outcome(delivery, outcome.notification.id, outcome.error)
+                self._record_outcome(delivery, *outcome)
 
-    def _record_outcome(self, delivery: Delivery, notification_id: str, error: str) -> None:
+    def _record_outcome(self, delivery: Delivery, notification: Notification, error: str) -> None:
         assert self.journal
-        self.journal.append(
-            JournalRow(
-                id=notification_id, target=delivery.fingerprint, to=delivery.label, error=error, time=time.time()
-            )
+        row = JournalRow(
+            id=notification.id, target=delivery.fingerprint, to=delivery.label, error=error, time=time.time()
         )
+        self.journal.append(row)
         if error:
             self._log_once(f"a notification could not be delivered to {delivery.label}: {error}")
 

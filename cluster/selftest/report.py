@@ -34,11 +34,11 @@ class StepState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Observation:
-    """One thing that a step looked at."""
+    """What must be so, whether it is, and what was seen."""
 
-    what: str  # what must be so
+    what: str
     is_right: bool
     seen: str
 

@@ -3,48 +3,16 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cluster.errors import ClusterError, NoCloudAccess
+from cluster.errors import ClusterError
 from train.tools.host import git_commit
 
 from .report import Observation, SelftestReport, StepResult, StepState
-from .session import JobRequest, SelftestSession
-from .steps import JOB_REQUESTS, LAST_STEP, STEPS, Part, Step, end_jobs
+from .session import SelftestSession
+from .steps import LAST_STEP, STEPS, Part, Step, end_jobs
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedCost:
-    """What a job of the self-test is expected to cost. `dollars` is None where `problem` says why that is unknown."""
-
-    request: JobRequest
-    machines: str
-    dollars: float | None
-    problem: str = ""
-
-
-def expected_costs(session: SelftestSession) -> list[ExpectedCost]:
-    """Return what each job is expected to cost, at today's prices. Raises `NoCloudAccess`."""
-    costs = []
-    for request in JOB_REQUESTS:
-        type_name = session.settings.large_type if request.is_large else session.settings.small_type
-        machines = f"{request.machines} x {type_name}"
-        try:
-            plan = session.plan(request)
-            assert plan.rental_plan
-            summary = plan.rental_plan.summary(plan.spec)
-            rate = summary.dollars_per_hour
-            dollars = None if rate is None else rate * request.minutes / 60
-            cost = ExpectedCost(request=request, machines=f"{machines}, {summary.market}", dollars=dollars)
-        except NoCloudAccess:
-            raise
-        except ClusterError as error:
-            cost = ExpectedCost(request=request, machines=machines, dollars=None, problem=str(error))
-        costs.append(cost)
-    return costs
 
 
 def run_selftest(session: SelftestSession, tell: Callable[[str], object]) -> SelftestReport:
@@ -67,12 +35,12 @@ def run_selftest(session: SelftestSession, tell: Callable[[str], object]) -> Sel
         results.append(_run_step(session, LAST_STEP))
     return SelftestReport(
         cloud=session.cloud.backend,
-        region=session.settings.region,
+        region=session.region,
         started=datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         commit=git_commit(),
         seconds=time.time() - started,
         dollars=session.spent_dollars,
-        max_dollars=session.settings.max_dollars,
+        max_dollars=session.max_dollars,
         steps=tuple(results),
     )
 
@@ -84,7 +52,7 @@ def _run_step(session: SelftestSession, step: Step) -> StepResult:
     is_skipped = step.needs_stack and not session.has_stack
     state = StepState.SKIPPED if is_skipped else StepState.PASSED
     if is_skipped:
-        observations.append(Observation(what="it needs the stack", is_right=False, seen="step 1 did not make it"))
+        observations.append(Observation("it needs the stack", False, "step 1 did not make it"))
     try:
         for part in () if is_skipped else step.parts:
             for observation in _observe(session, part):
@@ -92,7 +60,7 @@ def _run_step(session: SelftestSession, step: Step) -> StepResult:
                 observations.append(observation)
     except KeyboardInterrupt:
         state = StepState.INTERRUPTED
-        observations.append(Observation(what="the step runs to its end", is_right=False, seen="interrupted"))
+        observations.append(Observation("the step runs to its end", False, "interrupted"))
     if state is StepState.PASSED and not all(observation.is_right for observation in observations):
         state = StepState.FAILED
     return StepResult(
@@ -112,5 +80,4 @@ def _observe(session: SelftestSession, part: Part) -> Iterator[Observation]:
         except Exception as error:  # a bug must not keep the next part from running, and the user from its report
             if not isinstance(error, ClusterError):
                 logger.exception("an unexpected error; the self-test goes on")
-            what = action.__name__.replace("_", " ")
-            yield Observation(what=what, is_right=False, seen=f"{type(error).__name__}: {error}")
+            yield Observation(action.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")

@@ -29,16 +29,6 @@ POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelftestSettings:
-    """What the user chooses."""
-
-    region: str
-    small_type: str  # a machine type with one network card
-    large_type: str  # a machine type with several network cards
-    max_dollars: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SelftestState:
     """What a self-test must remove at its end."""
 
@@ -51,22 +41,37 @@ class JobRequest:
     """A job of the self-test."""
 
     title: str
-    machines: int
-    market: str
     minutes: float  # it is expected to take
     dollar_share: float  # of the self-test's limit, at most
+    machines: int = 2
+    market: str = "on-demand"
     internet: str = "public"
     is_large: bool = False
     epochs: int = ENDLESS_EPOCHS
 
 
 class SelftestSession:
-    """The jobs and the stack of one self-test."""
+    """The jobs and the stack of one self-test.
 
-    def __init__(self, cloud: CloudAdministration, settings: SelftestSettings, folder: Path) -> None:
+    A machine of `small_type` has one network card, one of `large_type` several. `max_dollars` is the limit of all jobs.
+    """
+
+    def __init__(
+        self,
+        cloud: CloudAdministration,
+        folder: Path,
+        *,
+        region: str,
+        small_type: str,
+        large_type: str,
+        max_dollars: float,
+    ) -> None:
         self.cloud = cloud
-        self.settings = settings
         self.folder = folder
+        self.region = region
+        self.small_type = small_type
+        self.large_type = large_type
+        self.max_dollars = max_dollars
         self.has_stack = False
         self.earlier_names: set[str] = set()  # of jobs of earlier sessions
 
@@ -74,23 +79,34 @@ class SelftestSession:
 
     def plan(self, request: JobRequest) -> Plan:
         """Plan a job, with its part of what is left of the limit. Raises `ClusterError`."""
-        settings = self.settings
-        dollars_left = settings.max_dollars - self.spent_dollars
+        dollars_left = self.max_dollars - self.spent_dollars
         if dollars_left <= 0:
-            raise ClusterError(f"the limit of ${settings.max_dollars:g} is spent")
+            raise ClusterError(f"the limit of ${self.max_dollars:g} is spent")
         options = make_launch_options(
             self.cloud.backend,
-            types=[settings.large_type if request.is_large else settings.small_type],
+            types=[self.type_of(request)],
             machines=request.machines,
             market=request.market,
-            regions=(settings.region,),
+            regions=(self.region,),
             internet=request.internet,
-            max_dollars=min(request.dollar_share * settings.max_dollars, dollars_left),
+            max_dollars=min(request.dollar_share * self.max_dollars, dollars_left),
         )
         phase = Phase(epochs=(0, request.epochs), size=32, batch=8, lr=0.01)
         recipe = Recipe(name="selftest", data=FEW_IMAGES, model=Model(name="resnet10_tiny"), gpus=1, phases=[phase])
         plan = submit.plan(recipe, options)
         return replace(plan, spec=replace(plan.spec, generate_data=True), obstacles=())
+
+    def type_of(self, request: JobRequest) -> str:
+        """Return the machine type of a job."""
+        return self.large_type if request.is_large else self.small_type
+
+    def expected_cost(self, request: JobRequest) -> tuple[str, float | None]:
+        """Return the market of a job, and its dollars at today's prices, None where unknown. Raises `ClusterError`."""
+        plan = self.plan(request)
+        assert plan.rental_plan
+        summary = plan.rental_plan.summary(plan.spec)
+        rate = summary.dollars_per_hour
+        return summary.market, None if rate is None else rate * request.minutes / 60
 
     def launch(self, request: JobRequest) -> Job:
         """Launch a job. Raises `ClusterError`."""
@@ -112,7 +128,7 @@ class SelftestSession:
 
     def all_machines(self, job: Job) -> list[RentedMachineRow]:
         """Return the machines of a job, also those that have ended."""
-        return self.cloud.rented_machines(self.settings.region, job.spec.uid)
+        return self.cloud.rented_machines(self.region, job.spec.uid)
 
     def run_on_machine(self, job: Job, machine: str, argv: list[str]) -> None:
         """Run a command on a machine over ssh. Raises `ClusterError`."""
@@ -168,8 +184,8 @@ class SelftestSession:
                 f"an earlier self-test has left something: {'; '.join(leftovers)}; type the command again"
             )
         self.earlier_names = {job.name for job in store.all_jobs()}
-        owns_stack = not self.cloud.has_stack(self.settings.region)
-        state = SelftestState(region=self.settings.region, owns_stack=owns_stack)
+        owns_stack = not self.cloud.has_stack(self.region)
+        state = SelftestState(region=self.region, owns_stack=owns_stack)
         write_atomic(self.folder / STATE_FILE, to_json_bytes(encode(state)))
 
     def remove_everything(self) -> list[str]:
@@ -195,15 +211,15 @@ class SelftestSession:
             (self.folder / STATE_FILE).unlink()
         return leftovers
 
-    def describe_open_state(self) -> str:
-        """Return a line when something is left that this session could not remove, else ""."""
-        has_state = (self.folder / STATE_FILE).exists()
-        return "the self-test could not remove everything" if has_state else ""
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether something is left that no session has removed."""
+        return (self.folder / STATE_FILE).exists()
 
     def describe_leftovers(self) -> list[str]:
         """Return a line for each resource in the region that no live job needs. Raises `ClusterError`."""
         is_live_by_uid = {job.spec.uid: False for job in store.all_jobs()}
-        garbage = self.cloud.find_garbage(self.settings.region, is_live_by_uid, False, time.time())
+        garbage = self.cloud.find_garbage(self.region, is_live_by_uid, False, time.time())
         return [line for uid, line in garbage.remove.items() if uid in is_live_by_uid]
 
 

@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_user import Renter, renter
+from support.aws_user import Renter
 from support.known import known
 from support.sandbox import ENDLESS
-from support.simcloud.fixture import simcloud
 
 from cluster.jobs.job import Job
 from cluster.state import attempts
 from infra.aws.journal_events import RequestGranted
 from infra.aws.stack.policies import user_policy
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 # Without end. ENDLESS itself paces the trainers by a module of the project, which adoption does not bring along.
 EPOCHS = ENDLESS - 1

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from support.aws_user import NEVER_SECONDS, Renter, renter
+from support.aws_user import NEVER_SECONDS, Renter
 from support.sandbox import ENDLESS
-from support.simcloud.fixture import simcloud
 
 from cluster.jobs.job import Job
 from infra.aws.journal_events import LaunchRequest
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 EXPIRED = {"code": "ExpiredToken", "message": "too old", "status": 403, "times": 10**9}
 ALL_SECONDS = 4 * 3600.0  # longer than the time limit of a launch, and the grace period

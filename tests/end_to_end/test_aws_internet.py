@@ -1,13 +1,10 @@
 """Rented machines with several network cards, which RunInstances gives no public address: their way to the internet."""
 
 import pytest
-from support.aws_user import Renter, renter
-from support.simcloud.fixture import simcloud
+from support.aws_user import Renter
 
 from cluster.jobs.job import Job
 from infra.aws.journal_events import InstancesReleased, NatGatewayRequested, PublicAddressRefused
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated machine has
 NAT_WORD = "NAT gateway"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.exact_jobs import BATCH, IMAGES, OPTIONS, final_parameters, have_trained, write_recipe
 from support.known import known
 from support.sandbox import Sandbox
 from support.waiting import wait_for
@@ -25,27 +26,10 @@ from cluster.state import attempts as job_attempts
 from cluster.state import status
 from cluster.state.heartbeats import MachineStatus
 from train.data.order import usage_log
-from train.tools import checkpoint_io
 
 EPOCHS = 16
-IMAGES = 60
-BATCH = 4
 STEPS_PER_EPOCH = IMAGES // (3 * BATCH)
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="several",
-    data=Data(name="drawn", root={data!r}, train={images}, val=20),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss={loss!r}),
-    machines=1,
-    gpus=3,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr=0.02)],
-)
-"""
 PACE = (8, 1.0)  # for `Sandbox.write_slow_loss`
-OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
 
 
 @dataclass
@@ -95,27 +79,13 @@ class ElasticJob:
 
     def wait_for_steps(self, steps: int, *machines: str, after_attempt: int = 0) -> None:
         """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`."""
-
-        def have_trained() -> bool:
-            newest = self.newest_attempt()
-            statuses = self.statuses()
-            return (
-                newest.number > after_attempt
-                and sorted(newest.machine_names) == sorted(machines)
-                and all(machine in statuses for machine in machines)
-                and all(statuses[machine].attempt == newest.number for machine in machines)
-                and all(statuses[machine].last_step >= newest.first_step + steps for machine in machines)
-            )
-
-        self.wait_for(have_trained)
+        self.wait_for(lambda: have_trained(self.job, steps, *machines, after_attempt=after_attempt))
 
 
-def write_recipe(sandbox: Sandbox) -> Path:
+def write_slow_recipe(sandbox: Sandbox) -> Path:
     project = sandbox.path / "project"
     loss = sandbox.write_slow_loss(project, *PACE)
-    path = project / "several.py"
-    path.write_text(RECIPE.format(data=str(sandbox.data), images=IMAGES, epochs=EPOCHS, batch=BATCH, loss=loss))
-    return path
+    return write_recipe(project / "several.py", sandbox.data, 3, EPOCHS, loss)
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +93,11 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
     """The final parameters of one process alone, which computes all three chunks of each step itself."""
     sandbox = Sandbox(tmp_path_factory.mktemp("alone") / "sandbox", images)
     try:
-        recipe = write_recipe(sandbox)
+        recipe = write_slow_recipe(sandbox)
         sandbox.train_fast()
         result = sandbox.cli("launch", "--local", *OPTIONS, recipe)
         assert result.code == 0, result
-        return final_parameters(sandbox.job())
+        return final_parameters(sandbox.job().run_folder.shared)
     finally:
         leftovers = sandbox.close()
         assert not leftovers
@@ -137,24 +107,13 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
 def elastic_job(sandbox: Sandbox, request: pytest.FixtureRequest) -> ElasticJob:
     """A job of three machines that train. A parameter is options of the launch."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *request.param.split())
-    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox))
+    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_slow_recipe(sandbox))
     assert result.code == 0, result
     elastic_job = ElasticJob(sandbox, sandbox.job())
     # For 20 s after a launch the supervisor takes an agent that is missing for one that has not started yet.
     os.utime(elastic_job.job.run_folder.launch_path, (time.time() - 60,) * 2)
     elastic_job.wait_for_steps(3, "0", "1", "2")
     return elastic_job
-
-
-def final_parameters(job: Job) -> dict[str, Any]:
-    """Return weights, batch-norm statistics and momenta of the last checkpoint."""
-    assert job.result
-    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result.attempts:06d}")
-    assert path is not None
-    checkpoint = checkpoint_io.load_checkpoint(path)
-    momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
-    assert len(momenta) > 20
-    return {**checkpoint["model"], **momenta}
 
 
 def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:
@@ -164,7 +123,7 @@ def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: di
     first_steps = {attempt.number: attempt.first_step for attempt in elastic_job.attempts() if attempt.members}
     steps = dict.fromkeys(range(EPOCHS), STEPS_PER_EPOCH)
     assert usage_log.find_usage_errors(job.path / "ids", first_steps, IMAGES, steps) == []
-    parameters = final_parameters(job)
+    parameters = final_parameters(job.run_folder.shared)
     assert parameters.keys() == undisturbed_parameters.keys()
     assert not [name for name, value in parameters.items() if not torch.equal(value, undisturbed_parameters[name])]
     assert len(job.result.epochs) == EPOCHS and job.result.steps == EPOCHS * STEPS_PER_EPOCH

@@ -6,15 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from support.aws_user import Renter, renter
+from support.aws_user import Renter
 from support.packed_sets import content
 from support.sandbox import Sandbox
-from support.simcloud.fixture import simcloud
 
 from cluster.jobs.job import Job
 from train.tools.filesystem import read_json_lines
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 RECIPE = """\
 from train.recipe import Data, Model, Phase, Recipe

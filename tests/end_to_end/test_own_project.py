@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 from support.sandbox import Sandbox
-from support.ssh_machines import Testbed, testbed
+from support.ssh_machines import Testbed
 
 from cluster.machines.code_archive import CODE_PACKAGES
-
-__all__ = ["testbed"]  # a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_WHEEL = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"

@@ -1,25 +1,22 @@
 """Scripts of a user, run by `imgnet-cluster run` on this computer, over ssh and on rented machines.
 
-The script knows nothing of this program but its environment variables. It saves its step, and ends when a file tells
-it to.
+A script knows nothing of this program but its environment variables. It saves its step, and ends when a file tells it
+to. What it gets beside its processes: its project, secrets, a container; its progress, checkpoints and events are read.
 """
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+import contextlib
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.aws_user import TYPE, Renter, renter
-from support.sandbox import Sandbox
-from support.simcloud.fixture import simcloud
-from support.ssh_machines import Testbed, testbed
+from support.aws_user import TYPE, Renter
+from support.sandbox import CommandResult, Sandbox
+from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
 from cluster.script.snapshot import newest_version
-
-__all__ = ["renter", "simcloud", "testbed"]  # fixtures
 
 SCRIPT = """\
 import os, signal, sys, time
@@ -46,33 +43,49 @@ while not Path(sys.argv[1], "end").exists():
         sys.exit(0)
 print(f"rank {rank} is done at step {step}")
 """
-STUBBORN = """\
-import signal, subprocess, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-subprocess.Popen(["setsid", "sleep", "1000"])
-print("deaf", flush=True)
-time.sleep(1000)
+SECRET = "hunter2-9c1f"
+# It saves each second without care, and shows its secret only as a digest.
+CARELESS_SCRIPT = """\
+import hashlib, os, signal, sys, time
+from pathlib import Path
+
+rank = int(os.environ["RANK"])
+saved = Path(os.environ["IMGNET_CHECKPOINTS"], "run", "step")
+digest = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
+step = int(saved.read_text()) if saved.exists() else 0
+print(f"rank {rank} begins at step {step} with {digest}", flush=True)
+Path(os.environ["IMGNET_EVENTS"], f"events.out.tfevents.{rank}").write_bytes(b"")
+while not Path(sys.argv[1], "end").exists():
+    time.sleep(1 if rank == 0 else 0.05)
+    step += 1
+    if rank == 0:
+        saved.parent.mkdir(exist_ok=True)
+        saved.write_text(str(step))
+        print(f"[{step}/1000] loss 0.5", flush=True)
 """
 
 
 class Runner:
     """A user with a sandbox, a project with a script, and a folder of files that tell the script what to do."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, script: str = SCRIPT) -> None:
         self.sandbox = sandbox
         self.project = sandbox.path / "mine"
         self.orders = sandbox.path / "orders"
+        self.command = ("python", "train.py", str(self.orders))
         self.orders.mkdir()
         self.project.mkdir()
-        (self.project / "train.py").write_text(SCRIPT)
-        (self.project / "stubborn.py").write_text(STUBBORN)
+        (self.project / "train.py").write_text(script)
         (self.project / "helper.py").write_text('COMPLAINT = "bad learning rate"\n')
         sandbox.env["IMGNET_RUNS"] = str(sandbox.path / "runs")
 
-    def run(self, *options: str, command: tuple[str, ...] = ()) -> Job:
+    def cli(self, *options: str, timeout: float = 120) -> CommandResult:
+        """Run the script by the installed command."""
+        return self.sandbox.cli("run", *options, "--", *self.command, cwd=self.project, timeout=timeout)
+
+    def run(self, *options: str) -> Job:
         """Run the script, without following the job."""
-        words = command or ("python", "train.py", str(self.orders))
-        result = self.sandbox.cli("run", "-d", *options, "--", *words, cwd=self.project)
+        result = self.cli("-d", *options)
         assert result.code == 0, result
         return self.sandbox.job(int(result.out.split(" launched")[0].rsplit("job-", 1)[1]))
 
@@ -82,50 +95,58 @@ class Runner:
         path = job.log_path(rank, attempt)
         return path.read_text() if path.exists() else ""
 
-    def wait_for_start(self, job: Job, attempt: int, text: str, rank: int = 0, seconds: float = 90.0) -> None:
-        """Wait until a rank has printed a text in an attempt."""
-        wait_for(lambda: text in self.log(job, attempt, rank), seconds, describe=lambda: self.describe(job))
+    def wait_for_log(self, job: Job, attempt: int, text: str, rank: int = 0, seconds: float = 120.0) -> str:
+        """Wait until a rank has printed a text in an attempt. Returns all that it has printed."""
+
+        def read() -> str:
+            log = self.log(job, attempt, rank)
+            return log if text in log else ""
+
+        return str(wait_for(read, seconds, describe=lambda: self.describe(job)))
 
     def wait_for_members(self, job: Job, *machines: str) -> int:
-        """Wait until these machines are the members of the newest attempt. Returns its number."""
+        """Wait until these machines are the members of an attempt after the first. Returns its number."""
 
         def are_members() -> int:
             newest = job.run_folder.attempts.newest()
-            return newest.number if newest and set(newest.machine_names) == set(machines) else 0
+            return newest.number if newest and newest.number > 1 and set(newest.machine_names) == set(machines) else 0
 
-        return int(wait_for(are_members, 90.0, describe=lambda: self.describe(job)))
+        return int(wait_for(are_members, 180.0, describe=lambda: self.describe(job)))
+
+    def end(self, job: Job, seconds: float = 120.0) -> None:
+        """Let the script end, and wait until the job is done and its supervisor has ended."""
+        (self.orders / "end").touch()
+        assert job.wait(seconds) == "done", self.describe(job)
+        wait_for(lambda: not job.backend.is_supervised(), seconds)
 
     def describe(self, job: Job) -> str:
         return f"{job.status()}\n{job.timeline()}\n{self.log(job, max(1, job.last_attempt_number))}"
 
-    def step(self, text: str) -> int:
-        """Return the step at which a log says that its rank begins."""
-        return int(text.partition("begins at step ")[2].partition(";")[0])
+
+def step_of(log: str) -> int:
+    """Return the step at which a log says that its rank begins."""
+    return int(re.findall(r"begins at step (\d+)", log)[0])
 
 
 @pytest.fixture
-def runner(sandbox: Sandbox) -> Iterator[Runner]:
-    """A user. The supervisor of an ended job still writes the report, which takes long on a busy computer."""
-    yield Runner(sandbox)
-    if (sandbox.path / "runs/job-1/result.json").exists():
-        wait_for(lambda: not sandbox.pids("-m cluster.jobs.supervisor"), 60)
+def runner(sandbox: Sandbox) -> Runner:
+    return Runner(sandbox)
 
 
 def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner: Runner) -> None:
     job = runner.run("--local", "--machines", "3", "--procs", "2", "--env", "OWN=1")
     for rank in range(6):
-        runner.wait_for_start(job, 1, "MASTER_PORT", rank)
+        runner.wait_for_log(job, 1, "MASTER_PORT", rank)
     line = runner.log(job, 1, 3)
     assert "rank 3 of 6 begins at step 0; LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1" in line
     assert "TORCHELASTIC_RESTART_COUNT=0" in line
     wait_for(lambda: newest_version(job.run_folder.shared), 60)
     assert runner.sandbox.cli("rehearse-loss", "--machine", "2", "--for-good").code == 0
     number = runner.wait_for_members(job, "0", "1")
-    runner.wait_for_start(job, number, "rank 0 of 4 begins")
-    assert runner.step(runner.log(job, number)) > 0
+    runner.wait_for_log(job, number, "rank 0 of 4 begins")
+    assert step_of(runner.log(job, number)) > 0
     assert "machine 2 lost" in job.timeline()[-1].reason
-    (runner.orders / "end").touch()
-    assert job.wait(60) == "done", runner.describe(job)
+    runner.end(job)
     assert job.result and job.result.attempts == number and job.result.timeline[-1].machines == ()
     assert "rank 3 is done" in runner.log(job, number, 3)
     assert runner.sandbox.cli("report").code == 0
@@ -135,8 +156,7 @@ def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner
 
 def test_failure_of_the_script_ends_the_job_with_its_rank_code_and_last_lines(runner: Runner) -> None:
     (runner.orders / "fail-2").touch()
-    words = ("--local", "--machines", "3", "--retries", "1", "--", "python", "train.py", str(runner.orders))
-    result = runner.sandbox.cli("run", *words, cwd=runner.project)
+    result = runner.cli("--local", "--machines", "3", "--retries", "1")
     assert result.code == 100, result
     reason = "machine 2: rank 2 ended with code 1: ValueError: bad learning rate in rank 2 (failed 2 times)"
     assert f"job-1 failed: {reason}" in " ".join(result.out.split()), result.out
@@ -146,7 +166,7 @@ def test_failure_of_the_script_ends_the_job_with_its_rank_code_and_last_lines(ru
 
 def test_stop_lets_the_script_save_and_resume_continues(runner: Runner) -> None:
     job = runner.run("--local", "--machines", "2")
-    runner.wait_for_start(job, 1, "begins")
+    runner.wait_for_log(job, 1, "begins")
     saved = job.run_folder.work_folder() / "checkpoints/step"
     wait_for(saved.exists)
     assert runner.sandbox.cli("stop").code == 0
@@ -154,33 +174,10 @@ def test_stop_lets_the_script_save_and_resume_continues(runner: Runner) -> None:
     (runner.project / "helper.py").write_text('COMPLAINT = "another"\n')
     resumed = runner.sandbox.cli("resume", "-d")
     assert resumed.code == 0 and "starts its command again" in " ".join(resumed.out.split()), resumed
-    runner.wait_for_start(job, 2, "begins")
-    assert runner.step(runner.log(job, 2)) > 0
+    runner.wait_for_log(job, 2, "begins")
+    assert step_of(runner.log(job, 2)) > 0
     assert "another" in (job.run_folder.work_folder("1") / "project/helper.py").read_text()
-    (runner.orders / "end").touch()
-    assert job.wait(60) == "done", runner.describe(job)
-
-
-def test_script_that_ignores_the_signal_is_killed_with_all_it_started(runner: Runner) -> None:
-    job = runner.run("--local", command=("python", "stubborn.py"))
-    runner.wait_for_start(job, 1, "deaf")
-    sleeper = runner.sandbox.pids("sleep 1000")
-    assert sleeper
-    assert runner.sandbox.cli("stop", timeout=120).code == 0
-    assert job.status().reason == "stopped by the user; killed 25 s after SIGTERM, which it ignored"
-    assert job.state == "stopped" and not set(sleeper) & set(runner.sandbox.pids("sleep 1000"))
-
-
-def test_rank_that_is_killed_counts_as_a_failure_of_the_script(runner: Runner) -> None:
-    job = runner.run("--local", "--machines", "2")
-    runner.wait_for_start(job, 1, "begins", rank=1)
-    wait_for(lambda: len(runner.sandbox.pids("train.py")) >= 2, 20)
-    pids = [
-        pid for pid in runner.sandbox.pids("train.py") if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-    os.kill(pids[0], signal.SIGKILL)
-    assert job.wait(60) == "failed"
-    assert "rank 1 was killed by SIGKILL" in job.status().reason
+    runner.end(job)
 
 
 def test_machines_over_ssh_run_the_script_after_one_lost_its_power(
@@ -189,15 +186,14 @@ def test_machines_over_ssh_run_the_script_after_one_lost_its_power(
     bed = testbed(3)
     hosts = str(bed.write_hosts_toml(runner.sandbox.path / "hosts.toml"))
     job = runner.run("--ssh", hosts, "-y", "--procs", "1", "--lost-seconds", "3")
-    runner.wait_for_start(job, 1, "begins", rank=2, seconds=180)
+    runner.wait_for_log(job, 1, "begins", rank=2, seconds=180)
     bed.machines[1].power_off()
     number = runner.wait_for_members(job, "0", "2")
-    runner.wait_for_start(job, number, "rank 1 of 2 begins", rank=1)
+    runner.wait_for_log(job, number, "rank 1 of 2 begins", rank=1)
     pulled = runner.sandbox.cli("pull")
     assert pulled.code == 0, pulled
     step = int(Path(pulled.out.rsplit("  ", 1)[0], "step").read_text())
-    (runner.orders / "end").touch()
-    assert job.wait(120) == "done", runner.describe(job)
+    runner.end(job)
     last = newest_version(job.run_folder.shared)
     assert last and int((last / "step").read_text()) > step > 0
     assert runner.sandbox.cli("pull").out.startswith(f"{last}  ")
@@ -211,29 +207,18 @@ def test_interrupted_machine_is_replaced_and_nothing_is_left(renter: Renter) -> 
     dry_run = renter.run("run", *options, "--dry-run", "--", "python", "train.py", "x", cwd=runner.project)
     assert "nothing was started" in dry_run and "$" in dry_run
     job = runner.run(*options)
-    runner.wait_for_start(job, 1, "begins", rank=2, seconds=240)
+    runner.wait_for_log(job, 1, "begins", rank=2, seconds=240)
     interrupted_id = renter.instance_id("1")
     renter.cloud.interrupt(interrupted_id, notice=60)
     renter.wait_for(lambda: renter.live_instances_by_machine().get("1", interrupted_id) != interrupted_id, 120)
-    number = int(
-        renter.wait_for(
-            lambda: (
-                (newest := job.run_folder.attempts.newest())
-                and newest.number > 1
-                and set(newest.machine_names) == {"0", "1", "2"}
-                and newest.number
-            ),
-            180,
-        )
-    )
+    number = runner.wait_for_members(job, "0", "1", "2")
     for rank in range(3):  # also that of the replacement
-        runner.wait_for_start(job, number, f"rank {rank} of 3 begins", rank, seconds=120)
+        runner.wait_for_log(job, number, f"rank {rank} of 3 begins", rank, seconds=120)
         assert "hunter2" in runner.log(job, number, rank)
-    assert runner.step(runner.log(job, number)) > 0
-    (runner.orders / "end").touch()
-    assert job.wait(180) == "done", renter.describe()
+    assert step_of(runner.log(job, number)) > 0
+    runner.end(job, 180)
     last = newest_version(job.run_folder.shared)
-    assert last and int((last / "step").read_text()) > runner.step(runner.log(job, number))
+    assert last and int((last / "step").read_text()) > step_of(runner.log(job, number))
     assert renter.run("pull").startswith(f"{last}  ")
     report = renter.run_json("cost", job.name)
     bill = renter.cloud.bill()
@@ -244,3 +229,138 @@ def test_interrupted_machine_is_replaced_and_nothing_is_left(renter: Renter) -> 
         and report["dollars"] == pytest.approx(bill["total"], rel=0.02, abs=0.02)
     )
     renter.assert_nothing_left()
+
+
+# --- what a script gets beside its processes --------------------------------------------------------------------------
+
+
+class Careless(Runner):
+    """A user of the careless script, whose secret is in a file."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__(sandbox, CARELESS_SCRIPT)
+        self.keys = sandbox.path / "keys.env"
+        self.keys.write_text(f"TOKEN='{SECRET}'\n")
+        self.state = Path(sandbox.env["HOME"], ".local", "state")
+
+    def run(self, *options: str) -> Job:
+        return super().run("--env-file", str(self.keys), *options)
+
+    def files_with_the_secret(self, *folders: Path) -> list[Path]:
+        paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        return [path for path in paths if SECRET.encode() in path.read_bytes()]
+
+    def command_lines_with_the_secret(self) -> list[bytes]:
+        lines = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                lines.append(path.read_bytes())
+        return [line for line in lines if SECRET.encode() in line]
+
+
+@pytest.fixture
+def careless(sandbox: Sandbox) -> Careless:
+    return Careless(sandbox)
+
+
+def test_script_continues_from_its_snapshot_with_its_secret_on_the_machines_that_are_left(careless: Careless) -> None:
+    job = careless.run("--local", "--machines", "2", "--procs", "1", "--progress", r"\[(?P<step>\d+)/(?P<steps>\d+)\]")
+    careless.wait_for_log(job, 1, "[2/1000]")
+    wait_for(lambda: job.status().step or 0, 30)
+    assert job.status().steps == 1000
+    assert not careless.command_lines_with_the_secret()
+    wait_for(lambda: newest_version(job.run_folder.shared), 60)
+    assert careless.sandbox.cli("rehearse-loss", "--machine", "0", "--for-good").code == 0  # that of rank 0
+    log = careless.wait_for_log(job, 2, "begins")
+    assert step_of(log) > 0 and "begins" in careless.wait_for_log(job, 1, "begins", rank=1)
+    assert log.split("with ")[1].split()[0] in careless.wait_for_log(job, 1, "begins")
+    careless.end(job, 60)
+    assert careless.files_with_the_secret(careless.sandbox.path / "runs") == []
+    (kept,) = careless.files_with_the_secret(careless.state)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert (job.path / "events/events.out.tfevents.1").exists()
+
+
+def test_resume_asks_for_a_secret_that_is_not_known_any_more(careless: Careless) -> None:
+    job = careless.run("--local", "--procs", "1")
+    careless.wait_for_log(job, 1, "[1/1000]")
+    assert careless.sandbox.cli("stop").code == 0
+    for path in careless.state.rglob("*.json"):
+        path.unlink()
+    refused = careless.sandbox.cli("resume", "-d")
+    assert refused.code == 1 and "resume job-1 --env TOKEN" in " ".join(refused.err.split()), refused
+    wrong = careless.sandbox.cli("resume", "-d", "--env", "OTHER=1")
+    assert wrong.code == 2 and "OTHER: is no secret variable of job-1, which has TOKEN" in " ".join(wrong.err.split())
+    careless.sandbox.env["TOKEN"] = SECRET
+    assert careless.sandbox.cli("resume", "-d", "--env", "TOKEN").code == 0
+    careless.wait_for_log(job, 2, "begins at step")
+    careless.end(job, 60)
+
+
+def test_bad_pattern_and_missing_secret_are_one_line_at_launch(careless: Careless) -> None:
+    for options, problem in (
+        (("--progress", r"(\w+\s*)+=(?P<step>\d+)"), "takes too long on long lines"),
+        (("--env", "NOWHERE"), "your environment has no such variable"),
+    ):
+        result = careless.cli("--local", "-d", *options)
+        assert result.code == 2 and problem in " ".join(result.err.split()), result
+    assert not list((careless.sandbox.path / "runs").glob("job-*"))
+
+
+def test_secret_reaches_machines_over_ssh_and_stays_in_no_file_there(
+    careless: Careless, testbed: Callable[..., Testbed]
+) -> None:
+    bed = testbed(2)
+    hosts = str(bed.write_hosts_toml(careless.sandbox.path / "hosts.toml"))
+    job = careless.run("--ssh", hosts, "-y", "--procs", "1")
+    logs = [careless.wait_for_log(job, 1, "begins", rank) for rank in (0, 1)]
+    assert logs[0].split("with ")[1].split()[0] == logs[1].split("with ")[1].split()[0]
+    assert not careless.command_lines_with_the_secret()
+    careless.end(job, 120)
+    kept = [path for path in careless.files_with_the_secret(careless.sandbox.path) if path != careless.keys]
+    assert [path.parent.name for path in kept] == ["secrets"]
+
+
+FAKE_DOCKER = """\
+#!/bin/sh
+echo "$*" >>"$DOCKER_LOG"
+case "$1" in
+info) echo '{"runc":{}}' ;;
+image) exit 1 ;;
+pull) test "$3" = img:1 || { echo "Error: pull access denied for $3" >&2; exit 1; } ;;
+run)
+    while [ "$1" != img:1 ]; do
+        case "$1" in --workdir) cd "$2" ;; esac
+        shift
+    done
+    shift
+    exec "$@"
+    ;;
+esac
+"""
+
+
+def test_container_gets_variables_and_secrets_and_is_removed(careless: Careless) -> None:
+    programs = careless.sandbox.path / "programs"
+    programs.mkdir()
+    (programs / "docker").write_text(FAKE_DOCKER)
+    (programs / "docker").chmod(0o755)
+    log = careless.sandbox.path / "docker.log"
+    careless.sandbox.env |= {"PATH": f"{programs}:{careless.sandbox.env['PATH']}", "DOCKER_LOG": str(log)}
+    refused = careless.cli("--local", "--image", "nope:1", timeout=120)
+    reason = "the image nope:1 cannot be pulled: docker pull: Error: pull access denied"
+    assert refused.code == 100 and reason in " ".join(refused.out.split()), refused
+    job = careless.run("--local", "--image", "img:1", "--procs", "1")
+    careless.wait_for_log(job, 1, "[1/1000]")
+    careless.end(job, 60)
+    lines = log.read_text().splitlines()
+    (run,) = [line for line in lines if line.startswith("run ")]
+    assert "--env TOKEN" in run and SECRET not in log.read_text() and "--env IMGNET_CHECKPOINTS" in run
+    label = run.partition("--label ")[2].split()[0]
+    assert f"ps --all --quiet --filter label={label}" in lines[lines.index(run) :]
+
+
+def test_named_requirements_are_installed_on_this_computer(careless: Careless) -> None:
+    (careless.project / "own.txt").write_text("--no-index\nimgnet-nowhere\n")
+    result = careless.cli("--local", "--requirements", "own.txt", timeout=240)
+    assert result.code == 100 and "imgnet-nowhere" in " ".join(result.out.split()), result

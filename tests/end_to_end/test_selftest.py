@@ -5,14 +5,11 @@ import signal
 from typing import Any
 
 import pytest
-from support.aws_user import TYPE, Renter, renter
+from support.aws_user import TYPE, Renter
 from support.simcloud.cloud import ACCOUNT
-from support.simcloud.fixture import simcloud
 
 from cluster.selftest.report import SelftestReport, StepState
 from train.tools.records import decode
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 TWO_CARDS = "m6in.32xlarge"  # without GPUs, which no simulated machine has
 ARGUMENTS = ("selftest", "--aws", "--type", TYPE, "--large-type", TWO_CARDS)
@@ -61,13 +58,3 @@ def test_after_a_kill_the_same_command_removes_everything(renter: Renter) -> Non
     assert ran.code == 0 and "nothing is left" in ran.out, ran
     assert our_resources(renter) == [] and renter.live_instance_ids() == []
     renter.wait_for(lambda: not renter.supervisor_pids())
-
-
-@pytest.mark.rehearsal
-def test_stack_of_the_user_stays(renter: Renter) -> None:
-    renter.run("up", "--stack")
-    before = {resource["id"] for resource in our_resources(renter)}
-    renter.cloud.post("fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1000)
-    ran = renter.cli(*ARGUMENTS, "-y", timeout=200)
-    assert ran.code == 1 and "WRONG" in ran.out, ran
-    assert {resource["id"] for resource in our_resources(renter)} == before

@@ -7,30 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support import exact_jobs
 from support.sandbox import ENDLESS, Sandbox
-from support.slurm import SlurmCluster, slurm
+from support.slurm import SlurmCluster
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
 
-__all__ = ["slurm"]  # a fixture
-
 EPOCHS = 120  # enough for a node to be replaced meanwhile
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="several",
-    data=Data(name="drawn", root={data!r}, train=60, val=20),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True),
-    machines=1,
-    gpus=3,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=4, lr=0.02)],
-)
-"""
-OPTIONS = ("--machines", "3", "--procs", "1", "--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
+OPTIONS = ("--machines", "3", "--procs", "1", *exact_jobs.OPTIONS)
 SLURM_OPTIONS = ("--slurm", "--gpus-per-node", "0")
 
 
@@ -48,9 +34,7 @@ class SlurmSandbox:
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", result.out)[0]))
 
     def write_recipe(self, epochs: int) -> str:
-        path = self.sandbox.path / f"several_{epochs}.py"
-        path.write_text(RECIPE.format(data=str(self.sandbox.data), epochs=epochs))
-        return str(path)
+        return str(exact_jobs.write_recipe(self.sandbox.path / f"several_{epochs}.py", self.sandbox.data, 3, epochs))
 
     def slurm_jobs(self, *options: str) -> list[str]:
         """Return the ids of the jobs in Slurm's queue."""
@@ -77,20 +61,11 @@ class SlurmSandbox:
     def wait_for_steps(self, job: Job, steps: int, after_attempt: int = 0) -> None:
         """Wait until all three machines have trained `steps` steps in an attempt after `after_attempt`."""
 
-        def have_trained() -> bool:
+        def train() -> bool:
             assert job.result is None, job.result
-            newest = attempts.newest_attempt(job.run_folder.shared)
-            rows = status.machine_statuses(job.run)
-            if newest is None or not all(name in rows for name in newest.machine_names):
-                return False
-            return (
-                newest.number > after_attempt
-                and len(newest.members) == 3
-                and all(rows[name].attempt == newest.number for name in newest.machine_names)
-                and all(rows[name].last_step >= newest.first_step + steps for name in newest.machine_names)
-            )
+            return exact_jobs.have_trained(job, steps, "0", "1", "2", after_attempt=after_attempt)
 
-        self.wait_for(job, have_trained)
+        self.wait_for(job, train)
 
     def assert_all_is_over(self, job: Job) -> None:
         """Wait until nothing of a job is left: neither in Slurm's queue, nor on the nodes, nor on this computer."""
@@ -117,10 +92,10 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     job = place.launch(EPOCHS, "--log-ids", "--lost-seconds", "2")
     place.wait_for_steps(job, 5)
     (slurm_job,) = place.slurm_jobs()
-    lost_node = place.node_of("1")
+    lost_node = place.cluster.job_fields(slurm_job)["BatchHost"]  # the job goes on without its batch script
     next(node for node in place.cluster.nodes if node.name == lost_node).power_off()
     place.wait_for_steps(job, 5, after_attempt=2)  # the second attempt is that of the two others
-    assert len(place.slurm_jobs()) == 2 and place.node_of("0") != lost_node
+    assert len(place.slurm_jobs()) == 2  # the replacement has a job of its own
     place.wait_for(job, lambda: job.has_ended, 150)
     result = job.result
     assert result and result.state == "done" and result.ids_wrong == [], result

@@ -3,7 +3,6 @@
 Machines lose their power, freeze, and are cut off from us; two users look after one job.
 """
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,37 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import exact_jobs
+from support.exact_jobs import final_parameters
 from support.known import known
 from support.sandbox import ENDLESS, ENDLESS_PACE, Sandbox
-from support.ssh_machines import Testbed, testbed
+from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
-from train.tools import checkpoint_io
 from train.weights.safetensors_file import read_safetensors
-
-__all__ = ["testbed"]  # a fixture
 
 EPOCHS = 20
 PACE = (12, 1.0)  # for `Sandbox.write_slow_loss`: a job does not end before its faults
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="hosts",
-    data=Data(name="drawn", root={data!r}, train=60, val=20),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss={loss!r}),
-    machines=1,
-    gpus=4,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=4, lr=0.02)],
-)
-"""
-OPTIONS = (
-    *("--procs", "1", "--keep-batch", "--exact", "--log-ids"),
-    *("--workers", "0", "--save-seconds", "1"),
-)
+OPTIONS = ("--procs", "1", "--log-ids", *exact_jobs.OPTIONS)
 
 
 class SshUser:
@@ -53,7 +35,7 @@ class SshUser:
         self.hosts_file = bed.write_hosts_toml(sandbox.path / "hosts.toml")
         self.recipe = sandbox.path / "project/hosts.py"
         loss = sandbox.write_slow_loss(self.recipe.parent, *(ENDLESS_PACE if epochs == ENDLESS else PACE))
-        self.recipe.write_text(RECIPE.format(data=str(sandbox.data), epochs=epochs, loss=loss))
+        exact_jobs.write_recipe(self.recipe, sandbox.data, 4, epochs, loss)
 
     def launch(self, *options: str) -> Job:
         result = self.sandbox.cli("launch", "--ssh", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)
@@ -98,15 +80,6 @@ class SshUser:
 @pytest.fixture
 def make_user(sandbox: Sandbox, testbed: Callable[..., Testbed]) -> Callable[..., SshUser]:
     return lambda count, epochs=EPOCHS: SshUser(sandbox, testbed(count), epochs)
-
-
-def final_parameters(shared: Path) -> dict[str, Any]:
-    """Return weights, batch-norm statistics and momenta of the last checkpoint."""
-    path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
-    assert path
-    checkpoint = checkpoint_io.load_checkpoint(path)
-    momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
-    return {**checkpoint["model"], **momenta}
 
 
 def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[..., SshUser]) -> None:
@@ -185,20 +158,6 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
     assert job.state == "stopped"
     for path in (job.path / "logs").rglob("rank-*.log"):
         assert path.read_bytes() == (user.remote_shared_folder() / path.relative_to(job.path)).read_bytes()
-    assert user.bed.leaks() == []
-
-
-def test_launch_names_unusable_machines_before_it_starts_anything(make_user: Callable[..., SshUser]) -> None:
-    user = make_user(3)
-    machines = user.bed.machines
-    machines[1].unplug()
-    text = user.hosts_file.read_text()
-    user.hosts_file.write_text(text.replace(machines[2].host_key, machines[0].host_key))
-    launched = user.sandbox.cli("launch", "--ssh", user.hosts_file, "-y", *OPTIONS, "--machines", "3", user.recipe)
-    assert launched.code == 100 and "Traceback" not in launched.out + launched.err
-    reason = json.loads((user.sandbox.path / "runs/job-1/result.json").read_text())["reason"]
-    assert "machine 1 (127.1.0.2)" in reason and "machine 2 (127.1.0.3)" in reason and "CHANGED" in reason
-    assert "machine 0" not in reason
     assert user.bed.leaks() == []
 
 

@@ -70,11 +70,8 @@ PROCESS_FILES = (
 SMOKE_TESTS = (
     # launch, train, tmux, logs, result
     "end_to_end/test_local.py::test_launch_trains_to_a_complete_result_and_exits_with_0",
-    "end_to_end/test_local.py::test_run_folder_has_spec_logs_metrics_and_events",
-    "end_to_end/test_local.py::test_run_folder_equals_the_shared_folder",
-    "end_to_end/test_local.py::test_tmux_session_has_all_windows_while_the_job_runs",
-    "end_to_end/test_local.py::test_no_process_and_no_session_remain_after_the_job",
-    "end_to_end/test_local.py::test_launch_prints_one_line_per_epoch",
+    "end_to_end/test_local.py::test_run_folder_has_the_files_of_the_shared_folder_and_the_report",
+    "end_to_end/test_local.py::test_job_had_its_tmux_windows_and_a_line_per_epoch_and_leaves_nothing",
     # kill, supervisor, stop, resume
     "end_to_end/test_local.py::test_job_survives_the_kill_of_launch_and_supervisor",
     "end_to_end/test_local.py::test_killed_agent_ends_its_trainers_and_resume_finishes_the_job",

@@ -1,8 +1,6 @@
 """The installed command: bad input gives one line and an exit code, creates no file and starts no process."""
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 
 from cluster.connectors import tmux
-from cluster.connectors.local import PROJECT_ROOT
 
 Fixture = Any
 HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
@@ -49,77 +46,72 @@ def refused(sandbox: Fixture) -> Callable[..., None]:
     return check
 
 
+RECIPES = {
+    "error.py": "\nrecipe = 1 / 0",
+    "late.py": f"{HEAD}recipe = {recipe('a', epochs=(1, 2))}",
+    "data.py": f"{HEAD}recipe = {recipe('a')}",
+    "no_val.py": f"{HEAD}recipe = {recipe('a', root='images')}",
+    "two.py": f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]",
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("argv", "code", "messages"),
     [
-        (None, "there is no such recipe file"),
-        ("\nrecipe = 1 / 0", "line 2: ZeroDivisionError"),
-        (f"{HEAD}recipe = {recipe('a', epochs=(1, 2))}", "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1"),
+        (["launch", "--local", "own.py"], 2, ["own.py: there is no such recipe file"]),
+        (["launch", "--local", "error.py"], 2, ["error.py", "line 2: ZeroDivisionError"]),
+        (
+            ["launch", "--local", "late.py"],
+            2,
+            ["late.py", "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1"],
+        ),
+        (["launch", "--local", "data.py"], 1, ["/nowhere: there is no such data folder", "--data"]),
+        (["launch", "--local", "no_val.py"], 1, ["images: has no val/"]),
+        (["plan", "--only", "c", "two.py"], 2, ["'c'", "a, b"]),
+        (["launch"], 2, ["RECIPE"]),
+        (["launch", "--local", "--procs", "many", "x.py"], 2, ["--procs"]),
+        (["launch", "--local", "--max-hours", "nan", "x.py"], 2, ["--max-hours"]),
+        (["launch", "--local", "--scale", "1.5", "x.py"], 2, ["--scale"]),
+        (["plan", f"--seed={2**64}", "x.py"], 2, ["--seed"]),
+        (["plan", "-o", "yaml", "x.py"], 2, ["yaml"]),
+        (["plan", "--nothing", "x.py"], 2, ["--nothing"]),
+        (["tensorboard", "--port", "65536"], 2, ["--port"]),
+        (["logs", "--rank=-1"], 2, ["--rank"]),
+        (["train"], 2, ["train"]),
+        (["selftest"], 2, ["selftest --aws"]),
+        (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
+        (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
+        (
+            ["launch", "--local", "--machines", "3", "--min-machines", "4", "RECIPE"],
+            2,
+            ["--min-machines 4 is more than"],
+        ),
+        (["launch", "--local", "--type", "p4d.24xlarge", "RECIPE"], 2, ["--type: only for machines rented from AWS"]),
+        (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
+        (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
+        (["launch", "--local", "--parallel", "0", "RECIPE"], 2, ["--parallel"]),
+        (["launch", "--ssh", "x.toml", "--no-group", "RECIPE"], 2, ["--no-group: only for", "not for --ssh"]),
+        (["down"], 2, ["give exactly one of: a job, --all, --stack"]),
+        *(([command, "-o", "json"], 2, ["-o names the file to write"]) for command in ("record", "report", "export")),
+        *(
+            ([command, "job-7"], 102, ["job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere"])
+            for command in ("status", "logs", "attach", "tensorboard", "stop", "resume")
+        ),
+        (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
     ],
 )
-def test_launch_bad_recipe_is_named_with_line_and_reason(
-    sandbox: Fixture, refused: Fixture, text: str | None, message: str
+def test_bad_input_is_one_line_with_an_exit_code(
+    sandbox: Fixture, refused: Fixture, argv: list[str], code: int, messages: list[str]
 ) -> None:
-    if text:
-        (sandbox.path / "own.py").write_text(text)
-    refused(["launch", "--local", "own.py"], 2, "own.py", message)
-
-
-def test_launch_bad_data_folder_is_refused_before_start(sandbox: Fixture, refused: Fixture) -> None:
-    images = sandbox.path / "images"
-    (sandbox.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root=str(images))}")
-    refused(["launch", "--local", "one.py"], 1, f"{images}: there is no such data folder", "--data")
-    (images / "train/a").mkdir(parents=True)
-    refused(["launch", "--local", "one.py"], 1, f"{images}: has no val/")
-
-
-@pytest.mark.parametrize(
-    "argv, message",
-    [
-        (["launch"], "RECIPE"),
-        (["launch", "--local", "--procs", "many", "x.py"], "--procs"),
-        (["launch", "--local", "--max-hours", "nan", "x.py"], "--max-hours"),
-        (["launch", "--local", "--scale", "1.5", "x.py"], "--scale"),
-        (["plan", f"--seed={2**64}", "x.py"], "--seed"),
-        (["plan", "-o", "yaml", "x.py"], "yaml"),
-        (["plan", "--nothing", "x.py"], "--nothing"),
-        (["tensorboard", "--port", "65536"], "--port"),
-        (["logs", "--rank=-1"], "--rank"),
-        (["train"], "train"),
-        (["selftest"], "selftest --aws"),
-    ],
-)
-def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], message: str) -> None:
-    refused(argv, 2, message)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "messages"),
-    [
-        ((), 1, ("no region", "--local (this computer)", "--ssh FILE")),
-        (("--local", "--ssh", "x"), 2, ("give only one of --local and --ssh",)),
-        (("--local", "--machines", "3", "--min-machines", "4"), 2, ("--min-machines 4 is more than the 3 machines",)),
-        (("--local", "--type", "p4d.24xlarge"), 2, ("--type: only for machines rented from AWS, not for --local",)),
-        (("--local", "--on-demand"), 2, ("--on-demand or ",)),
-        (("--local", "--copies", "/nowhere"), 2, ("/nowhere: there is no such folder",)),
-        (("--local", "--parallel", "0"), 2, ("--parallel",)),
-        (("--ssh", "x.toml", "--no-group"), 2, ("--no-group: only for", "not for --ssh")),
-    ],
-)
-def test_launch_with_options_that_do_not_fit_is_refused(
-    sandbox: Fixture, refused: Fixture, options: tuple[str, ...], code: int, messages: tuple[str, ...]
-) -> None:
-    refused(["launch", *options, sandbox.write_recipe()], code, *messages)
+    for name, text in RECIPES.items():
+        (sandbox.path / name).write_text(text)
+    (sandbox.path / "images/train/a").mkdir(parents=True)
+    path = sandbox.write_recipe()
+    refused([path if word == "RECIPE" else word for word in argv], code, *messages)
 
 
 def test_launch_unusable_runs_folder_is_named(sandbox: Fixture, refused: Fixture) -> None:
     refused(["launch", "--local", sandbox.write_recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
-
-
-def test_cli_unknown_job_exits_with_102(refused: Fixture) -> None:
-    for command in ("status", "logs", "attach", "tensorboard", "stop", "resume"):
-        refused([command, "job-7"], 102, "job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere")
-    refused(["status"], 102, "there is no job in", "IMGNET_RUNS")
 
 
 def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
@@ -134,9 +126,8 @@ def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Fixture, refu
     refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "no machine that could be lost")
 
 
-def test_plan_several_recipes_and_only(sandbox: Fixture, refused: Fixture) -> None:
-    (sandbox.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
-    refused(["plan", "--only", "c", "two.py"], 2, "'c'", "a, b")
+def test_plan_several_recipes_and_only(sandbox: Fixture) -> None:
+    (sandbox.path / "two.py").write_text(RECIPES["two.py"])
     plans = json.loads(sandbox.cli("plan", "-o", "json", "two.py").out)
     assert [plan["recipe"] for plan in plans] == ["a", "b"]
     assert json.loads(sandbox.cli("plan", "-o", "json", "--only", "b", "two.py").out)["recipe"] == "b"
@@ -158,7 +149,6 @@ def test_commands_take_the_newest_job_but_for_the_one_that_destroys(
     refused(["predict", "1"], 2, "name the images")
     refused(["ssh", "--", "df", "-h"], 1, "job-2 runs on this computer")
     refused(["ssh", "1", "df"], 1, "job-1 runs on this computer")
-    refused(["down"], 2, "give exactly one of: a job, --all, --stack")
 
 
 def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
@@ -199,18 +189,6 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
     assert tree(sandbox.path) == before and not sandbox.pids()
 
 
-def test_launch_goes_on_when_the_reader_of_its_plan_has_gone(sandbox: Fixture) -> None:
-    """`launch | head -1`: what is refused after the plan is still said, and so a job would still start."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    ran = subprocess.run(
-        [sandbox.command, "launch", "--local", "-d", sandbox.write_recipe()],
-        stdout=write_end, stderr=subprocess.PIPE, text=True, env={**sandbox.env, "PATH": str(sandbox.path)},
-    )  # fmt: skip
-    os.close(write_end)
-    assert ran.returncode == 1 and "tmux is missing" in ran.stderr
-
-
 @pytest.mark.parametrize(
     "argv, code, message",
     [
@@ -248,11 +226,6 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
 
 
-@pytest.mark.parametrize("command", ["record", "report", "export"])
-def test_format_is_no_name_of_a_file_that_is_written(sandbox: Fixture, command: str) -> None:
-    assert_refused(sandbox.cli(command, "-o", "json"), 2, "-o names the file to write")
-
-
 def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:
     ran = finished.cli("down", "job-1")
     assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it was running, and nothing is billed\n")
@@ -263,20 +236,3 @@ def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: 
     assert "imgnet-cluster plan --from job-1" in shown
     listed = json.loads(finished.cli("ls", "-o", "json").out)
     assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
-
-
-# --- a user's files with the names of this project's packages --------------------------------------------------------
-
-
-def test_command_never_imports_a_users_file_of_the_name_of_a_package(sandbox: Fixture) -> None:
-    """PYTHONPATH precedes installed packages."""
-    for name in ("infra", "recipes", "train"):
-        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
-    (sandbox.path / "helper.py").write_text("EPOCHS = (0, 1)")
-    text = f"import helper\n{HEAD}recipe = {recipe('own')}"
-    (sandbox.path / "r.py").write_text(text.replace("(0, 1)", "helper.EPOCHS"))
-    for file in ("r.py", PROJECT_ROOT / "recipes/quickstart.py"):
-        planned = sandbox.cli("plan", file, env={"PYTHONPATH": "."})
-        assert planned.code == 0 and "steps over" in planned.out, planned
-    own = sandbox.cli("plan", "recipes.py", env={"PYTHONPATH": "."})
-    assert (own.code, "has no `recipe`" in own.err) == (2, True)

@@ -109,13 +109,6 @@ def test_table_fits_the_terminal_and_cuts_no_number(table: str, width: int, monk
             assert name in left_out or not is_number or word in text, f"{name}: {word}"
 
 
-def test_print_table_leaves_out_the_first_optional_columns_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = [tables.TableColumn.measure(name, ["123456789"]) for name in "abcd"]
-    assert [tables.choose_columns(columns, "cb", width) for width in (39, 38, 29, 28, 5)] == [
-        [0, 1, 2, 3], [0, 1, 3], [0, 1, 3], [0, 3], [0, 3],
-    ]  # fmt: skip
-
-
 def test_print_table_in_a_terminal_too_narrow_for_numbers_wraps_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     monkeypatch.setattr(tables, "console", lambda: Console(file=printed, width=20, highlight=False, markup=False))

@@ -89,11 +89,6 @@ def test_machine_cells_are_empty_where_nothing_is_known(sparse_machine: MachineR
     assert row.keys() == {*TOP_COLUMNS} and [name for name, text in row.items() if text] == ["machine"]
 
 
-def test_machine_rows_are_in_natural_order() -> None:
-    rows = cells({name: NEW_MACHINE for name in ("m10", "m9", "head", "10", "2")})
-    assert [row["machine"] for row in rows] == ["2", "10", "head", "m9", "m10"]
-
-
 @pytest.mark.parametrize(
     ("busy_of_others", "changes", "expected"),
     [

@@ -301,16 +301,6 @@ def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> No
     assert not rows.keys() & {"epochs planned", "seed", "largest image size"}
 
 
-def test_comparison_card_warm_up_only_where_known(hand_made: Fixture) -> None:
-    first = hand_made()
-    [phase] = first.spec.recipe.phases
-    warm_up_phases = [replace(phase, epochs=(0, 1), lr=(0.0, 0.05)), replace(phase, epochs=(1, 2))]
-    second = hand_made("job-2", recipe=replace(first.spec.recipe, phases=warm_up_phases))
-    assert comparison_rows(first, second)["epochs of warm-up"] == ["0", "1"]
-    cycle = hand_made("job-3", recipe=replace(first.spec.recipe, phases=[replace(phase, shape="one_cycle")]))
-    assert "epochs of warm-up" not in comparison_rows(second, cycle)
-
-
 def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> None:
     recipe = hand_made().spec.recipe
     large = hand_made(
@@ -321,22 +311,6 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     assert provenance["commit of the program"] == f"{'a' * 40}, with files that are not committed"
     assert provenance["images"] == "128,117 for training, 5,000 for validation: a rehearsal with 0.1 of all"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
-
-
-def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixture) -> None:
-    short, none = hand_made("job-2"), hand_made("job-3")
-    home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with figures.matplotlib_settings():
-        drawn = charts.training_charts([report_facts.collect_facts(each.job) for each in (run, short, none)])
-    for chart in drawn:
-        assert "job-3" not in "".join(entry.name for entry in chart.legend), chart.title
-        if "job-2" in "".join(entry.name for entry in chart.legend):  # its curves have one point
-            assert re.search(r"<use [^>]*var\(--s2\)", chart.svg), chart.title
-    *_, sizes, speed = drawn
-    assert [entry.name for entry in sizes.legend] == ["job-1", "job-2"]
-    assert len(re.findall(r"<use [^>]*var\(--s2\)", sizes.svg)) == 2
-    lines = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--s1\)', speed.svg)
-    assert lines[0].count("M") == 3, "a piece for each attempt"
 
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:

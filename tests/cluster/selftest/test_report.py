@@ -18,7 +18,7 @@ def make_report(*states: StepState, seen: str = "as it should be") -> SelftestRe
             state=state,
             seconds=90.0,
             dollars=1.25,
-            observations=(Observation(what="a thing", is_right=state is StepState.PASSED, seen=seen),),
+            observations=(Observation("a thing", state is StepState.PASSED, seen),),
         )
         for number, state in enumerate(states)
     )

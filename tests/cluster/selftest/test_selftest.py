@@ -11,10 +11,14 @@ from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 from cluster.selftest import selftest
 from cluster.selftest.report import Observation, SelftestReport, StepState
-from cluster.selftest.session import STATE_FILE, SelftestSession, SelftestSettings
+from cluster.selftest.session import STATE_FILE, SelftestSession
 from cluster.selftest.steps import Step
 
-SETTINGS = SelftestSettings(region="us-east-1", small_type="g6.xlarge", large_type="g6e.24xlarge", max_dollars=10.0)
+
+def make_session(cloud: Any, folder: Path) -> SelftestSession:
+    return SelftestSession(
+        cloud, folder, region="us-east-1", small_type="g6.xlarge", large_type="g6e.24xlarge", max_dollars=10.0
+    )
 
 
 class FakeCloud:
@@ -38,8 +42,7 @@ class FakeCloud:
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelftestSession:
     monkeypatch.setenv(store.RUNS_ENV_VAR, str(tmp_path / "runs"))
-    cloud: Any = FakeCloud()
-    return SelftestSession(cloud, SETTINGS, tmp_path)
+    return make_session(FakeCloud(), tmp_path)
 
 
 def part(name: str, log: list[str], error: BaseException | None = None, is_right: bool = True) -> Any:
@@ -47,7 +50,7 @@ def part(name: str, log: list[str], error: BaseException | None = None, is_right
 
     def observe(session: SelftestSession) -> Iterator[Observation]:
         log.append(name)
-        yield Observation(what=name, is_right=is_right, seen="seen")
+        yield Observation(name, is_right, "seen")
         if error:
             raise error
 
@@ -112,7 +115,7 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
 
     def launches(session: SelftestSession) -> Iterator[Observation]:
         jobs.append(job)
-        yield Observation(what="launched", is_right=True, seen="job-1")
+        yield Observation("launched", True, "job-1")
         raise ClusterError("it does not train")
 
     monkeypatch.setattr(billing, "terminate_job", terminate)
@@ -136,7 +139,7 @@ def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession
 def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -> None:
     session.begin()
     cloud: Any = FakeCloud(has_stack=True, leftovers=("vpc-1 stays",))
-    second = SelftestSession(cloud, SETTINGS, session.folder)
+    second = make_session(cloud, session.folder)
     with pytest.raises(ClusterError, match="vpc-1 stays"):
         second.begin()
     assert (session.folder / STATE_FILE).exists(), "what is left is not forgotten"
