@@ -79,7 +79,7 @@ def test_plan_of_a_capacity_block_has_its_type_zone_price_and_end(
     assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
 
 
-def test_plan_of_a_reservation_on_demand_has_its_price_and_no_end(front: AwsFrontend) -> None:
+def test_plan_of_a_reservation_on_demand_has_its_price_its_placement_group_and_no_end(front: AwsFrontend) -> None:
     id = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
     plan = make_plan(id)
     rental_plan = rental_plan_of(plan)
@@ -88,9 +88,6 @@ def test_plan_of_a_reservation_on_demand_has_its_price_and_no_end(front: AwsFron
     assert rental_plan.rental_spec.use_placement_group and rental_plan.max_hours == 2.0
     assert any("cost the on-demand price, whether they are used or not" in note for note in plan.notes)
     assert rental_plan_of(make_plan(id, market="on-demand")).rental_spec.places == (place,)
-
-
-def test_plan_joins_the_placement_group_of_the_reservation(front: AwsFrontend) -> None:
     plan = make_plan(front.sim.reserve(TYPE, ZONE, 4, placement_group="theirs"))
     (request,) = [arguments for action, arguments in rental_plan_of(plan).preview_requests(plan.spec)]
     assert request["Placement"] == {"GroupName": "theirs"}
@@ -140,28 +137,20 @@ def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
         ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
         ({"state": "payment-pending"}, "{id}: it is not active yet (payment-pending)"),
         ({"state": "payment-failed"}, "{id}: it is payment-failed; list what can be bought"),
+        ({"reservation": GROUP, "regions": ("us-west-2",)}, GROUP),
         ({"total": 0}, "{id}: 0 of its 0 machines are free, and the job needs 2; wait until others end"),
     ],
 )
 def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
     front: AwsFrontend, options: dict[str, Any], message: str
 ) -> None:
+    options = dict(options)
     id = reserve_block(front, options.pop("total", 4))
     front.sim.reservations[id].state = options.pop("state", "active")
     with pytest.raises(ClusterError) as caught:
-        make_plan(id, **options)
+        make_plan(options.pop("reservation", id), **options)
     assert str(caught.value).startswith(message.format(id=id)) and "\n" not in str(caught.value)
     assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
-
-
-def test_group_in_another_region_is_refused(front: AwsFrontend) -> None:
-    with pytest.raises(ClusterError, match=r"pass --region us-east-1$"):
-        make_plan(GROUP, regions=("us-west-2",))
-
-
-def test_text_that_is_no_reservation_is_refused_by_the_command_line() -> None:
-    result = CliRunner().invoke(cli, ["launch", "--reservation", "p5", "recipes/quickstart.py"])
-    assert result.exit_code == 2 and "'p5' is neither a reservation (cr-" in result.output
 
 
 # --- the supervisor -------------------------------------------------------------------------------------------------
@@ -200,12 +189,9 @@ def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFro
 # --- offers ---------------------------------------------------------------------------------------------------------
 
 
-def offers(*arguments: str) -> Any:
-    return CliRunner().invoke(cli, ["offers", *arguments])
-
-
 def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFrontend) -> None:
-    result = offers("--capacity-blocks", "--gpu", "h100", "--machines", "4", "--hours", "6")
+    arguments = ["offers", "--capacity-blocks", "--gpu", "h100", "--machines", "4", "--hours", "6"]
+    result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     assert TYPE in result.output and "p4d.24xlarge" not in result.output and "8 x H100" in result.output
     assert "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-" in result.output
@@ -218,5 +204,5 @@ def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFr
     [(["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe")],
 )
 def test_offers_options_that_do_not_fit_are_refused(arguments: list[str], reason: str) -> None:
-    result = offers(*arguments)
+    result = CliRunner().invoke(cli, ["offers", *arguments])
     assert result.exit_code == 2 and reason in result.output.splitlines()[-1]
