@@ -41,10 +41,6 @@ class ResumedRun:
     constants: Constants | None = None
     rented_type: str = ""
 
-    def constants_for(self, machine_type: str) -> Constants | None:
-        """Return what it has measured on this type of machine, None if nothing."""
-        return self.constants if machine_type == self.rented_type else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRequest:

@@ -19,8 +19,8 @@ from train.tools.process_log import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentalSummary:
-    """What a launch would rent."""
+class RentalPlan:
+    """What a launch would rent, with all facts that the user confirms."""
 
     machines: int
     type: str
@@ -45,6 +45,7 @@ class RentalSummary:
     traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each
     missing_stack_parts: tuple[str, ...]  # what the launch would create
     extra_costs: tuple[str, ...] = ()  # what is billed besides and is in no sum, one line each
+    requests: tuple[tuple[str, Mapping[str, object]], ...]  # that rent the machines, as (action, arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,18 +97,6 @@ class RentedNow:
         moment = time.localtime(self.power_off_time)
         is_today = moment[:3] == time.localtime()[:3]
         return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
-
-
-class RentalPlan(ABC):
-    """What a launch would rent, with all facts that the user confirms."""
-
-    @abstractmethod
-    def summary(self, spec: JobSpec) -> RentalSummary:
-        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
-
-    @abstractmethod
-    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
-        """Return the requests that a launch would send to rent the machines, as (action, arguments)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,10 +35,9 @@ def expected_costs(session: SelftestSession) -> list[ExpectedCost]:
         try:
             plan = session.plan(request)
             assert plan.rental_plan
-            summary = plan.rental_plan.summary(plan.spec)
-            rate = summary.dollars_per_hour
+            rate = plan.rental_plan.dollars_per_hour
             dollars = None if rate is None else rate * request.minutes / 60
-            cost = ExpectedCost(request=request, machines=f"{machines}, {summary.market}", dollars=dollars)
+            cost = ExpectedCost(request=request, machines=f"{machines}, {plan.rental_plan.market}", dollars=dollars)
         except NoCloudAccess:
             raise
         except ClusterError as error:

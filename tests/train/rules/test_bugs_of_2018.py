@@ -146,7 +146,7 @@ def test_bug_5_machine_that_powers_off_is_terminated(monkeypatch: pytest.MonkeyP
     (recipe,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
     plan = submit.plan(recipe, make_launch_options(backend="aws"), offline=True)
     assert plan.rental_plan
-    request = cast("dict[str, Any]", dict(plan.rental_plan.preview_requests(plan.spec))["ec2:RunInstances"])
+    request = cast("dict[str, Any]", dict(plan.rental_plan.requests)["ec2:RunInstances"])
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert all(disk["Ebs"]["DeleteOnTermination"] for disk in request["BlockDeviceMappings"])
     assert all(card["DeleteOnTermination"] for card in request["NetworkInterfaces"])

@@ -92,6 +92,16 @@ class RentalSpec(RentalFacts):
         spent_dollars += self.traffic.dollars_once
         return compute_limits(max_hours, self.max_dollars, rate, spent_dollars, seconds_until_closing=seconds)
 
+    def highest_dollars(self, machine_count: int, hours: float, spent_dollars: float) -> float | None:
+        """Return the highest cost from now on: of `hours` at the dearest place, or the limit; None: unknown."""
+        limit = None if self.max_dollars is None else self.max_dollars - spent_dollars
+        rates = [self.dollars_per_hour(machine_count, place) for place in self.places]
+        known_rates = [rate for rate in rates if rate is not None]
+        if len(known_rates) < len(rates):
+            return limit
+        bound = max(known_rates) * hours + self.traffic.dollars_once
+        return bound if limit is None else min(bound, limit)
+
 
 def internet_dollars(internet: Internet, machine_count: int) -> float:
     """Return the dollars an hour of the machines' way to the internet, without traffic; one can always log in."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.planner import checkpoint_bytes
 from cluster.display import cloud as display_cloud
 from cluster.jobs import submit
@@ -30,7 +31,7 @@ def rental_of(recipe: Recipe = RECIPE, machines: int = 1, **options: Any) -> Any
     launch_options = make_launch_options(backend="aws", types=["p4d.24xlarge"], machines=machines, **options)
     plan = submit.plan(recipe, launch_options, offline=True)
     assert plan.rental_plan
-    return plan, plan.rental_plan.rental_spec, plan.rental_plan.summary(plan.spec).traffic
+    return plan, RentalSpec.from_json(plan.spec.cloud), plan.rental_plan.traffic
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
@@ -111,7 +112,7 @@ def test_images_fetched_once_from_the_shared_folder_are_counted_once_a_machine()
 
 def test_plan_shows_the_traffic_and_holds_it_back_from_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     plan, rental_spec, _ = rental_of(max_dollars=40.0, market="on-demand")
-    display_cloud.show_rental_plan(plan.rental_plan.summary(plan.spec))
+    display_cloud.show_rental_plan(plan.rental_plan)
     text = capsys.readouterr().out
     assert "\n  traffic        about $" in text and "an hour, and $0.02 once\n" in text
     assert "\n                 checkpoints of 204 MB" in text

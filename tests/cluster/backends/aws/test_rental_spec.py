@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws.planning import plan
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
@@ -77,16 +76,15 @@ def test_compute_limits_end_with_the_reservation(
     assert hours * 3600 + grace_seconds == pytest.approx(seconds_until_power_off, abs=5) and grace_seconds <= 900
 
 
-def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
-    def max_dollars(*places: Place, limit: float | None = None) -> float | None:
-        no_type: Any = None
-        rental_plan = plan.AwsRentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
-        return rental_plan.max_dollars(2)
+def test_highest_cost_is_that_of_the_dearest_place_or_the_limit_or_unknown() -> None:
+    def highest(*places: Place, limit: float | None = None) -> float | None:
+        return rental_spec(*places, max_dollars=limit).highest_dollars(2, 2.25, 1.0)
 
-    assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
-    assert max_dollars(place(1.0), place(None)) is None
-    assert max_dollars(place(1.0), place(3.0), limit=5.0) == 5.0
-    assert max_dollars(place(1.0), place(3.0), limit=999.0) == max_dollars(place(1.0), place(3.0))
+    dearest = 2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25
+    assert highest(place(1.0), place(3.0)) == pytest.approx(dearest)
+    assert highest(place(1.0), place(None)) is None
+    assert highest(place(1.0), place(3.0), limit=5.0) == 4.0, "one dollar was spent before"
+    assert highest(place(1.0), place(3.0), limit=999.0) == pytest.approx(dearest)
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:
@@ -163,7 +161,7 @@ def offline_plan(**options: Any) -> submit.Plan:
 def shown(planned: submit.Plan, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a plan prints about the rental."""
     assert planned.rental_plan
-    cloud.show_rental_plan(planned.rental_plan.summary(planned.spec))
+    cloud.show_rental_plan(planned.rental_plan)
     return capsys.readouterr().out
 
 
@@ -175,7 +173,7 @@ def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest
     smallest = float(str(refused.value).rpartition(" ")[2])
     planned = offline_plan(**types, **{option: smallest})
     assert planned.rental_plan
-    assert 3600 * planned.rental_plan.summary(planned.spec).max_hours >= 180, "boot and set-up by the presets"
+    assert 3600 * planned.rental_plan.max_hours >= 180, "boot and set-up by the presets"
     with pytest.raises(BadInput):
         offline_plan(**types, **{option: smallest - 0.02})
 
@@ -228,7 +226,7 @@ def test_plan_with_spares_shows_them_and_their_requests(
     planned = offline_plan(machines=2, spares=1, **options)
     assert f"  spares         {shown_spares}\n" in shown(planned, capsys)
     assert planned.rental_plan
-    (action, group), *launches = planned.rental_plan.preview_requests(planned.spec)
+    (action, group), *launches = planned.rental_plan.requests
     assert action == "ec2:CreatePlacementGroup" and {action for action, _ in launches} == {"ec2:RunInstances"}
     requests: list[Any] = [request for _, request in launches]
     assert [request["MinCount"] for request in requests] == [request["MaxCount"] for request in requests] == counts
@@ -271,7 +269,7 @@ def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: py
     planned = offline_plan(machines=2, spares=1, on_demand_spares=True, tags=texts)
     assert "CostCenter=ml research, team:mail=a+b@example.org" in shown(planned, capsys)
     assert planned.rental_plan
-    _, *launches = planned.rental_plan.preview_requests(planned.spec)
+    _, *launches = planned.rental_plan.requests
     requests: list[Any] = [request for _, request in launches]
     specifications = [specification for request in requests for specification in request["TagSpecifications"]]
     assert {"instance", "volume", "network-interface", "spot-instances-request"} == {

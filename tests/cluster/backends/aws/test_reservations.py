@@ -6,8 +6,9 @@ import pytest
 from click.testing import CliRunner
 from support.simcloud.http_server import AwsFrontend
 
-from cluster.backends.aws.planning.plan import AwsRentalPlan
 from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.terms.rental_spec import RentalSpec
+from cluster.backends.rentals import RentalPlan
 from cluster.cli.app import cli
 from cluster.display import cloud as display_cloud
 from cluster.errors import ClusterError
@@ -48,9 +49,10 @@ def make_plan(reservation: str, *, offline: bool = False, **options: Any) -> Pla
     return submit.plan(RECIPE, launch_options, offline=offline)
 
 
-def rental_plan_of(plan: Plan) -> AwsRentalPlan:
-    assert isinstance(plan.rental_plan, AwsRentalPlan)
-    return plan.rental_plan
+def rental_of(plan: Plan) -> tuple[RentalPlan, RentalSpec]:
+    """Return what the user is shown, and what the job may rent."""
+    assert plan.rental_plan
+    return plan.rental_plan, RentalSpec.from_json(plan.spec.cloud)
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -61,20 +63,20 @@ def test_plan_of_a_capacity_block_has_its_type_zone_price_and_end(
 ) -> None:
     id = reserve_block(front)
     plan = make_plan(id)
-    rental_plan = rental_plan_of(plan)
-    (place,) = rental_plan.rental_spec.places
+    rental, rental_spec = rental_of(plan)
+    (place,) = rental_spec.places
     assert (place.type, place.zone, place.market, place.price) == (TYPE, ZONE, "capacity-block", 0.0)
-    assert not rental_plan.rental_spec.use_placement_group
-    assert rental_plan.max_hours * HOUR + rental_plan.poweroff_grace == pytest.approx(23.5 * HOUR, abs=60)
-    assert rental_plan.poweroff_grace == 900 and plan.spec.max_hours is None
-    display_cloud.show_rental_plan(rental_plan.summary(plan.spec))
+    assert not rental_spec.use_placement_group
+    assert rental.max_hours * HOUR + rental.poweroff_grace == pytest.approx(23.5 * HOUR, abs=60)
+    assert rental.poweroff_grace == 900 and plan.spec.max_hours is None
+    display_cloud.show_rental_plan(rental)
     output = capsys.readouterr().out
     assert f"rents 2 x {TYPE} (8 x H100 each), capacity-block: $0.00 an hour\n" in output
     assert "limits         23.2 hours; the machines power off 15 minutes later" in output
     (note,) = [note for note in plan.notes if note.startswith(id)]
     assert "4 of 4 machines are free" in note and "was paid for when it was bought" in note
     assert "30 minutes before the block ends" in note
-    (request,) = [arguments for action, arguments in rental_plan.preview_requests(plan.spec)]
+    (request,) = [arguments for action, arguments in rental.requests]
     assert request["CapacityReservationSpecification"] == {"CapacityReservationTarget": {"CapacityReservationId": id}}
     assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
 
@@ -82,14 +84,14 @@ def test_plan_of_a_capacity_block_has_its_type_zone_price_and_end(
 def test_plan_of_a_reservation_on_demand_has_its_price_its_placement_group_and_no_end(front: AwsFrontend) -> None:
     id = front.sim.reserve(TYPE, ZONE, 4, end=front.sim.now() + HOUR)
     plan = make_plan(id)
-    rental_plan = rental_plan_of(plan)
-    (place,) = rental_plan.rental_spec.places
+    rental, rental_spec = rental_of(plan)
+    (place,) = rental_spec.places
     assert (place.market, place.price, place.closing_time) == ("on-demand", 55.04, None)
-    assert rental_plan.rental_spec.use_placement_group and rental_plan.max_hours == 2.0
+    assert rental_spec.use_placement_group and rental.max_hours == 2.0
     assert any("cost the on-demand price, whether they are used or not" in note for note in plan.notes)
-    assert rental_plan_of(make_plan(id, market="on-demand")).rental_spec.places == (place,)
+    assert rental_of(make_plan(id, market="on-demand"))[1].places == (place,)
     plan = make_plan(front.sim.reserve(TYPE, ZONE, 4, placement_group="theirs"))
-    (request,) = [arguments for action, arguments in rental_plan_of(plan).preview_requests(plan.spec)]
+    (request,) = [arguments for action, arguments in rental_of(plan)[0].requests]
     assert request["Placement"] == {"GroupName": "theirs"}
 
 
@@ -97,18 +99,18 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
     group = GROUP.replace("us-east-1", "us-west-2")
     for _ in range(2):
         front.sim.reserve(TYPE, "us-west-2a", 1, groups=[group])
-    (place,) = rental_plan_of(make_plan(group)).rental_spec.places
+    (place,) = rental_of(make_plan(group))[1].places
     assert (place.region, place.zone) == ("us-west-2", "us-west-2a") and place.reservation
     assert place.reservation.id == group
 
 
 def test_users_limits_hold_in_a_capacity_block_too(front: AwsFrontend) -> None:
     id = reserve_block(front, hours=3.0)
-    assert rental_plan_of(make_plan(id, max_hours=1.0)).max_hours == 1.0
-    late = rental_plan_of(make_plan(id, max_hours=5.0))
+    assert rental_of(make_plan(id, max_hours=1.0))[0].max_hours == 1.0
+    late, _ = rental_of(make_plan(id, max_hours=5.0))
     assert late.max_hours * HOUR + late.poweroff_grace == pytest.approx(2.5 * HOUR, abs=60)
-    paid = rental_plan_of(make_plan(id, max_dollars=0.01))  # of disks and addresses
-    assert paid.max_hours < 1.0 and paid.rental_spec.max_dollars == 0.01
+    paid, paid_spec = rental_of(make_plan(id, max_dollars=0.01))  # of disks and addresses
+    assert paid.max_hours < 1.0 and paid_spec.max_dollars == 0.01
 
 
 def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
@@ -157,7 +159,7 @@ def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
 
 
 def job_instances(hand_made: Fixture, plan: Plan) -> JobInstances:
-    run = hand_made(machines=2, backend="aws", cloud=rental_plan_of(plan).rental_spec.to_json())
+    run = hand_made(machines=2, backend="aws", cloud=plan.spec.cloud)
     return JobInstances(run.spec, run.run_folder)
 
 
