@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from cluster.connectors.hosts_file import Host
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
+from infra.rented_machine import RentedMachine
 from train.data.fetch.sources import Source
 from train.recipe.schema import Recipe
 from train.tools.process_log import Progress
@@ -153,22 +154,6 @@ class RentedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentedMachineRow:
-    """A rented machine as the cloud describes it, also for some time after its end."""
-
-    id: str
-    name: str  # its number in the job
-    type: str
-    market: str
-    zone: str
-    placement_group: str
-    launch_index: int  # its number in the request that brought it, as the cloud counts
-    is_live: bool
-    has_public_address: bool
-    end_reason: str  # as the cloud writes it, "" while it lives
-
-
-@dataclass(frozen=True, kw_only=True)
 class Garbage:
     """The rented resources of a region that no live job needs, and those that may be needed."""
 
@@ -250,8 +235,8 @@ class CloudAdministration(ABC):
         """Return a row for each job that has rented machines in a region."""
 
     @abstractmethod
-    def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
-        """Return a row for each machine of a job in a region, by name, including machines that ended recently."""
+    def rented_machines(self, region: str, uid: str) -> Sequence[RentedMachine]:
+        """Return the machines of a job in a region, by name, including machines that ended recently."""
 
     def begin_adoption(self, region: str, uid: str) -> JobAdoption:
         """Find a rented job by its tags, and let this computer log in to its machines.

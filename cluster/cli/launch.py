@@ -41,9 +41,9 @@ from .options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
     from cluster.machines.host_check import HostReport
-    from cluster.planning.plan import Plan
     from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(

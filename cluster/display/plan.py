@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 
 from cluster.backends.catalog import UNKNOWN_MACHINES
+from cluster.backends.planner import Plan
 from cluster.jobs import store
 from cluster.jobs.queue_state import host_address
 from cluster.machines.checks import describe_age
 from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
-from cluster.planning.plan import Plan
 from cluster.planning.resume import ResumePlan
 from cluster.report.tables import schedule_table
 from cluster.state.spec import JobSpec

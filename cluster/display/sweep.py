@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from cluster.backends.planner import Plan
 from cluster.jobs.job import Job
-from cluster.planning.plan import Plan
 from cluster.report.tables import differing_settings
 from cluster.state.states import work_title
 from train.metrics.text import format_duration

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.backends.catalog import MachineType, find_machine_type
+from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from train.forecast import Constants, Forecast, forecast
 from train.recipe.schema import Recipe
 from train.tools.records import encode
-
-from .plan import Plan
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.backends.planner import Plan
 from cluster.connectors.local import visible_gpus
 from cluster.errors import BadInput
 from cluster.machines.user_project import find_command_project
@@ -20,7 +21,6 @@ from train.recipe.schema import Recipe
 from train.tools.records import encode
 
 from .launch_options import LaunchOptions, make_launch_options
-from .plan import Plan
 from .resolve import check_machine_counts, open_planner, plan
 
 
@@ -113,17 +113,11 @@ def plan_command(
         secret_values=given_values | secret_values.collect(missing_values, [], os.environ),
     )
     notes = planner.command_notes(project)
-    machine_plan = planner.complete(spec, None)
-    gpus = machine_plan.spec.rental_facts.gpus_per_machine
+    job_plan = planner.complete(spec, None)
+    gpus = job_plan.spec.rental_facts.gpus_per_machine
     if 0 < gpus < procs:
         raise BadInput(f"--procs {procs}: a machine has {gpus} GPU{'s' * (gpus > 1)}; pass {gpus} or less")
-    return Plan(
-        machine_plan.spec,
-        None,
-        (*notes, *machine_plan.notes),
-        machine_plan.rental_plan,
-        machine_plan.obstacles,
-    )
+    return replace(job_plan, notes=(*notes, *job_plan.notes))
 
 
 def _check_program(command: Command) -> None:

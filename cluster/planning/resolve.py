@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends import registry
-from cluster.backends.planner import MachinePlanner, MachineRequest
+from cluster.backends.planner import MachinePlanner, MachineRequest, Plan
 from cluster.errors import BadInput
 from cluster.machines.requirements import require_functions
 from cluster.machines.user_project import find_project
@@ -23,7 +23,6 @@ from train.trackers.protocol import is_installed
 from . import data_fetch
 from .data_fetch import SetCounts, count_set
 from .launch_options import LaunchOptions, make_launch_options
-from .plan import Plan
 
 
 def plan(
@@ -152,15 +151,8 @@ def plan(
     if schedule_gpus != machines * procs:
         notes.append(gpu_mismatch_note(machines * procs, schedule_gpus))
 
-    machine_plan = planner.complete(spec, schedule)
-    return Plan(
-        machine_plan.spec,
-        schedule,
-        (*notes, *machine_plan.notes),
-        machine_plan.rental_plan,
-        machine_plan.obstacles,
-        missing_copies,
-    )
+    job_plan = planner.complete(spec, schedule)
+    return replace(job_plan, notes=(*notes, *job_plan.notes), missing_copies=missing_copies)
 
 
 def open_planner(work: Workload, options: LaunchOptions, machines: int | None, offline: bool) -> MachinePlanner:

@@ -95,7 +95,7 @@ def power_off_one_machine(session: SelftestSession) -> Iterator[Observation]:
     yield Observation(what="a machine boots, mounts the file system and trains", is_right=True, seen=_start(job))
     (machine,) = session.machines(job)
     yield Observation(
-        what="it has a public address", is_right=machine.has_public_address, seen=f"{machine.type} in {machine.zone}"
+        what="it has a public address", is_right=bool(machine.public_ip), seen=f"{machine.type} in {machine.zone}"
     )
     session.run_on_machine(job, machine.name, ["sudo", "-n", "imgnet-limit", str(POWEROFF_SECONDS)])
     session.wait_until(lambda: not session.machines(job), POWEROFF_SEEN_SECONDS, "the machine powers off")
@@ -169,7 +169,7 @@ def use_several_network_cards(session: SelftestSession) -> Iterator[Observation]
     job = session.launch(LARGE_PAIR)
     session.wait_for_training(job)
     machines = session.machines(job)
-    with_address = sum(machine.has_public_address for machine in machines)
+    with_address = sum(bool(machine.public_ip) for machine in machines)
     yield Observation(
         what="machines with several network cards get public addresses",
         is_right=with_address == len(machines),

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from cluster.backends.planner import Plan
 from cluster.jobs.billing import CostReport
-from cluster.planning.plan import Plan
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
 from cluster.state.states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.backends.local import LocalBackend
-from cluster.backends.planner import MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from cluster.backends.planner import MachinePlanner, MachineRequest, SourceAccess
 from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import status as state_status
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
-from train.recipe.schedule import Schedule
-from train.tools.records import decode, encode
+from train.tools.records import decode
 
 from . import slurm_commands
 from .batch_script import (
@@ -67,11 +66,6 @@ class SlurmPlanner(MachinePlanner):
     def notes_on_data(self, root: Path, image_count: int) -> list[str]:
         """Return nothing: a launch without images is refused."""
         return []
-
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Add the options for Slurm to the specification."""
-        gpus = spec.procs if self.options.gpus_per_node is None else self.options.gpus_per_node
-        return MachinePlan(spec=replace(spec, backend_settings=encode(replace(self.options, gpus_per_node=gpus))))
 
 
 @dataclass(frozen=True)
@@ -348,8 +342,9 @@ def may_run_agent(job: SlurmJob, steps: Sequence[SlurmStep], silence: float, has
 
 
 def read_options(spec: JobSpec) -> SlurmOptions:
-    """Return the options for Slurm in a specification."""
-    return decode(SlurmOptions, spec.backend_settings or {}, "backend_settings")
+    """Return the options for Slurm in a specification. Without --gpus-per-node each process gets a GPU."""
+    options = decode(SlurmOptions, spec.backend_options or {}, "backend_options")
+    return options if options.gpus_per_node is not None else replace(options, gpus_per_node=spec.procs)
 
 
 def check_partition(options: SlurmOptions, node_count: int) -> None:

@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from cluster.backends.shared_folder import agent_argv
 from cluster.backends.slurm.options import SlurmOptions
-from cluster.connectors.local import module_command
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 
@@ -53,16 +53,7 @@ def notice_text(reason: str, seconds: float) -> str:
 
 def agent_step(options: SlurmOptions, folder: RunFolder, machine: str, elapsed_seconds: float) -> list[str]:
     """Return the arguments of srun that start the agent of a machine; those that name the node are left out."""
-    agent = module_command(
-        "cluster.agent",
-        str(folder.shared),
-        str(folder.work_folder(machine)),
-        machine,
-        "--elapsed",
-        f"{elapsed_seconds:.0f}",
-        "--user-project",
-        str(folder.user_project),
-    )
+    agent = agent_argv(folder, machine, elapsed_seconds)
     address = 'scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p"'
     command = f'address=$({address}); exec {shlex.join(agent)} --address "${{address:-$(hostname)}}"'
     return [

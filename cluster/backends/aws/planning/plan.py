@@ -16,7 +16,7 @@ from cluster.backends.aws.terms.rental_spec import (
     drop_unpriced_places,
     sort_places,
 )
-from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
+from cluster.backends.planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
 from cluster.backends.rentals import RentalPlan
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.connectors.hosts_file import Hosts
@@ -56,7 +56,7 @@ def plan_rental(
     types_by_name: Mapping[str, InstanceType],
     notes: Sequence[str],
     request: RentalRequest,
-) -> MachinePlan:
+) -> Plan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
     options, reservation, resumed = request.options, request.reservation, request.resumed
     check_spares(options, spec.recovery.spares)
@@ -103,10 +103,10 @@ def plan_rental(
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
     rest_forecast = rest_forecasts.get(first_place.type)
     installs_torch = image is None or not image.python
-    traffic = expect_traffic(
+    traffic, traffic_lines = expect_traffic(
         spec, schedule, options.internet, forecasts.get(first_place.type), installs_torch, steps_done
     )
-    rental_spec = replace(rental_spec, traffic=traffic.forecast)
+    rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
         notes.append(describe_reservation(reservation))
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
@@ -147,7 +147,7 @@ def plan_rental(
         is_dollar_limit_set=rental_spec.max_dollars is not None,
         spent_dollars=resumed.spent_dollars if resumed else None,
         ssh_address=rental_spec.ssh_address,
-        traffic=traffic.lines,
+        traffic=traffic_lines,
         missing_stack_parts=tuple(missing_parts),
         extra_costs=plan_page.EXTRA_COSTS,
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
@@ -159,7 +159,7 @@ def plan_rental(
         metadata_address=METADATA_URL,
         forecast=rest_forecast,
     )
-    return MachinePlan(spec=rented_spec, notes=tuple(notes), rental_plan=rental_plan)
+    return Plan(spec=rented_spec, schedule=schedule, notes=tuple(notes), rental_plan=rental_plan)
 
 
 def _find_places(
@@ -338,8 +338,8 @@ class AwsPlanner(ElsewherePlanner):
         """What is in S3 can be read from here too, unless AWS is not to be asked."""
         return SourceAccess.REQUIRED if is_in_object_store and not self.request.is_offline else SourceAccess.NONE
 
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Plan the rental, and look where the machines find the images. Raises `ClusterError`."""
-        images = image_location.find_images(spec, self.rental.options, self.rental.account)
+        notes, obstacles = image_location.find_images(spec, self.rental.options, self.rental.account)
         plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
-        return replace(plan, notes=(*images.notes, *plan.notes), obstacles=images.obstacles)
+        return replace(plan, notes=(*notes, *plan.notes), obstacles=tuple(obstacles))

@@ -1,5 +1,6 @@
-"""Rental specification: what the user confirmed at launch, stored in job.json for the supervisor."""
+"""What a job may rent: as the user confirmed it at launch, in job.json; and as the tag of its instances says."""
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.billing import MIN_BILLED_SECONDS
 from infra.costs import TrafficForecast
-from train.tools.records import decode, encode
+from train.tools.records import decode, decode_json, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
@@ -101,6 +102,47 @@ class RentalSpec(RentalFacts):
             return limit
         bound = max(known_rates) * hours + self.traffic.dollars_once
         return bound if limit is None else min(bound, limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalTerms:
+    """What a job may rent and spend, as a tag of its instances. A computer that adopts the job obeys these terms.
+
+    They are not read from the job's description in the shared folder, which each of the job's machines can change;
+    only the account can write tags. Times are in seconds since 1970.
+
+    `exchanges` is the number of machines of this launch that may still be exchanged. `spent` is the job's cost in
+    dollars until the time `at`. `start` is when the first machine of this launch was granted, None in the request for
+    it.
+    """
+
+    machines: int
+    spares: int
+    exchanges: int
+    hours: float | None
+    dollars: float | None
+    spent: float
+    at: float
+    start: float | None
+    internet: Internet
+    on_demand_spares: int = 0
+    late_spares: int = 0
+    traffic: tuple[float, float] = (0.0, 0.0)  # expected dollars: once, and per hour
+
+    def to_tag(self) -> str:
+        """Return the tag's value, which has at most 256 characters (AWS, "Tag restrictions")."""
+        return json.dumps(encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_tag(cls, text: str) -> Self:
+        """Return the terms of a tag's value. Raises `DamagedRecord`."""
+        return decode_json(cls, text.encode(), "the tag imgnet:terms")
+
+    @property
+    def expected_traffic(self) -> TrafficForecast:
+        """What the traffic of a launch is expected to cost."""
+        dollars_once, dollars_per_hour = self.traffic
+        return TrafficForecast(dollars_once=dollars_once, dollars_per_hour=dollars_per_hour)
 
 
 def internet_dollars(internet: Internet, machine_count: int) -> float:

@@ -8,13 +8,13 @@ from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.terms.rental_spec import RentalSpec
+from cluster.backends.planner import Plan
 from cluster.backends.rentals import RentalPlan
 from cluster.cli.app import cli
 from cluster.display import cloud as display_cloud
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.plan import Plan
 from infra.aws.market import reservations
 from infra.errors import NoMachines
 from train.recipe import SAMPLE, Model, Phase, Recipe
