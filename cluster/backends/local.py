@@ -48,10 +48,6 @@ class LocalPlanner(MachinePlanner):
         """Return REQUIRED: this computer is the machine that fetches."""
         return SourceAccess.REQUIRED
 
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return nothing: a launch without images is refused."""
-        return []
-
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return nothing: a launch that lacks a requirement is refused."""
         return []
@@ -78,10 +74,7 @@ class LocalBackend(SharedFolderBackend):
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
-        """Check that tmux, the recipe's requirements, the data and enough disk space are there.
-
-        Raises `BadInput` for a missing requirement or `--copies` folder, `ClusterError` for all else.
-        """
+        """Check tmux, the recipe's requirements, the data and the disk space. Raises `BadInput`, `ClusterError`."""
         tmux.require_tmux()
         if spec.own_command:
             check_disk_space(0, runs_folder)
@@ -151,10 +144,7 @@ class LocalBackend(SharedFolderBackend):
         return []
 
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows the job's tmux session, at a window of the machine if there are several.
-
-        That is the trainer's, or the agent's while the machine is set up, or whichever is in front.
-        """
+        """Return the command that shows the job's tmux session, at the machine's trainer or agent if it has one."""
         spec = self.run.spec
         if not tmux.is_owned_by(spec.name, self.run.folder.path):
             raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")

@@ -102,19 +102,12 @@ class MachinePlanner:
         return self.request.workload.gpus
 
     def data_root(self, path: Path, is_synthetic: bool) -> Path:
-        """Return the folder of the images on the machines. `path` is as the user or the recipe names it.
-
-        Raises `BadInput` for a path that the machines cannot have.
-        """
+        """Return the folder of the images on the machines. Raises `BadInput` for a path that they cannot have."""
         return path.expanduser().absolute()
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """Return whether this computer reads the source of a data set that the machines fetch."""
         return SourceAccess.NONE
-
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return notes on a data folder that the user named and in which this computer counted images."""
-        return [] if image_count else [f"{root}: contains no images; the plan uses the recipe's image counts"]
 
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return notes on the libraries and modules that the recipe needs."""
@@ -134,10 +127,6 @@ class MachinePlanner:
 
 class ElsewherePlanner(MachinePlanner):
     """Plans machines other than this computer, to which the user's project is sent."""
-
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return nothing: this computer does not see the folder."""
-        return []
 
     def command_notes(self, project: UserProject) -> list[str]:
         """Return notes on the files of the project that are sent, and on those that are not."""

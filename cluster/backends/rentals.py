@@ -286,17 +286,11 @@ class CloudAdministration(ABC):
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs from the cloud, and return the findings, good and bad.
-
-        `tag_texts` are as for `ensure_stack`.
-        """
+        """Check everything that a launch needs from the cloud. `tag_texts` are as for `ensure_stack`."""
 
     @abstractmethod
     def iam_policies(self, region: str | None = None, data: str | None = None) -> Mapping[str, object]:
-        """Return the least permissions of the user and of the machines, as plain data, for one region or for all.
-
-        With `data`, a location outside the stack's bucket, also the permission to read there.
-        """
+        """Return the least permissions of user and machines, for a region or all, with `data` also to read there."""
 
 
 class ObjectStore(Source, Protocol):

@@ -129,10 +129,7 @@ def make_candidates(
 
 
 def choose(candidates: Sequence[Candidate], criterion: str) -> Candidate:
-    """Return the "cheapest" or the "fastest" candidate. Prices are on demand; retired types are never chosen.
-
-    Raises `ClusterError` when there is none.
-    """
+    """Return the "cheapest" or "fastest" candidate on demand, none of a retired type. Raises `ClusterError`."""
     rentable = [
         candidate for candidate in candidates if candidate.forecast and not candidate.machine_type.retired_reason
     ]

@@ -27,10 +27,7 @@ from .resolve import check_machine_counts, open_planner, plan
 def plan_work(
     work: Workload, options: LaunchOptions | None = None, *, recipe_file: str = "", offline: bool = False
 ) -> Plan:
-    """Plan the launch of a recipe or a command. A command of a file runs in the copy of the file's project.
-
-    Raises `ClusterError`.
-    """
+    """Plan the launch of a recipe, or of a command in the copy of its file's project. Raises `ClusterError`."""
     if isinstance(work, Recipe):
         return plan(work, options, recipe_file=recipe_file, offline=offline)
     workdir = str(Path(recipe_file).resolve().parent) if recipe_file else ""

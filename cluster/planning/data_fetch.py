@@ -161,10 +161,7 @@ def _read_split_manifests(location: str) -> dict[str, Manifest]:
 
 
 def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Path:
-    """Return the folder on the machines to which the data set is fetched. It has the name of its source.
-
-    Raises `BadInput` when the folder is missing or relative.
-    """
+    """Return the folder on the machines that gets the data set, by the name of its source. Raises `BadInput`."""
     fetch_folder = fetch_folder or planner.default_fetch_folder or ""
     if not fetch_folder:
         raise BadInput(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends import registry
+from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.planner import MachinePlanner, MachineRequest, Plan
 from cluster.errors import BadInput
 from cluster.machines.requirements import require_functions
@@ -126,8 +127,8 @@ def plan(
         notes.append(schedule.scaling_note)
     if schedule.small_set_note and options.train.scale == 1:  # a rehearsal on a part of the images has few steps anyway
         notes.append(schedule.small_set_note)
-    if data is not None and not is_synthetic:
-        notes += planner.notes_on_data(root, counts.train)
+    if data is not None and options.backend == UNKNOWN_MACHINES and not is_synthetic and not counts.train:
+        notes.append(f"{root}: contains no images; the plan uses the recipe's image counts")
     notes += notes_on_empty_classes(counts.untrained, counts.unvalidated, counts.classes)
     missing_copies: tuple[int, ...] = ()
     if planner.is_this_computer and not remote_dataset and not is_synthetic:

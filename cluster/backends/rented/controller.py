@@ -49,10 +49,7 @@ REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
 class RentedJobController(Generic[MachineT]):
-    """Manages the rented machines of one job. One object per supervisor process.
-
-    Machines are named "0", "1", ...; a replacement takes over its predecessor's name.
-    """
+    """Manages the rented machines of a job: "0", "1", ... A replacement takes over its predecessor's name."""
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[CloudProvider[MachineT]]) -> None:
         self.spec = spec

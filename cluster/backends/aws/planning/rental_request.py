@@ -32,10 +32,7 @@ class RentalRequest:
 
     @cached_property
     def account(self) -> Account | None:
-        """The account in the reservation's region, without a reservation in the first region; None offline.
-
-        Raises `CloudError`, within seconds if AWS does not answer.
-        """
+        """The account in the region of the reservation, else in the first one; None offline. Raises `CloudError`."""
         if self.offline:
             return None
         return self._first_account.in_region(self.reservation.region) if self.reservation else self._first_account
@@ -49,10 +46,7 @@ class RentalRequest:
 
     @cached_property
     def reservation(self) -> Reservation | None:
-        """The reservation that has the machines, None when the user names none.
-
-        Raises `CloudError`, also when no machine can be launched in it.
-        """
+        """The reservation that has the machines, None when the user names none. Raises `CloudError`."""
         if self.options.reservation and self.offline:
             raise CloudError(
                 f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
@@ -112,10 +106,7 @@ def choose_instance_types(
 
 
 def _find_reservation(options: AwsOptions, account: Account) -> Reservation | None:
-    """Return the reservation that the user names, None without one.
-
-    Raises `CloudError`, also when no machine can be launched in it or another option contradicts it.
-    """
+    """Return the named reservation, if any. Raises `CloudError`, also when another option contradicts it."""
     if options.reservation is None:
         return None
     reservation = find_reservation(
@@ -165,10 +156,7 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
 
 
 def choose_reserved_place(account: Account, reservation: Reservation, machine_count: int) -> Place:
-    """Return the place of reserved machines, at what they cost from now on.
-
-    Raises `ClusterError` when too few of them are free, `CloudError`.
-    """
+    """Return the place of reserved machines at what they cost from now on. Raises `ClusterError`, `CloudError`."""
     free_count = reservation.free_count
     if free_count < machine_count:
         next_step = f"pass --machines {free_count}" if free_count else "wait until others end"

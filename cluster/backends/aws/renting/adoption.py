@@ -5,7 +5,6 @@ machines, the limits and what the job has cost are tags; type, zone and market a
 prices are AWS's of today. The machines' host keys are tags too, so the first login is safe.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +16,6 @@ from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec, Ren
 from cluster.backends.rentals import JobAdoption
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.backends.rented.provider import JOURNAL_FILE, MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
-from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
@@ -77,7 +75,7 @@ class AwsAdoption(JobAdoption):
             self.rental_spec = self._rental_spec()
             self.events = list(self._rebuild_events(found_instances))
             self._open_ssh_port()
-            self.hosts = self._find_hosts()
+            self.hosts = ssh_hosts(self.events, self.instances)
             self._log_in()
 
     # --- what AWS tells ----------------------------------------------------------------------------------------------
@@ -229,13 +227,6 @@ class AwsAdoption(JobAdoption):
             ports = (security_group.SSH_PORT, request.ssh_port)
             group = self.stack.security_group
             security_group.allow_ssh_from(self.account, group, self.address, self.account.owner, ports=ports)
-
-    def _find_hosts(self) -> dict[str, Host]:
-        """Return how to reach each machine."""
-        with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(Path(folder) / JOURNAL_FILE)
-            journal.copy(*self.events)
-            return ssh_hosts(journal, self.instances)
 
     def _log_in(self) -> None:
         """Add this computer's key to those that may log in, on each machine; first on the jump host.

@@ -4,7 +4,7 @@ Reads the run folder only and makes no request.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from infra.aws.journal_events import (
     InstanceEnded,
     InstancesReleased,
     JobAdopted,
+    JournalEvent,
     LaunchMoved,
     LaunchRequest,
     LaunchStarted,
@@ -203,18 +204,18 @@ class InstanceHistory(CloudProvider[Instance]):
 # --- how to log in: jump host, user and host keys ---------------------------------------------------------------------
 
 
-def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, Host]:
-    """Return how to reach each instance, by machine name.
+def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance]) -> dict[str, Host]:
+    """Return how to reach each instance, by machine name. `events` are the job's journal.
 
     Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
     for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
     """
-    request_by_token = {request.token: request for request in journal.events(LaunchRequest)}
-    host_keys = own_host_keys(journal)
+    request_by_token = {event.token: event for event in events if isinstance(event, LaunchRequest)}
+    host_keys = own_host_keys(events)
     for instance in instances.values():
         if instance.launch_token not in request_by_token:
             raise CloudError(
-                f"instance {instance.id} has the tag of this job, but {journal.path} has no record of its launch, so "
+                f"instance {instance.id} has the tag of this job, but {JOURNAL_FILE} has no record of its launch, so "
                 "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
                 f"{instance.region} --instance-ids {instance.id}"
             )
@@ -242,9 +243,6 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
     return hosts
 
 
-def own_host_keys(journal: Journal) -> dict[str, str]:
-    """Return the host keys that instances generated themselves, by instance ID.
-
-    An instance that is not in the result still uses the host key from its user data.
-    """
-    return {event.id: event.key for event in journal.events(HostKeyReplaced)}
+def own_host_keys(events: Sequence[JournalEvent]) -> dict[str, str]:
+    """Return the host keys that instances generated themselves, by ID. All others use the one of their user data."""
+    return {event.id: event.key for event in events if isinstance(event, HostKeyReplaced)}

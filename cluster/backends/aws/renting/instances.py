@@ -274,10 +274,7 @@ class JobInstances(InstanceHistory):
         return self.stack
 
     def resolve_ssh_address(self) -> str:
-        """Return the address range that may connect over ssh: the user's (--from), else this computer's address now.
-
-        This computer may change networks while the job runs.
-        """
+        """Return who may connect over ssh: the user's range (--from), else the present address of this computer."""
         if not self.rental_spec.is_address_fixed:
             with contextlib.suppress(CloudError):
                 self.allowed_address = get_public_address()
@@ -453,11 +450,11 @@ class JobInstances(InstanceHistory):
 
     def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
         """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
-        return ssh_hosts(self.journal, machines)
+        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
 
     def has_own_host_key(self, machine: Instance) -> bool:
         """Whether the journal has the host key that an instance generated itself."""
-        return machine.id in own_host_keys(self.journal)
+        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
 
     def record_host_key(self, machine: Instance, key: str) -> None:
         """Write the host key that an instance generated itself to the journal and to a tag.

@@ -169,10 +169,7 @@ def sort_places(
 
 
 def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[RentalSpec, list[str]]:
-    """Return the rental without the places of unknown price, and the types and markets of these places.
-
-    Raises `ClusterError` when no price is known.
-    """
+    """Return the rental without places of unknown price, and their types and markets. Raises `ClusterError`."""
     priced = [
         place for place in rental_spec.places if rental_spec.machine_dollars_per_hour(machine_count, place) is not None
     ]
