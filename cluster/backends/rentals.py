@@ -26,7 +26,6 @@ class RentalPlan:
     machines: int
     type: str
     market: str
-    region: str
     gpus: str  # of each machine: "8 x A100", or "none"
     zones: tuple[str, ...]  # with the first choice of type and market, in the order in which they are tried
     other_choices: tuple[str, ...]  # what is tried next, one line each, with its price and forecast

@@ -126,10 +126,7 @@ class SshBackend(RemoteBackend):
         return True
 
     def _fetch_final_network(self) -> None:
-        """Download what a job has trained in the end. An error is logged: `imgnet-cluster pull` tries again.
-
-        The time is limited, because the job has no result before this returns.
-        """
+        """Download what a job has trained, within a time, for it has no result before. An error is logged."""
         if not has_final_files(self.run.spec, self.run.folder):
             return
         try:

@@ -130,7 +130,6 @@ def plan_rental(
         machines=machine_count,
         type=first_place.type,
         market=first_place.market,
-        region=first_place.region,
         gpus=f"{instance_type.gpus} x {instance_type.gpu}" if instance_type.gpus else "none",
         zones=tuple(dict.fromkeys(f"{place.zone}{plan_page.price_of(place)}" for place in first_choice)),
         other_choices=plan_page.other_choices(rental_spec, machine_count, rest_forecasts),

@@ -229,10 +229,7 @@ class AwsAdoption(JobAdoption):
             security_group.allow_ssh_from(self.account, group, self.address, self.account.owner, ports=ports)
 
     def _log_in(self) -> None:
-        """Add this computer's key to those that may log in, on each machine; first on the jump host.
-
-        Raises `ClusterError` when a machine does not let this computer in.
-        """
+        """Let this computer's key in on each machine, first on the jump host. Raises `ClusterError`."""
         jump_host = find_jump_host(self.instances)
         if jump_host is None:
             raise CloudError(f"{self.uid}: none of its machines has a public address")

@@ -256,10 +256,7 @@ class JobInstances(InstanceHistory):
         raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
 
     def _refresh_reservation(self, place: Place) -> Place:
-        """Return a place with the time at which EC2 ends its machines now: the reservation may have been extended.
-
-        Raises `NoMachines` when no machine can be launched in the reservation any more.
-        """
+        """Return a place with the time at which EC2 ends its machines now; it may have changed. Raises `NoMachines`."""
         if not place.reservation:
             return place
         now = host.unix_time()
@@ -303,10 +300,7 @@ class JobInstances(InstanceHistory):
             return self._rent_beside_others([name])[0]
 
     def _rent_beside_others(self, names: Sequence[str]) -> list[Instance]:
-        """Rent instances in the zone and the placement group of the others. Spares among them may be on demand.
-
-        Raises `LaunchRefused`, `CloudError`.
-        """
+        """Rent instances in the zone and group of the others, spares perhaps on demand. Raises `CloudError`."""
         request = self.last_full_request()
         assert request
         self.require_ownership()
