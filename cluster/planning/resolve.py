@@ -26,9 +26,7 @@ from .data_fetch import SetCounts, count_set
 from .launch_options import LaunchOptions, make_launch_options
 
 
-def plan(
-    recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: str = "", offline: bool = False
-) -> Plan:
+def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: str = "", offline: bool = False) -> Plan:
     """Plan a launch without starting anything. With `offline`, prices come from built-in tables.
 
     Raises `BadInput` for options that do not fit together or to the recipe, `ClusterError` for all else.

@@ -142,7 +142,7 @@ class RentedJobController(Generic[MachineT]):
         self.set_activity("")
 
     def _find_or_rent(self) -> dict[str, MachineT]:
-        """Return the job's live machines by name; if there are none, rent all. Raises `EndedExternally`, `CloudError`."""
+        """Return the live machines by name; if there are none, rent all. Raises `EndedExternally`, `CloudError`."""
         provider = self.provider
         provider.finish_open_requests()
         machines = provider.list_machines()
@@ -379,7 +379,7 @@ class RentedJobController(Generic[MachineT]):
         return [name for name in self.spec.machine_names[:due_count] if name not in self.live_machines]
 
     def _set_up_machines(self) -> bool:
-        """Set up all machines, and replace those that are gone. Returns whether it was possible. Raises `SetupFailed`."""
+        """Set up all machines, and replace those that are gone. Returns whether that works. Raises `SetupFailed`."""
         assert self.fleet
         for _ in range(SETUP_ATTEMPTS):
             try:
