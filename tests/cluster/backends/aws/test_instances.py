@@ -77,7 +77,8 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 def find_or_rent(job_instances: Any) -> tuple[dict[str, Any], bool]:
     """Let the controller look for machines, or rent some. Returns them, and whether it rented under a new launch ID."""
     job_instances.rent_all = Mock(return_value={})
-    controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, lambda *_: job_instances)
+    provider_class: Any = Mock(return_value=job_instances)
+    controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, provider_class)
     controller._new_launch_id = Mock()
     machines = controller._find_or_rent()
     return machines, job_instances.rent_all.called and controller._new_launch_id.called
