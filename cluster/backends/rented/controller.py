@@ -18,7 +18,6 @@ from uuid import uuid4
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, SetupFailed
-from cluster.machines import trained_files
 from cluster.machines.fleet import Fleet
 from cluster.state import supervisor_records
 from cluster.state.heartbeats import MachineStatus
@@ -30,6 +29,7 @@ from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefu
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import DamagedRecord, encode
 
+from . import final_network
 from .boot import BootFailed, describe_console, wait_until_ready
 from .errors import EndedExternally, describe_error
 from .exchange import MachineExchange, NoExchangeLeft, broken_reason, final_status
@@ -43,8 +43,6 @@ CLOUD_POLL_SECONDS = 10.0  # between two questions to the cloud; one covers all 
 NOT_RENTED = "not rented yet"  # why a spare cannot be used that is rented later than the others
 SETUP_ATTEMPTS = 3
 LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are billed meanwhile
-# For what was trained. The machine is billed meanwhile, and powers off 10 minutes after the job anyway.
-DOWNLOAD_TIMEOUT_SECONDS = 480.0
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
@@ -314,7 +312,7 @@ class RentedJobController(Generic[MachineT]):
             if not fleet.agents_alive() and not self._is_renting:
                 if not fleet.pull_last_files(LAST_FILES_SECONDS):
                     return True
-                self._download_final_files()
+                final_network.download(self.spec, fleet, self.provider, self.live_machines, self.set_activity)
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
             # Machines that the cloud no longer has will never answer. A job that is over does not wait for them.
@@ -324,32 +322,6 @@ class RentedJobController(Generic[MachineT]):
             logger.warning("%s", error)
             self._warn_of_closed_access(time.monotonic())
         return True
-
-    def _download_final_files(self) -> None:
-        """Download the network of a job that has trained to its end, or the checkpoints of a command that has ended.
-
-        That goes through one machine, preferably one with a public address. All others are terminated first: they would
-        only be billed. Errors are logged, for a retry would be billed too: the files stay in the shared folder.
-        """
-        assert self.fleet
-        fleet, machines = self.fleet, self.live_machines
-        if not machines or not trained_files.has_final_files(self.spec, self.run_folder):
-            return
-
-        def report_progress(done_bytes: int, total_bytes: int) -> None:
-            self.set_activity(f"downloading what was trained: {done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB")
-
-        def download() -> None:
-            connector, job_folder = fleet.connectors[name], fleet.provisioner.job_folder(name)
-            trained_files.download_final_files(self.spec, connector, job_folder, self.run_folder, report_progress)
-
-        try:
-            name = min(machines, key=lambda name: (not machines[name].public_ip, int(name)))
-            if other_ids := [machine.id for machine in machines.values() if machine.name != name]:
-                self.provider.terminate(other_ids, "the job has ended")
-            trained_files.run_in_time(download, DOWNLOAD_TIMEOUT_SECONDS)
-        except (ClusterError, CloudError, OSError, KeyError) as error:
-            logger.info(f"what was trained stays in the machines' shared folder: {error}")
 
     def _warn_of_closed_access(self, now: float) -> None:
         """Log a warning when ssh is open to an address that this computer no longer has. `now` is monotonic."""

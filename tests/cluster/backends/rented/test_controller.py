@@ -12,7 +12,7 @@ import pytest
 from support.log_lines import log_lines
 from support.toy_cloud import ToyBackend, ToyCloud
 
-from cluster.backends.rented import controller as rented_controller
+from cluster.backends.rented import final_network
 from cluster.backends.rented.traffic import read_traffic
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import NoCloudAccess, SetupFailed
@@ -181,7 +181,7 @@ def test_final_network_that_cannot_be_had_keeps_no_machine(
         fleet: Any = finished.controller.fleet
         del fleet.connectors["1"]
     else:
-        monkeypatch.setattr(rented_controller, "DOWNLOAD_TIMEOUT_SECONDS", 0.1)
+        monkeypatch.setattr(final_network, "DOWNLOAD_TIMEOUT_SECONDS", 0.1)
         monkeypatch.setattr(trained_files, "download_network", lambda *_: never.wait(60))
     with log_lines("cluster.backends") as lines:
         assert not finished.poll()
