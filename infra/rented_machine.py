@@ -1,4 +1,4 @@
-"""A rented machine, as far as the controller of rented jobs has to know it. Each cloud adds fields of its own."""
+"""A rented machine, as far as more than its cloud has to know it. Each cloud adds fields of its own."""
 
 from dataclasses import dataclass
 
@@ -12,3 +12,14 @@ class RentedMachine:
     private_ip: str
     public_ip: str
     expires: str = ""  # when it powers itself off at the latest
+    type: str = ""
+    market: str = ""
+    zone: str = ""
+    placement_group: str = ""
+    launch_index: int = 0  # its number in the request that brought it, as the cloud counts
+    end_reason: str = ""  # as the cloud writes it, "" while the machine lives
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether the machine costs money now."""
+        return True

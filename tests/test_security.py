@@ -54,7 +54,7 @@ def run_instances_request(recipe: str, **options: Any) -> dict[str, Any]:
     [loaded_recipe] = submit.load_recipes(str(ROOT / "recipes" / recipe))
     plan = submit.plan(loaded_recipe, make_launch_options(backend="aws", **options), offline=True)
     assert plan.rental_plan
-    return cast("dict[str, Any]", dict(plan.rental_plan.preview_requests(plan.spec))["ec2:RunInstances"])
+    return cast("dict[str, Any]", dict(plan.rental_plan.requests)["ec2:RunInstances"])
 
 
 def test_security_table_has_the_tested_lines() -> None:
@@ -155,9 +155,7 @@ def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.Monke
         submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], make_launch_options(backend="aws", machines=2)
     )
     archive, _ = code_archive.pack_code()
-    assert plan.rental_plan and SECRET not in json.dumps(
-        [plan.spec.to_json(), plan.rental_plan.preview_requests(plan.spec)]
-    )
+    assert plan.rental_plan and SECRET not in json.dumps([plan.spec.to_json(), plan.rental_plan.requests])
     assert SECRET.encode() not in archive and not any(b".aws/credentials" in path for path in archive.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls
     assert not instances.describe(cloud[1], {})  # planning rents nothing

@@ -54,11 +54,7 @@ class Backend(ABC):
 
     @classmethod
     def check_machines(cls, spec: JobSpec) -> Sequence[HostReport]:
-        """Check the machines of a job as a launch would, leave nothing on them, and return a report for each.
-
-        Returns no reports when the backend cannot check its machines before a launch, for example because they do not
-        exist yet. Raises `ClusterError`.
-        """
+        """Check the machines of a job as a launch would; return a report for each, none where they do not exist yet."""
         return ()
 
     @classmethod
@@ -97,10 +93,7 @@ class Backend(ABC):
 
     @abstractmethod
     def agents_alive(self) -> bool:
-        """Whether an agent is at work, as far as this process can tell.
-
-        With machines elsewhere only the supervisor can tell; in other processes the answer is False.
-        """
+        """Whether an agent is at work. Of machines elsewhere only the supervisor can tell; others say False."""
 
     @abstractmethod
     def dead_machines(self) -> list[str]:
@@ -154,10 +147,7 @@ class Backend(ABC):
         return None
 
     def fetch_network(self, progress: Progress = no_progress) -> None:
-        """Bring the files of a finished run's network into the run folder. Files that exist there already stay.
-
-        Raises `ClusterError` when no machine answers, or what one sends is damaged.
-        """
+        """Bring the files of a finished run's network into the run folder, unless they are there."""
         return
 
     # --- cost ---------------------------------------------------------------------------------------------------------
@@ -171,10 +161,7 @@ class Backend(ABC):
         return None
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
-        """Return the limit of this launch's machines, or the one that they would get from `extend_limits`.
-
-        Only where `is_billed`.
-        """
+        """Return the limit of this launch's machines, or what `extend_limits` would make of it, if `is_billed`."""
         raise NotImplementedError
 
     def extend_limits(self, hours: float | None, dollars: float | None) -> float | None:

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.local import GPUS_VARIABLE, module_command, visible_gpus
+from cluster.connectors.local import GPUS_VARIABLE, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, is_locked, lock_holder
@@ -19,8 +19,8 @@ from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
 from .options import LocalOptions
-from .planner import MachinePlan, MachinePlanner, SourceAccess, checkpoint_bytes
-from .shared_folder import SharedFolderBackend
+from .planner import MachinePlanner, Plan, SourceAccess, checkpoint_bytes
+from .shared_folder import SharedFolderBackend, agent_argv
 
 # Models and optimizers of other packages have no known size; a ViT-B/16 with 86 million parameters serves as the guess.
 UNKNOWN_CHECKPOINT_BYTES = 693_000_000
@@ -48,15 +48,11 @@ class LocalPlanner(MachinePlanner):
         """Return REQUIRED: this computer is the machine that fetches."""
         return SourceAccess.REQUIRED
 
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return nothing: a launch without images is refused."""
-        return []
-
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return nothing: a launch that lacks a requirement is refused."""
         return []
 
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Add a note on too few GPUs."""
         notes = []
         if 0 < len(visible_gpus()) < spec.trainer_count:
@@ -64,7 +60,7 @@ class LocalPlanner(MachinePlanner):
                 f"THE JOB TRAINS ON THE CPU: its {spec.trainer_count} trainer processes need a GPU each, and this "
                 f"computer has {len(visible_gpus())}; use fewer --machines, --spares or --procs"
             )
-        return MachinePlan(spec=spec, notes=tuple(notes))
+        return Plan(spec=spec, schedule=schedule, notes=tuple(notes))
 
 
 class LocalBackend(SharedFolderBackend):
@@ -78,10 +74,7 @@ class LocalBackend(SharedFolderBackend):
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
-        """Check that tmux, the recipe's requirements, the data and enough disk space are there.
-
-        Raises `BadInput` for a missing requirement or `--copies` folder, `ClusterError` for all else.
-        """
+        """Check tmux, the recipe's requirements, the data and the disk space. Raises `BadInput`, `ClusterError`."""
         tmux.require_tmux()
         if spec.own_command:
             check_disk_space(0, runs_folder)
@@ -111,14 +104,12 @@ class LocalBackend(SharedFolderBackend):
         """Start the agent of a machine in its own window; its time limit counts from `elapsed_seconds` ago."""
         spec, folder = self.run.spec, self.run.folder
         work = folder.work_folder(machine)
-        argv = [str(folder.shared), str(work), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
-        argv += ["--user-project", str(folder.user_project)]
         window = "agent" if len(spec.machine_names) == 1 else f"agent-{machine}"
         gpus = spec.gpus_of_machine(machine)
         environment = {} if gpus is None else {GPUS_VARIABLE: ",".join(gpus)}
-        agent_argv = module_command("cluster.agent", *argv, environment=environment)
         work.mkdir(parents=True, exist_ok=True)
-        window_argv = tmux.followed_argv(agent_argv, work / AGENT_OUTPUT)
+        argv = agent_argv(folder, machine, elapsed_seconds, environment)
+        window_argv = tmux.followed_argv(argv, work / AGENT_OUTPUT)
         if tmux.is_owned_by(spec.name, folder.path):
             tmux.add_window(spec.name, window, window_argv, index=tmux.FIRST_AGENT_WINDOW + int(machine))
         else:  # somebody killed the tmux server
@@ -153,10 +144,7 @@ class LocalBackend(SharedFolderBackend):
         return []
 
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows the job's tmux session, at a window of the machine if there are several.
-
-        That is the trainer's, or the agent's while the machine is set up, or whichever is in front.
-        """
+        """Return the command that shows the job's tmux session, at the machine's trainer or agent if it has one."""
         spec = self.run.spec
         if not tmux.is_owned_by(spec.name, self.run.folder.path):
             raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from cluster.errors import BadInput
 from cluster.machines import requirements, user_project
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec, UserProject, Workload
 from train.forecast import MODEL_COSTS, Constants
-from train.recipe.schedule import Schedule
+from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 
 from .options import BackendOptions
@@ -41,10 +42,6 @@ class ResumedRun:
     constants: Constants | None = None
     rented_type: str = ""
 
-    def constants_for(self, machine_type: str) -> Constants | None:
-        """Return what it has measured on this type of machine, None if nothing."""
-        return self.constants if machine_type == self.rented_type else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRequest:
@@ -59,13 +56,30 @@ class MachineRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachinePlan:
-    """A backend's part of a plan: the job's final specification, lines for the user, and what is rented."""
+class Plan:
+    """The plan of one launch: everything that is decided before anything starts."""
 
-    spec: JobSpec
-    notes: tuple[str, ...] = ()
+    spec: JobSpec  # complete except for the job's name
+    schedule: Schedule | None  # None: a command has none
+    notes: tuple[str, ...] = ()  # lines for the user
     rental_plan: RentalPlan | None = None  # None: nothing is rented
     obstacles: tuple[str, ...] = ()  # why the job would certainly fail on its machines
+    missing_copies: tuple[int, ...] = ()  # sizes of resized copies that the recipe names and that do not exist
+
+    def require_no_obstacle(self) -> None:
+        """Raise `BadInput` when the job would certainly fail: nothing must be rented for it."""
+        if self.obstacles:
+            raise BadInput("; ".join(self.obstacles))
+
+    @property
+    def recipe_schedule(self) -> Schedule:
+        """The schedule of a recipe. Raises `BadInput` for a command."""
+        return self.schedule or self.spec.recipe_schedule
+
+    @property
+    def val_images(self) -> int:
+        """The number of validation images."""
+        return scaled_image_count(self.spec.recipe.data.val, self.spec.train.scale)
 
 
 class MachinePlanner:
@@ -88,19 +102,12 @@ class MachinePlanner:
         return self.request.workload.gpus
 
     def data_root(self, path: Path, is_synthetic: bool) -> Path:
-        """Return the folder of the images on the machines. `path` is as the user or the recipe names it.
-
-        Raises `BadInput` for a path that the machines cannot have.
-        """
+        """Return the folder of the images on the machines. Raises `BadInput` for a path that they cannot have."""
         return path.expanduser().absolute()
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """Return whether this computer reads the source of a data set that the machines fetch."""
         return SourceAccess.NONE
-
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return notes on a data folder that the user named and in which this computer counted images."""
-        return [] if image_count else [f"{root}: contains no images; the plan uses the recipe's image counts"]
 
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return notes on the libraries and modules that the recipe needs."""
@@ -110,20 +117,16 @@ class MachinePlanner:
         """Return notes on what of the user's project is copied for a command."""
         return list(filter(None, [user_project.describe_left_out(project)]))
 
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Complete the specification, with a forecast if there is one. A command has no schedule.
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
+        """Complete the plan: the specification, and what the backend adds to it, such as a price.
 
         Raises `ClusterError`.
         """
-        return MachinePlan(spec=spec)
+        return Plan(spec=spec, schedule=schedule)
 
 
 class ElsewherePlanner(MachinePlanner):
     """Plans machines other than this computer, to which the user's project is sent."""
-
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return nothing: this computer does not see the folder."""
-        return []
 
     def command_notes(self, project: UserProject) -> list[str]:
         """Return notes on the files of the project that are sent, and on those that are not."""

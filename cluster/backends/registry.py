@@ -10,10 +10,7 @@ from .rentals import CloudAdministration
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the backend of this name.
-
-    Raises `BadInput` when there is none, when its package cannot be used, and when it lacks a method.
-    """
+    """Return the backend of this name. Raises `BadInput` when there is none, or when it cannot be used."""
     found = load_class(name)
     if not issubclass(found, Backend):
         raise BadInput(f"the backend {name} ({found.__qualname__}) is no subclass of cluster.backends.base.Backend")

@@ -74,10 +74,7 @@ class RemoteBackend(Backend):
         )
 
     def _ask_machines(self, ask: Callable[[SSHConnector, str], AnswerT]) -> AnswerT:
-        """Return the answer of the first machine that answers; `ask` takes its connector and the job's folder there.
-
-        Raises the `ClusterError` of the last one when none does.
-        """
+        """Return what the first machine says that answers. Raises the `ClusterError` of the last one when none does."""
         fleet = self.supervised_fleet or self.open_fleet()
         last_error = ClusterError("no machine is known yet")
         for name, connector in fleet.connectors.items():

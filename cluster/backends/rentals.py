@@ -13,19 +13,19 @@ from typing import ClassVar, Protocol
 from cluster.connectors.hosts_file import Host
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
+from infra.rented_machine import RentedMachine
 from train.data.fetch.sources import Source
 from train.recipe.schema import Recipe
 from train.tools.process_log import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentalSummary:
-    """What a launch would rent."""
+class RentalPlan:
+    """What a launch would rent, with all facts that the user confirms."""
 
     machines: int
     type: str
     market: str
-    region: str
     gpus: str  # of each machine: "8 x A100", or "none"
     zones: tuple[str, ...]  # with the first choice of type and market, in the order in which they are tried
     other_choices: tuple[str, ...]  # what is tried next, one line each, with its price and forecast
@@ -45,6 +45,7 @@ class RentalSummary:
     traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each
     missing_stack_parts: tuple[str, ...]  # what the launch would create
     extra_costs: tuple[str, ...] = ()  # what is billed besides and is in no sum, one line each
+    requests: tuple[tuple[str, Mapping[str, object]], ...]  # that rent the machines, as (action, arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +99,6 @@ class RentedNow:
         return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
 
 
-class RentalPlan(ABC):
-    """What a launch would rent, with all facts that the user confirms."""
-
-    @abstractmethod
-    def summary(self, spec: JobSpec) -> RentalSummary:
-        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
-
-    @abstractmethod
-    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
-        """Return the requests that a launch would send to rent the machines, as (action, arguments)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OfferRow:
     """A machine type that is on offer in a zone, with prices in dollars an hour and the forecast of a recipe."""
@@ -161,22 +150,6 @@ class RentedJob:
     since: str
     expires: str
     owner: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentedMachineRow:
-    """A rented machine as the cloud describes it, also for some time after its end."""
-
-    id: str
-    name: str  # its number in the job
-    type: str
-    market: str
-    zone: str
-    placement_group: str
-    launch_index: int  # its number in the request that brought it, as the cloud counts
-    is_live: bool
-    has_public_address: bool
-    end_reason: str  # as the cloud writes it, "" while it lives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,8 +234,8 @@ class CloudAdministration(ABC):
         """Return a row for each job that has rented machines in a region."""
 
     @abstractmethod
-    def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
-        """Return a row for each machine of a job in a region, by name, including machines that ended recently."""
+    def rented_machines(self, region: str, uid: str) -> Sequence[RentedMachine]:
+        """Return the machines of a job in a region, by name, including machines that ended recently."""
 
     def begin_adoption(self, region: str, uid: str) -> JobAdoption:
         """Find a rented job by its tags, and let this computer log in to its machines.
@@ -312,17 +285,11 @@ class CloudAdministration(ABC):
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs from the cloud, and return the findings, good and bad.
-
-        `tag_texts` are as for `ensure_stack`.
-        """
+        """Check everything that a launch needs from the cloud. `tag_texts` are as for `ensure_stack`."""
 
     @abstractmethod
     def iam_policies(self, region: str | None = None, data: str | None = None) -> Mapping[str, object]:
-        """Return the least permissions of the user and of the machines, as plain data, for one region or for all.
-
-        With `data`, a location outside the stack's bucket, also the permission to read there.
-        """
+        """Return the least permissions of user and machines, for a region or all, with `data` also to read there."""
 
 
 class ObjectStore(Source, Protocol):

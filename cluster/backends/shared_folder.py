@@ -1,9 +1,11 @@
 """Backends whose machines share the run folder with this computer, so that no file has to be copied to or from them."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from cluster.connectors import log_sync, tmux
+from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines import trained_files
 from cluster.state.run_folder import REHEARSED_NOTICE, RunFolder
@@ -71,3 +73,12 @@ def give_notice(folder: RunFolder, machine: str, reason: str, seconds: float) ->
     """Tell the agent of a machine that its machine will be gone in `seconds`, and why."""
     notice = {"reason": reason, "seconds": seconds}
     filesystem.write_atomic(folder.work_folder(machine) / "notice", to_json_bytes(notice))
+
+
+def agent_argv(
+    folder: RunFolder, machine: str, elapsed_seconds: float, environment: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the command that starts the agent of a machine; its time limit counts from `elapsed_seconds` ago."""
+    arguments = [str(folder.shared), str(folder.work_folder(machine)), machine, "--elapsed", f"{elapsed_seconds:.0f}"]
+    arguments += ["--user-project", str(folder.user_project)]
+    return module_command("cluster.agent", *arguments, environment=environment)

@@ -19,7 +19,7 @@ from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 
 from .options import SshOptions
-from .planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
+from .planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
 from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
@@ -65,9 +65,9 @@ class SshPlanner(ElsewherePlanner):
         """Return OPTIONAL: the machines may have access that this computer lacks."""
         return SourceAccess.OPTIONAL
 
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Add the machines to the specification."""
-        return MachinePlan(spec=replace(spec, hosts=self.hosts))
+        return Plan(spec=replace(spec, hosts=self.hosts), schedule=schedule)
 
 
 class SshBackend(RemoteBackend):
@@ -126,10 +126,7 @@ class SshBackend(RemoteBackend):
         return True
 
     def _fetch_final_network(self) -> None:
-        """Download what a job has trained in the end. An error is logged: `imgnet-cluster pull` tries again.
-
-        The time is limited, because the job has no result before this returns.
-        """
+        """Download what a job has trained, within a time, for it has no result before. An error is logged."""
         if not has_final_files(self.run.spec, self.run.folder):
             return
         try:

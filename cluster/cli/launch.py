@@ -41,9 +41,9 @@ from .options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
     from cluster.machines.host_check import HostReport
-    from cluster.planning.plan import Plan
     from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(
@@ -175,7 +175,7 @@ def carry_out(
     backend_class = registry.backend_class(plans[0].spec.backend)
     for plan in plans:
         if requests and plan.rental_plan:
-            display_cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
+            display_cloud.show_aws_requests(plan.rental_plan.requests)
         if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
             backend_class.check(plan.spec, store.runs_folder())
     if dry_run:

@@ -20,9 +20,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
     from cluster.planning.candidates import Candidate
-    from cluster.planning.plan import Plan
     from train.recipe.schema import Recipe
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalSummary, RentedJob
+from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalPlan, RentedJob
 from cluster.jobs.billing import CostReport
 from cluster.report.tables import cost_table
 
@@ -30,47 +30,47 @@ def print_field(name: str, text: str) -> None:
     print_wrapped(f"  {name:{LABEL_WIDTH}} {text}", LABEL_WIDTH + 3)
 
 
-def show_rental_plan(summary: RentalSummary) -> None:
+def show_rental_plan(rental: RentalPlan) -> None:
     """Print what a launch or a resume would rent, the price first. On a narrow terminal no number is cut."""
-    rate, minutes = summary.dollars_per_hour, summary.minutes
-    on_demand_rate = summary.on_demand_dollars_per_hour
+    rate, minutes = rental.dollars_per_hour, rental.minutes
+    on_demand_rate = rental.on_demand_dollars_per_hour
     per_hour = "unknown price" if rate is None else f"{format_dollars(rate)} an hour"
     if on_demand_rate is not None:
         per_hour += f" (on demand {format_dollars(on_demand_rate)} an hour, us-east-1, 2026)"
-    gpus = "" if summary.gpus == "none" else f" ({summary.gpus} each)"
-    print_wrapped(f"rents {summary.machines} x {summary.type}{gpus}, {summary.market}: {per_hour}")
-    if summary.spares:
-        print_field("spares", summary.spares)
+    gpus = "" if rental.gpus == "none" else f" ({rental.gpus} each)"
+    print_wrapped(f"rents {rental.machines} x {rental.type}{gpus}, {rental.market}: {per_hour}")
+    if rental.spares:
+        print_field("spares", rental.spares)
 
     if minutes is None:
         run = "unknown: there are no measurements of this model on this GPU"
     else:
-        cost = "" if summary.dollars is None else f", {format_dollars(summary.dollars)}"
+        cost = "" if rental.dollars is None else f", {format_dollars(rental.dollars)}"
         if on_demand_rate is not None:
             cost = f", on demand {format_dollars(on_demand_rate * minutes / 60)}"
-        source = summary.forecast_source
+        source = rental.forecast_source
         measured = source if source == "presets" else f"what {source} has measured; boot and set-up from presets"
         run = f"about {format_hours(minutes / 60)}{cost}, with boot and set-up (a forecast from {measured})"
-    print_field("the run" if summary.spent_dollars is None else "the rest", run)
-    if summary.spent_dollars is not None:
-        print_field("spent before", format_dollars(summary.spent_dollars))
-    poweroff = f"the machines power off {summary.poweroff_grace / 60:.0f} minutes later"
-    print_field("limits", f"{format_hours(summary.max_hours)}; {poweroff}")
-    if summary.max_dollars is not None:
-        counted = "--max-price-total" if summary.is_dollar_limit_set else "at the dearest of the places below"
-        dollars = format_dollars(summary.max_dollars)
+    print_field("the run" if rental.spent_dollars is None else "the rest", run)
+    if rental.spent_dollars is not None:
+        print_field("spent before", format_dollars(rental.spent_dollars))
+    poweroff = f"the machines power off {rental.poweroff_grace / 60:.0f} minutes later"
+    print_field("limits", f"{format_hours(rental.max_hours)}; {poweroff}")
+    if rental.max_dollars is not None:
+        counted = "--max-price-total" if rental.is_dollar_limit_set else "at the dearest of the places below"
+        dollars = format_dollars(rental.max_dollars)
         print_field("at most", f"{dollars} until power-off, with disks, addresses and expected traffic ({counted})")
-    for number, line in enumerate(summary.traffic):
+    for number, line in enumerate(rental.traffic):
         print_field("" if number else "traffic", line)
-    for extra_cost in summary.extra_costs:
+    for extra_cost in rental.extra_costs:
         print_field("not counted", extra_cost)
-    print_field("zones in order", ", ".join(summary.zones))
-    for choice in summary.other_choices:
+    print_field("zones in order", ", ".join(rental.zones))
+    for choice in rental.other_choices:
         print_field("then", choice)
-    for label, fact in summary.facts.items():
+    for label, fact in rental.facts.items():
         print_field(label, fact)
-    print_field("ssh", f"from {summary.ssh_address} only")
-    for part in summary.missing_stack_parts:
+    print_field("ssh", f"from {rental.ssh_address} only")
+    for part in rental.missing_stack_parts:
         print_field("creates", part)
 
 

@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 
 from cluster.backends.catalog import UNKNOWN_MACHINES
+from cluster.backends.planner import Plan
 from cluster.jobs import store
 from cluster.jobs.queue_state import host_address
 from cluster.machines.checks import describe_age
 from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
-from cluster.planning.plan import Plan
 from cluster.planning.resume import ResumePlan
 from cluster.report.tables import schedule_table
 from cluster.state.spec import JobSpec
@@ -32,7 +32,7 @@ def show_plan(plan: Plan, unasked_reason: str = "") -> None:
         if unasked_reason:
             print_wrapped(f"the cloud could not be asked: {unasked_reason}")
             print_wrapped(f"so this plan does not know {UNKNOWN_WITHOUT_CLOUD}")
-        cloud.show_rental_plan(plan.rental_plan.summary(plan.spec))
+        cloud.show_rental_plan(plan.rental_plan)
     print_wrapped(_summary_line(plan))
     if plan.schedule:
         print_wrapped(describe_training(plan.spec.recipe))
@@ -71,7 +71,7 @@ def show_resume_plan(plan: ResumePlan) -> None:
     """Print what a resume would do: what it rents, the phases that are left, and the options that it changes."""
     spec, schedule = plan.spec, plan.schedule
     if plan.rental_plan:
-        cloud.show_rental_plan(plan.rental_plan.summary(spec))
+        cloud.show_rental_plan(plan.rental_plan)
     print_wrapped(_summary_line(plan))
     if schedule is None:
         print_wrapped(f"{spec.name} starts its command again, which continues from what it has saved")
@@ -95,7 +95,7 @@ def rental_question(plans: Sequence[Plan]) -> str:
     """Return the question that the user answers before machines are rented, with their highest cost."""
     machine_count = sum(len(plan.spec.machine_names) for plan in plans)
     machines = "1 machine" if machine_count == 1 else f"{machine_count} machines"
-    limits = [plan.rental_plan.summary(plan.spec).max_dollars if plan.rental_plan else None for plan in plans]
+    limits = [plan.rental_plan.max_dollars if plan.rental_plan else None for plan in plans]
     known_limits = [limit for limit in limits if limit is not None]
     if len(known_limits) < len(limits):
         return f"rent {machines} at an unknown price?"

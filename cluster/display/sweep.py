@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from cluster.backends.planner import Plan
 from cluster.jobs.job import Job
-from cluster.planning.plan import Plan
 from cluster.report.tables import differing_settings
 from cluster.state.states import work_title
 from train.metrics.text import format_duration
@@ -23,8 +23,7 @@ def show_other_plans(plans: Sequence[Plan]) -> None:
     rows = []
     most_dollars: list[float | None] = []
     for plan, values in zip(plans, settings, strict=True):
-        summary = plan.rental_plan.summary(plan.spec) if plan.rental_plan else None
-        most_dollars.append(summary.max_dollars if summary else None)
+        most_dollars.append(plan.rental_plan.max_dollars if plan.rental_plan else None)
         at_most = [format_dollars(most_dollars[-1])] if has_price else []
         steps = [plan.schedule.steps if plan.schedule else None] if has_steps else []
         rows.append((plan.spec.workload.name, *(values.get(name) for name in names), *steps, *at_most))

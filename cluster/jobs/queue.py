@@ -18,8 +18,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends import registry
+from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
-from cluster.planning.plan import Plan
 from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error

@@ -10,11 +10,11 @@ from typing import Any
 from uuid import uuid4
 
 from cluster.backends import catalog, registry
+from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
 from cluster.planning.commands import plan_command, plan_work
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, load_work, plan
 from cluster.script import secret_values
 from cluster.state.run_folder import Run, RunFolder

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.backends.catalog import MachineType, find_machine_type
+from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from train.forecast import Constants, Forecast, forecast
 from train.recipe.schema import Recipe
 from train.tools.records import encode
-
-from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,7 @@ def make_candidates(
 
 
 def choose(candidates: Sequence[Candidate], criterion: str) -> Candidate:
-    """Return the "cheapest" or the "fastest" candidate. Prices are on demand; retired types are never chosen.
-
-    Raises `ClusterError` when there is none.
-    """
+    """Return the "cheapest" or "fastest" candidate on demand, none of a retired type. Raises `ClusterError`."""
     rentable = [
         candidate for candidate in candidates if candidate.forecast and not candidate.machine_type.retired_reason
     ]

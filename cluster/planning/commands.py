@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.backends.planner import Plan
 from cluster.connectors.local import visible_gpus
 from cluster.errors import BadInput
 from cluster.machines.user_project import find_command_project
@@ -20,17 +21,13 @@ from train.recipe.schema import Recipe
 from train.tools.records import encode
 
 from .launch_options import LaunchOptions, make_launch_options
-from .plan import Plan
 from .resolve import check_machine_counts, open_planner, plan
 
 
 def plan_work(
     work: Workload, options: LaunchOptions | None = None, *, recipe_file: str = "", offline: bool = False
 ) -> Plan:
-    """Plan the launch of a recipe or a command. A command of a file runs in the copy of the file's project.
-
-    Raises `ClusterError`.
-    """
+    """Plan the launch of a recipe, or of a command in the copy of its file's project. Raises `ClusterError`."""
     if isinstance(work, Recipe):
         return plan(work, options, recipe_file=recipe_file, offline=offline)
     workdir = str(Path(recipe_file).resolve().parent) if recipe_file else ""
@@ -113,17 +110,11 @@ def plan_command(
         secret_values=given_values | secret_values.collect(missing_values, [], os.environ),
     )
     notes = planner.command_notes(project)
-    machine_plan = planner.complete(spec, None)
-    gpus = machine_plan.spec.rental_facts.gpus_per_machine
+    job_plan = planner.complete(spec, None)
+    gpus = job_plan.spec.rental_facts.gpus_per_machine
     if 0 < gpus < procs:
         raise BadInput(f"--procs {procs}: a machine has {gpus} GPU{'s' * (gpus > 1)}; pass {gpus} or less")
-    return Plan(
-        machine_plan.spec,
-        None,
-        (*notes, *machine_plan.notes),
-        machine_plan.rental_plan,
-        machine_plan.obstacles,
-    )
+    return replace(job_plan, notes=(*notes, *job_plan.notes))
 
 
 def _check_program(command: Command) -> None:

@@ -80,13 +80,6 @@ def read_config(on_fault: Callable[[BadInput], None] = refuse) -> dict[str, obje
         reason = one_line_error(error)
         on_fault(BadInput(reason if str(path) in reason else f"{path}: {reason}"))
         return {}
-    return check_entries(entries, path, on_fault)
-
-
-def check_entries(
-    entries: Mapping[str, object], path: Path, on_fault: Callable[[BadInput], None] = refuse
-) -> dict[str, object]:
-    """Return the values of entries of the file by the option's keyword. `on_fault` is called as in `read_config`."""
     keys = config_keys()
     values: dict[str, object] = {}
     keys_by_name: dict[str, str] = {}

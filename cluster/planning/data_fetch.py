@@ -93,10 +93,7 @@ class RemoteDataset:
 
     @classmethod
     def resolve(cls, source: str, recipe: Recipe, copies: str, fetch_folder: str, planner: MachinePlanner) -> Self:
-        """Derive the target, and read the manifests if the source can be read from this computer.
-
-        Raises `ClusterError` when a target is missing (`BadInput`) or the source is not a packed set.
-        """
+        """Derive the target, and read the manifests if this computer can. Raises `ClusterError`."""
         if copies and planner.is_this_computer and not is_in_object_store(copies):
             copies = str(Path(copies).expanduser().absolute())
         dataset = cls(source, copies, fetch_target(source, fetch_folder, planner), {})
@@ -161,10 +158,7 @@ def _read_split_manifests(location: str) -> dict[str, Manifest]:
 
 
 def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Path:
-    """Return the folder on the machines to which the data set is fetched. It has the name of its source.
-
-    Raises `BadInput` when the folder is missing or relative.
-    """
+    """Return the folder on the machines that gets the data set, by the name of its source. Raises `BadInput`."""
     fetch_folder = fetch_folder or planner.default_fetch_folder or ""
     if not fetch_folder:
         raise BadInput(

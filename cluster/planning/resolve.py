@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends import registry
-from cluster.backends.planner import MachinePlanner, MachineRequest
+from cluster.backends.catalog import UNKNOWN_MACHINES
+from cluster.backends.planner import MachinePlanner, MachineRequest, Plan
 from cluster.errors import BadInput
 from cluster.machines.requirements import require_functions
 from cluster.machines.user_project import find_project
@@ -23,19 +24,10 @@ from train.trackers.protocol import is_installed
 from . import data_fetch
 from .data_fetch import SetCounts, count_set
 from .launch_options import LaunchOptions, make_launch_options
-from .plan import Plan
 
 
-def plan(
-    recipe: Recipe,
-    options: LaunchOptions | None = None,
-    *,
-    recipe_file: str = "",
-    offline: bool = False,
-) -> Plan:
-    """Plan a launch without starting anything.
-
-    With `offline`, prices come from built-in tables.
+def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: str = "", offline: bool = False) -> Plan:
+    """Plan a launch without starting anything. With `offline`, prices come from built-in tables.
 
     Raises `BadInput` for options that do not fit together or to the recipe, `ClusterError` for all else.
     """
@@ -127,8 +119,8 @@ def plan(
         notes.append(schedule.scaling_note)
     if schedule.small_set_note and options.train.scale == 1:  # a rehearsal on a part of the images has few steps anyway
         notes.append(schedule.small_set_note)
-    if data is not None and not is_synthetic:
-        notes += planner.notes_on_data(root, counts.train)
+    if data is not None and options.backend == UNKNOWN_MACHINES and not is_synthetic and not counts.train:
+        notes.append(f"{root}: contains no images; the plan uses the recipe's image counts")
     notes += notes_on_empty_classes(counts.untrained, counts.unvalidated, counts.classes)
     missing_copies: tuple[int, ...] = ()
     if planner.is_this_computer and not remote_dataset and not is_synthetic:
@@ -152,15 +144,8 @@ def plan(
     if schedule_gpus != machines * procs:
         notes.append(gpu_mismatch_note(machines * procs, schedule_gpus))
 
-    machine_plan = planner.complete(spec, schedule)
-    return Plan(
-        machine_plan.spec,
-        schedule,
-        (*notes, *machine_plan.notes),
-        machine_plan.rental_plan,
-        machine_plan.obstacles,
-        missing_copies,
-    )
+    job_plan = planner.complete(spec, schedule)
+    return replace(job_plan, notes=(*notes, *job_plan.notes), missing_copies=missing_copies)
 
 
 def open_planner(work: Workload, options: LaunchOptions, machines: int | None, offline: bool) -> MachinePlanner:

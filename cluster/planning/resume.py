@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, replace
 
 from cluster.backends import catalog, registry
-from cluster.backends.planner import MachineRequest, ResumedRun
+from cluster.backends.planner import MachineRequest, Plan, ResumedRun
 from cluster.errors import BadInput
 from cluster.notifications.targets import chosen_targets
 from cluster.state.run_folder import Run
@@ -14,7 +14,6 @@ from train.tools.records import decode, encode
 
 from .calibration import constants_so_far
 from .launch_options import LaunchOptions, refuse_keyword
-from .plan import Plan
 from .resolve import check_machine_counts, gpu_mismatch_note
 
 

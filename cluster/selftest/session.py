@@ -6,16 +6,17 @@ second session can remove what a killed one has left.
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.backends.rentals import CloudAdministration, RentedMachineRow
+from cluster.backends.planner import Plan
+from cluster.backends.rentals import CloudAdministration
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store, submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.plan import Plan
+from infra.rented_machine import RentedMachine
 from train.recipe import Data, Model, Phase, Recipe
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import encode, read_record
@@ -122,11 +123,11 @@ class SelftestSession:
         """What the jobs have cost until now."""
         return sum(billing.cost_report(job).cost.dollars for job in self.jobs)
 
-    def machines(self, job: Job) -> list[RentedMachineRow]:
+    def machines(self, job: Job) -> Sequence[RentedMachine]:
         """Return the live machines of a job."""
-        return [row for row in self.all_machines(job) if row.is_live]
+        return [row for row in self.all_machines(job) if row.is_billed]
 
-    def all_machines(self, job: Job) -> list[RentedMachineRow]:
+    def all_machines(self, job: Job) -> Sequence[RentedMachine]:
         """Return the machines of a job, also those that have ended."""
         return self.cloud.rented_machines(self.region, job.spec.uid)
 

@@ -67,7 +67,7 @@ def power_off_one_machine(session: SelftestSession) -> Iterator[Observation]:
     session.wait_for_training(job)
     yield Observation("a machine boots, mounts the file system and trains", True, _start(job))
     (machine,) = session.machines(job)
-    yield Observation("it has a public address", machine.has_public_address, f"{machine.type} in {machine.zone}")
+    yield Observation("it has a public address", bool(machine.public_ip), f"{machine.type} in {machine.zone}")
     session.run_on_machine(job, machine.name, ["sudo", "-n", "imgnet-limit", str(POWEROFF_SECONDS)])
     session.wait_until(lambda: not session.machines(job), POWEROFF_SEEN_SECONDS, "the machine powers off")
     reasons = {row.end_reason for row in session.all_machines(job)}
@@ -121,7 +121,7 @@ def use_several_network_cards(session: SelftestSession) -> Iterator[Observation]
     job = session.launch(LARGE_PAIR)
     session.wait_for_training(job)
     machines = session.machines(job)
-    with_address = sum(machine.has_public_address for machine in machines)
+    with_address = sum(bool(machine.public_ip) for machine in machines)
     seen = f"{with_address} of {len(machines)} {machines[0].type}, {machines[0].market}; {_start(job)}"
     what = "machines with several network cards get public addresses"
     yield Observation(what, with_address == len(machines), seen)

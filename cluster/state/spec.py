@@ -100,7 +100,6 @@ class JobSpec:
     uid: str = ""
     hosts: Hosts | None = None
     cloud: dict[str, Any] | None = None  # the rented machines. Any: as their backend describes them
-    backend_settings: dict[str, object] | None = None  # what other backends need, as their own packages describe it
     backend_options: dict[str, object] | None = None  # options of the launch that exist for its backend only
     machines: int = 1
     procs: int = 1

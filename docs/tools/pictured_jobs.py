@@ -1,13 +1,10 @@
 """Invented jobs in fixed states, for the pictures of docs/screenshots. On-demand prices are those of the program."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from cluster.backends.rentals import RentalPlan, RentalSummary
+from cluster.backends.planner import Plan
 from cluster.jobs.billing import CostReport
-from cluster.planning.plan import Plan
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
-from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
@@ -180,30 +177,16 @@ def machine_cost(number: int) -> MachineCost:
     )
 
 
-class PricedRental(RentalPlan):
-    """The rental part of an offline plan, with the price and the zones that AWS would have answered."""
-
-    def __init__(self, unpriced: RentalPlan) -> None:
-        self.unpriced = unpriced
-
-    def summary(self, spec: JobSpec) -> RentalSummary:
-        """Return the summary with the price of on-demand machines."""
-        summary = self.unpriced.summary(spec)
-        rate = summary.machines * ON_DEMAND_PRICES[summary.type]
-        return replace(
-            summary,
-            dollars_per_hour=rate,
-            dollars=rate * (summary.minutes or 0.0) / 60,
-            zones=("us-east-1c", "us-east-1d", "us-east-1a"),
-            ssh_address="198.51.100.7/32",
-        )
-
-    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
-        """Return nothing: the picture shows no requests."""
-        return []
-
-
 def with_known_price(plan: Plan) -> Plan:
-    """Return a plan made without AWS as it would look with an answer."""
+    """Return a plan made without AWS as it would look with an answer: with the price and the zones."""
     assert plan.rental_plan
-    return replace(plan, rental_plan=PricedRental(plan.rental_plan))
+    rental = plan.rental_plan
+    rate = rental.machines * ON_DEMAND_PRICES[rental.type]
+    priced = replace(
+        rental,
+        dollars_per_hour=rate,
+        dollars=rate * (rental.minutes or 0.0) / 60,
+        zones=("us-east-1c", "us-east-1d", "us-east-1a"),
+        ssh_address="198.51.100.7/32",
+    )
+    return replace(plan, rental_plan=priced)

@@ -6,21 +6,18 @@ docs/adding-a-backend.md refers to it, and tests/cluster/backends/test_contract.
 import os
 import signal
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from cluster.backends.local import LocalBackend, LocalPlanner
 from cluster.backends.options import BackendOptions
-from cluster.backends.planner import MachinePlan
-from cluster.backends.shared_folder import SharedFolderBackend
+from cluster.backends.shared_folder import SharedFolderBackend, agent_argv
 from cluster.connectors import tmux
-from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
-from train.recipe.schedule import Schedule
 from train.tools.option_fields import option_field
-from train.tools.records import decode, encode
+from train.tools.records import decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +32,13 @@ class ProcessOptions(BackendOptions):
     )
 
 
-class ProcessPlanner(LocalPlanner):
-    """Plans a job whose machines are processes on this computer."""
-
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Put the options into the specification: the job needs them later."""
-        assert isinstance(self.request.options, ProcessOptions)
-        plan = super().complete(spec, schedule)
-        return replace(plan, spec=replace(plan.spec, backend_settings=encode(self.request.options)))
-
-
 class ProcessBackend(SharedFolderBackend):
     """Background processes of this computer as the job's machines."""
 
     name = "process"
     description = "background processes on this computer"
     options = ProcessOptions
-    planner_class = ProcessPlanner
+    planner_class = LocalPlanner
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
@@ -70,20 +57,10 @@ class ProcessBackend(SharedFolderBackend):
             return
         folder, work = self.run.folder, self.run.folder.work_folder(machine)
         work.mkdir(parents=True, exist_ok=True)
-        agent = module_command(
-            "cluster.agent",
-            str(folder.shared),
-            str(work),
-            machine,
-            "--elapsed",
-            f"{elapsed_seconds:.0f}",
-            "--user-project",
-            str(folder.user_project),
-        )
-        settings = decode(ProcessOptions, self.run.spec.backend_settings or {}, "backend_settings")
+        settings = decode(ProcessOptions, self.run.spec.backend_options or {}, "backend_options")
         with (work / "agent.out").open("ab") as output:
             process = subprocess.Popen(
-                ["nice", "-n", str(settings.nice or 0), *agent],
+                ["nice", "-n", str(settings.nice or 0), *agent_argv(folder, machine, elapsed_seconds)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -14,7 +14,6 @@ from cluster.backends.rentals import (
     LaunchFinding,
     OfferRow,
     RentedJob,
-    RentedMachineRow,
 )
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import BadInput, ClusterError, NoSuchJob
@@ -87,11 +86,11 @@ class AwsAdministration(CloudAdministration):
             found_instances = instances.describe(Account(region), {})
         return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
 
-    def rented_machines(self, region: str, uid: str) -> list[RentedMachineRow]:
-        """Return a row for each instance of a job that EC2 shows in a region, by name."""
+    def rented_machines(self, region: str, uid: str) -> list[Instance]:
+        """Return the instances of a job that EC2 shows in a region, by name."""
         with cloud_errors_as_cluster_errors():
             found_instances = instances.describe(Account(region), {tags.JOB: uid})
-        return sorted((_machine_row(instance) for instance in found_instances), key=lambda row: (row.name, row.id))
+        return sorted(found_instances, key=lambda instance: (instance.name, instance.id))
 
     def begin_adoption(self, region: str, uid: str) -> AwsAdoption:
         """Find a rented job by its tags, and let this computer log in to it."""
@@ -325,21 +324,6 @@ def _describe_machines(job_instances: Sequence[Instance]) -> str:
     dollars = sum(price for price in known_prices if price is not None)
     price = f" (on demand ${dollars:,.2f} an hour)" if None not in known_prices else ""
     return f"{len(job_instances)} machines{price}"
-
-
-def _machine_row(instance: Instance) -> RentedMachineRow:
-    return RentedMachineRow(
-        id=instance.id,
-        name=instance.name,
-        type=instance.type,
-        market=instance.market,
-        zone=instance.zone,
-        placement_group=instance.placement_group,
-        launch_index=instance.launch_index,
-        is_live=instance.is_billed,
-        has_public_address=bool(instance.public_ip),
-        end_reason=instance.end_reason,
-    )
 
 
 def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> OfferRow:

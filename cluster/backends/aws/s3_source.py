@@ -61,10 +61,7 @@ class S3Source:
 
 
 def machine_role_problems(url: str, account: Account) -> list[str]:
-    """Return a line for the plan if the IAM role of the stack's machines cannot read an S3 location, else no line.
-
-    Raises `ClusterError` when AWS cannot be asked.
-    """
+    """Return a line for the plan if the role of the machines cannot read an S3 location. Raises `ClusterError`."""
     bucket, prefix = parse_s3_url(url)
     with cloud_errors_as_cluster_errors():
         file_system = efs.find_file_system(StackContext(account))

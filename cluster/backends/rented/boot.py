@@ -80,11 +80,7 @@ def wait_until_ready(
 def _pending_reason(
     provider: CloudProvider[MachineT], fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]
 ) -> str:
-    """Return what a booting machine still waits for, "" when it is ready.
-
-    Raises `BootFailed` when its boot failed, `SSHRefused` when it shows another host key than expected, other
-    errors when it cannot be asked.
-    """
+    """Return what a booting machine still waits for, "" when it is ready. Raises `BootFailed`, `ClusterError`."""
     jump_host = find_jump_host(machines)
     if jump_host and not machine.public_ip and not provider.has_own_host_key(jump_host):
         # The jump host is about to replace its host key; a connection through it would break.

@@ -47,10 +47,7 @@ REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
 class RentedJobController(Generic[MachineT]):
-    """Manages the rented machines of one job. One object per supervisor process.
-
-    Machines are named "0", "1", ...; a replacement takes over its predecessor's name.
-    """
+    """Manages the rented machines of a job: "0", "1", ... A replacement takes over its predecessor's name."""
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[CloudProvider[MachineT]]) -> None:
         self.spec = spec
@@ -143,10 +140,7 @@ class RentedJobController(Generic[MachineT]):
         self.set_activity("")
 
     def _find_or_rent(self) -> dict[str, MachineT]:
-        """Return the job's live machines by name. If there are none, rent all.
-
-        Raises `EndedExternally` when the launch was ended on purpose, `NoMachines`, `CloudError`.
-        """
+        """Return the live machines by name; if there are none, rent all. Raises `EndedExternally`, `CloudError`."""
         provider = self.provider
         provider.finish_open_requests()
         machines = provider.list_machines()
@@ -357,10 +351,7 @@ class RentedJobController(Generic[MachineT]):
         return [name for name in self.spec.machine_names[:due_count] if name not in self.live_machines]
 
     def _set_up_machines(self) -> bool:
-        """Set up all machines, and replace those that the cloud took away. Returns False when that is impossible.
-
-        Raises `SetupFailed` for machines that are alive but cannot be used.
-        """
+        """Set up all machines, and replace those that are gone. Returns whether that works. Raises `SetupFailed`."""
         assert self.fleet
         for _ in range(SETUP_ATTEMPTS):
             try:

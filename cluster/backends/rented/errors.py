@@ -15,11 +15,7 @@ class EndedExternally(NoMachines):
 
 @contextlib.contextmanager
 def cloud_errors_as_cluster_errors() -> Iterator[None]:
-    """Raise each `CloudError` of the block as `ClusterError`.
-
-    It is `NoCloudAccess` when credentials are missing, `JobAdopted` for `AdoptedElsewhere`, and `NoCloudAnswer` for
-    `NoAnswer`. A damaged journal is a `ClusterError` too. The message stays as it is: it is already one line.
-    """
+    """Raise each `CloudError`, and the damage of a journal, as the `ClusterError` that fits. The message stays."""
     try:
         yield
     except AdoptedElsewhere as error:

@@ -34,10 +34,7 @@ class MachineExchange(Generic[MachineT]):
         self.lock = threading.Lock()  # held while machines are counted and another one is terminated
 
     def choose(self, broken: Mapping[str, str], live_machines: Mapping[str, MachineT]) -> dict[str, str]:
-        """Return the broken machines that are still alive and may be exchanged, with the reasons, by name.
-
-        Machines beyond the job's limit of exchanges are left out: the job can do without them.
-        """
+        """Return which live broken machines may be exchanged, with the reasons. The job can do without the others."""
         live_broken = [(name, reason) for name, reason in broken.items() if name in live_machines]
         left = self.max_exchanges - len(self.provider.exchanged_ids) if live_broken else 0
         return dict(live_broken[: max(0, left)])

@@ -243,10 +243,7 @@ class CloudProvider(ABC, Generic[MachineT]):
         return written or RequestedLimits(max_hours=self.spec.max_hours, cloud=self.spec.rental_facts)
 
     def with_machine_limits(self, spec: JobSpec) -> JobSpec:
-        """Return the specification that the machines get: its time limit keeps the price limit too.
-
-        The agents enforce only the time limit.
-        """
+        """Return the specification that the machines get. Its time limit keeps the limit in dollars too."""
         max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
         limit_name = self._explain_limit(max_hours, grace_seconds)
         return replace(spec, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
@@ -348,10 +345,7 @@ def find_jump_host(machines: Mapping[str, MachineT]) -> MachineT | None:
 
 
 class ActivityHandler(logging.Handler):
-    """Shows what clouds and their controller log as the job's current activity, which `status` has.
-
-    Warnings are no activity.
-    """
+    """Shows what clouds and their controller log, but for warnings, as the job's activity, which `status` has."""
 
     @classmethod
     def install(cls, run_folder: RunFolder) -> None:

@@ -7,21 +7,21 @@ follow from the uid of our job: Slurm's queue is the only record of them, and so
 
 import contextlib
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.backends.local import LocalBackend
-from cluster.backends.planner import MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from cluster.backends.planner import MachinePlanner, SourceAccess
 from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import status as state_status
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
-from train.recipe.schedule import Schedule
-from train.tools.records import decode, encode
+from train.tools.records import decode
 
 from . import slurm_commands
 from .batch_script import (
@@ -51,27 +51,14 @@ class SlurmPlanner(MachinePlanner):
 
     default_fetch_folder = None
 
-    def __init__(self, request: MachineRequest) -> None:
-        super().__init__(request)
-        assert isinstance(request.options, SlurmOptions)
-        self.options = request.options
-
     def default_procs(self, machines: int) -> int:
         """Return a process for each GPU of a node, else the recipe's number."""
-        return self.options.gpus_per_node or self.request.workload.gpus
+        assert isinstance(self.request.options, SlurmOptions)
+        return self.request.options.gpus_per_node or self.request.workload.gpus
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """Return OPTIONAL: the nodes may have access that this computer lacks."""
         return SourceAccess.OPTIONAL
-
-    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
-        """Return nothing: a launch without images is refused."""
-        return []
-
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Add the options for Slurm to the specification."""
-        gpus = spec.procs if self.options.gpus_per_node is None else self.options.gpus_per_node
-        return MachinePlan(spec=replace(spec, backend_settings=encode(replace(self.options, gpus_per_node=gpus))))
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,7 @@ class SlurmBackend(SharedFolderBackend):
 
         That the nodes see the run folder shows only when they start.
         """
-        if missing := slurm_commands.missing_programs():
+        if missing := [program for program in slurm_commands.PROGRAMS if not shutil.which(program)]:
             raise ClusterError(f"{', '.join(missing)} missing; launch with --slurm on a login node of a Slurm cluster")
         LocalBackend.check(spec, runs_folder)
         check_partition(read_options(spec), len(spec.machine_names))
@@ -219,10 +206,7 @@ class SlurmBackend(SharedFolderBackend):
     def _submit(
         self, name: str, machines: Sequence[str], elapsed_seconds: float, seconds_left: float | None = None
     ) -> None:
-        """Submit a job that starts the agents of some machines.
-
-        Raises `SlurmError`; nothing is then left in the queue.
-        """
+        """Submit a job that starts the agents of some machines. Raises `SlurmError`, with nothing left in the queue."""
         spec, folder = self.run.spec, self.run.folder
         (folder.path / "slurm").mkdir(exist_ok=True)
         arguments = batch_arguments(spec, self.settings, folder, name, len(machines), seconds_left)
@@ -348,8 +332,9 @@ def may_run_agent(job: SlurmJob, steps: Sequence[SlurmStep], silence: float, has
 
 
 def read_options(spec: JobSpec) -> SlurmOptions:
-    """Return the options for Slurm in a specification."""
-    return decode(SlurmOptions, spec.backend_settings or {}, "backend_settings")
+    """Return the options for Slurm in a specification. Without --gpus-per-node each process gets a GPU."""
+    options = decode(SlurmOptions, spec.backend_options or {}, "backend_options")
+    return options if options.gpus_per_node is not None else replace(options, gpus_per_node=spec.procs)
 
 
 def check_partition(options: SlurmOptions, node_count: int) -> None:

@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from cluster.backends.shared_folder import agent_argv
 from cluster.backends.slurm.options import SlurmOptions
-from cluster.connectors.local import module_command
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 
@@ -46,23 +46,9 @@ exit 0
 """
 
 
-def notice_text(reason: str, seconds: float) -> str:
-    """Return the notice of the end of a machine, in one line."""
-    return json.dumps({"reason": reason, "seconds": seconds})
-
-
 def agent_step(options: SlurmOptions, folder: RunFolder, machine: str, elapsed_seconds: float) -> list[str]:
     """Return the arguments of srun that start the agent of a machine; those that name the node are left out."""
-    agent = module_command(
-        "cluster.agent",
-        str(folder.shared),
-        str(folder.work_folder(machine)),
-        machine,
-        "--elapsed",
-        f"{elapsed_seconds:.0f}",
-        "--user-project",
-        str(folder.user_project),
-    )
+    agent = agent_argv(folder, machine, elapsed_seconds)
     address = 'scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p"'
     command = f'address=$({address}); exec {shlex.join(agent)} --address "${{address:-$(hostname)}}"'
     return [
@@ -71,18 +57,13 @@ def agent_step(options: SlurmOptions, folder: RunFolder, machine: str, elapsed_s
         "--cpu-bind=none",
         f"--job-name={STEP_PREFIX}{machine}",
         "--input=none",
-        f"--output={log_path(folder, machine)}",
+        f"--output={folder.path}/slurm/agent-{machine}.log",
         "--open-mode=append",
         *gpu_arguments(options),
         "sh",
         "-c",
         command,
     ]
-
-
-def log_path(folder: RunFolder, machine: str) -> str:
-    """Return the file of what the agent of a machine prints."""
-    return str(folder.path / "slurm" / f"agent-{machine}.log")
 
 
 def gpu_arguments(options: SlurmOptions) -> list[str]:
@@ -98,8 +79,8 @@ def batch_script(
     for index, machine in enumerate(machines):
         step = shlex.join(agent_step(options, folder, machine, elapsed_seconds))
         starts.append(f'srun --overlap --nodes=1 --ntasks=1 --nodelist="${{nodes[{index}]}}" {step} &')
-    on_limit = notice_text(LIMIT_REASON, NOTICE_SECONDS - NOTICE_MARGIN_SECONDS)
-    on_end = notice_text(END_REASON, KILL_WAIT_SECONDS)
+    on_limit = json.dumps({"reason": LIMIT_REASON, "seconds": NOTICE_SECONDS - NOTICE_MARGIN_SECONDS})
+    on_end = json.dumps({"reason": END_REASON, "seconds": KILL_WAIT_SECONDS})
     return SCRIPT.format(
         name=spec.name,
         prefix=STEP_PREFIX,

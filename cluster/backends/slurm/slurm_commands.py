@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,11 +51,6 @@ class SlurmStep:
     name: str
     node: str
     elapsed: float
-
-
-def missing_programs() -> list[str]:
-    """Return the commands of Slurm that this computer does not have."""
-    return [program for program in PROGRAMS if not shutil.which(program)]
 
 
 def outer_job_variables() -> list[str]:

@@ -48,21 +48,18 @@ TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
 @dataclass(frozen=True, kw_only=True)
 class Instance(RentedMachine):
-    """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are ""."""
+    """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are "".
+
+    Spot requests may give all their machines the `launch_index` 0.
+    """
 
     job_uid: str
-    launch_index: int  # in its request; spot requests may give all machines the index 0
     state: str
     region: str
-    zone: str
-    type: str
     image: str
-    market: str
     launch_time: float
     end_time: float | None  # None while the machine is billed
-    end_reason: str
     launch_token: str
-    placement_group: str
     instance_profile: str
     primary_interface_id: str
     tags: dict[str, str] = field(default_factory=dict)

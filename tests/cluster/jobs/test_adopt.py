@@ -90,7 +90,6 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
         queue="/etc",
         parallel=99,
         hosts={"shared": "/", "machines": [{"host": "evil"}]},
-        backend_settings={"command": "evil"},
         poweroff_grace=1.0,
         metadata_address="http://evil",
         name="../../evil",
@@ -98,7 +97,7 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
     )
     spec = adopt.adopt("hosts.toml").spec
     assert (spec.queue, spec.parallel, spec.name, spec.metadata_address) == ("", 1, "job-3", "")
-    assert spec.backend_settings is None and spec.poweroff_grace is None and spec.forecast is None
+    assert spec.poweroff_grace is None and spec.forecast is None
     assert "evil" not in json.dumps(spec.to_json())
 
 

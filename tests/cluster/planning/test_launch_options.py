@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.options import LocalOptions, SshOptions
 from cluster.cli.launch import launch
-from cluster.cli.options import given_options
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
@@ -44,6 +43,7 @@ def test_make_launch_options_nests_keywords() -> None:
         ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
          "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
         ("aws", {"max_dollars": 0}, "Invalid value for '--max-price-total': 0.0 is not in the range x>0."),
+        ("aws", {"reservation": "p5"}, "Invalid value for '--reservation': 'p5' is neither a reservation (cr-"),
     ],
 )  # fmt: skip
 def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], message: str) -> None:
@@ -68,23 +68,3 @@ def test_python_and_command_line_refuse_with_the_same_message(name: str, text: s
     printed = CliRunner().invoke(launch, ["--local", f"{flag}={text}", "recipes/quickstart.py"])
     assert str(caught.value).startswith(f"Invalid value for '{flag}': ")
     assert printed.exit_code == 2 and printed.output.splitlines()[-1] == f"Error: {caught.value}"
-
-
-def given(*argv: str) -> dict[str, Any]:
-    """The options of a launch that a command line gives."""
-    context = launch.make_context("launch", [*argv, "x.py"])
-    with context:
-        return given_options(context.params)
-
-
-def test_given_options_are_those_that_were_typed() -> None:
-    assert given() == {"recipe": "x.py"}
-    assert given("--on-demand", "--no-group", "--no-standby", "--zone", "a", "--zone", "b", "--target", "top1=50") == {
-        "recipe": "x.py", "market": "on-demand", "use_placement_group": False, "standby": False, "zones": ("a", "b"),
-        "target": "top1=50",
-    }  # fmt: skip
-    for market in ("spot", "on-demand", "spot-then-on-demand"):
-        assert given(f"--{market}")["market"] == market
-    assert given("--spares", "0", "--standby", "--log-ids") == {
-        "recipe": "x.py", "spares": 0, "standby": True, "log_ids": True
-    }  # fmt: skip

@@ -58,7 +58,6 @@ def test_plan_has_the_repository_the_folder_in_it_and_the_rules_of_the_command(p
         (["python", "ignored.py"], "", {}, {}, "ignored.py: would not be copied for the job, because git ignores it"),
         (["./go.sh"], "", {}, {}, r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
         (["no-such-program"], "", {}, {}, "no-such-program: there is no such program here"),
-        (["python9", "train.py"], "", {}, {}, "python9: there is no such program here"),
         ([], "nowhere", {}, {}, "--workdir nowhere: there is no such folder"),
         (["python", "-m", "train"], "../../home", {}, {},
          "is not copied for a job, because it is or has your home folder"),

@@ -4,7 +4,6 @@ Losses are not expected: each one adds a read of the checkpoint by every machine
 replaces these figures in `cost` and in the price limit.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.agent.traffic import METADATA_BYTES, MIN_DATA_BYTES
@@ -26,14 +25,6 @@ TORCH_BYTES = 3 * GB
 OBJECT_BYTES = 128e6  # read by a request: a shard of 256 MB takes two, HEAD and GET
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedTraffic:
-    """What traffic is expected to cost, and lines for the user: costs with their assumptions, and what saves money."""
-
-    forecast: TrafficForecast
-    lines: tuple[str, ...]
-
-
 def expect_traffic(
     spec: JobSpec,
     schedule: Schedule | None,
@@ -41,10 +32,11 @@ def expect_traffic(
     run_forecast: Forecast | None,
     installs_torch: bool,
     steps_done: int = 0,
-) -> ExpectedTraffic:
-    """Return what the traffic of a job is expected to cost. Without a forecast of its time, epochs count as once.
+) -> tuple[TrafficForecast, tuple[str, ...]]:
+    """Return what the traffic of a job is expected to cost, and lines for the user: assumptions, and what saves money.
 
-    The dollars an hour are those of the whole run, and the sum is that of the rest after `steps_done` steps.
+    Without a forecast of the job's time, epochs count as once. The dollars an hour are those of the whole run, and the
+    sum in the lines is that of the rest after `steps_done` steps.
     """
     machines = len(spec.machine_names)
     uses_nat = internet is Internet.NAT
@@ -82,7 +74,7 @@ def expect_traffic(
         dollars_per_hour=prices.traffic_dollars(per_hour, uses_nat),
     )
     rest_hours = run_forecast.of_steps(steps_done).minutes / 60 if run_forecast else None
-    return ExpectedTraffic(forecast=forecast, lines=(_summary(forecast, rest_hours), *filter(None, lines)))
+    return forecast, (_summary(forecast, rest_hours), *filter(None, lines))
 
 
 def _heartbeat_traffic(machines: int) -> Traffic:

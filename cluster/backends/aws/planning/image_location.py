@@ -4,7 +4,6 @@ New machines have what is in their machine image, and nothing of this computer. 
 s3://...`), from the stack's shared file system, where they have to be already, or from a machine image of the user.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.backends.aws.s3_source import machine_role_problems
@@ -24,45 +23,30 @@ UPLOAD_HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageFindings:
-    """What a plan says of a job's images: lines for the user, and why the job would certainly find none."""
-
-    notes: tuple[str, ...] = ()
-    obstacles: tuple[str, ...] = ()
-
-
-def image_folder(spec: JobSpec) -> Path | None:
-    """Return the folder on the machines that must have the images; None: they are drawn, or come from S3."""
-    if spec.generate_data or "://" in spec.data_source:
-        return None
-    return Path(spec.data_source or spec.train.data)
-
-
 def is_shared(folder: Path) -> bool:
     """Whether a folder is on the stack's file system, which outlives the machines."""
     shared_parts = SHARED_FOLDER.parts[1:]  # the home folder of the machines' user may be written in full
     return any(folder.parts[start : start + len(shared_parts)] == shared_parts for start in range(len(folder.parts)))
 
 
-def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> ImageFindings:
-    """Return what is known about the images of a job before its machines are rented. Raises `ClusterError`.
+def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> tuple[list[str], list[str]]:
+    """Return lines for the user about the images of a job, and why the job would certainly find none.
 
-    Without an account AWS is not asked.
+    Without an account AWS is not asked. Raises `ClusterError`.
     """
     if account and spec.data_source.startswith(S3_SCHEME):
-        return ImageFindings(notes=tuple(machine_role_problems(spec.data_source, account)))
-    folder = image_folder(spec)
-    if folder is None:
-        return ImageFindings()
+        return machine_role_problems(spec.data_source, account), []
+    if spec.generate_data or "://" in spec.data_source:
+        return [], []
+    folder = Path(spec.data_source or spec.train.data)
     has_file_system = True
     if account and is_shared(folder):
         with cloud_errors_as_cluster_errors():
             accounts = [account.in_region(region) for region in options.regions or (account.region,)]
             has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
     if obstacle := find_obstacle(folder, options.ami, has_file_system):
-        return ImageFindings(obstacles=(obstacle,))
-    return ImageFindings(notes=(describe(folder, options.ami),))
+        return [], [obstacle]
+    return [describe(folder, options.ami)], []
 
 
 def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:

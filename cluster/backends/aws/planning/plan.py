@@ -4,7 +4,7 @@ With the `offline` option, all facts come from tables that ship with the program
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends.aws.terms.options import AwsOptions
@@ -16,8 +16,8 @@ from cluster.backends.aws.terms.rental_spec import (
     drop_unpriced_places,
     sort_places,
 )
-from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
-from cluster.backends.rentals import RentalPlan, RentalSummary
+from cluster.backends.planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
+from cluster.backends.rentals import RentalPlan
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
@@ -27,212 +27,46 @@ from infra.aws.instances import amis
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.launch_request import Internet, Place
-from infra.aws.market import instance_types, offers
+from infra.aws.market import offers
+from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import parse_user_tags
-from train.forecast import DEFAULT_CONSTANTS, Forecast, forecast
+from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
-from . import image_location, plan_page, reserved_machines
+from . import image_location, plan_page
 from .expected_traffic import expect_traffic
-from .rental_request import RentalRequest, choose_instance_types, options_of_resume
+from .rental_request import (
+    RentalRequest,
+    choose_instance_types,
+    choose_reserved_place,
+    describe_reservation,
+    needs_placement_group,
+    options_of_resume,
+)
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 
 
-@dataclass(frozen=True)
-class AwsRentalPlan(RentalPlan):
-    """What a launch would rent. The user confirms it."""
-
-    rental_spec: RentalSpec
-    instance_type: instance_types.InstanceType  # of the first place
-    notes: tuple[str, ...]
-    missing_stack_parts: tuple[str, ...]  # AWS resources that the launch would create, with their region
-    forecast: Forecast | None  # None: no constants are known for this model on this GPU
-    max_hours: float
-    poweroff_grace: float  # seconds from the time limit until the machines power off
-    traffic: tuple[str, ...] = ()  # lines about the expected traffic and its cost
-    image: amis.Image | None = None  # None: AWS was not asked
-    minutes_by_type: Mapping[str, float] = field(default_factory=dict)  # forecast of the run, or of its rest
-    spent_dollars: float | None = None  # by a job that is resumed; None: the launch of a new one
-
-    def summary(self, spec: JobSpec) -> RentalSummary:
-        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
-        places = self.rental_spec.places
-        first = places[0]
-        machine_count = len(spec.machine_names)
-        rate = self.rental_spec.machine_dollars_per_hour(machine_count, first)
-        minutes = None if self.forecast is None else self.forecast.minutes
-        first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
-        choices: dict[str, Place] = {}  # the cheapest zone of each
-        for place in places:
-            choices.setdefault(f"{place.type} {place.market} in {place.region}", place)
-        on_demand = instance_types.ON_DEMAND_PRICES.get(first.type)
-        return RentalSummary(
-            machines=machine_count,
-            type=first.type,
-            market=first.market,
-            region=first.region,
-            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            zones=tuple(dict.fromkeys(f"{place.zone}{_price_of(place)}" for place in first_choice)),
-            other_choices=tuple(
-                f"{choice}: {self._price_and_time(place, machine_count)}" for choice, place in choices.items()
-            )[1:],
-            facts=self._facts(machine_count),
-            spares=plan_page.describe_spares(self.rental_spec),
-            dollars_per_hour=rate,
-            on_demand_dollars_per_hour=machine_count * on_demand if rate is None and on_demand else None,
-            minutes=minutes,
-            forecast_source=self.forecast.source if self.forecast else "",
-            dollars=None if rate is None or minutes is None else rate * minutes / 60,
-            max_hours=self.max_hours,
-            poweroff_grace=self.poweroff_grace,
-            max_dollars=self.max_dollars(machine_count),
-            is_dollar_limit_set=self.rental_spec.max_dollars is not None,
-            spent_dollars=self.spent_dollars,
-            ssh_address=self.rental_spec.ssh_address,
-            traffic=self.traffic,
-            missing_stack_parts=self.missing_stack_parts,
-            extra_costs=plan_page.EXTRA_COSTS,
-        )
-
-    def _facts(self, machine_count: int) -> dict[str, str]:
-        """Return what the machines get besides their type and place, by its label in the plan."""
-        rental_spec = self.rental_spec
-        image = plan_page.describe_image(self.image, rental_spec.ami)
-        if self.image and not self.image.python:
-            rate = rental_spec.dollars_per_hour(machine_count, rental_spec.places[0])
-            image = f"{image}; {plan_page.torch_install_note(rental_spec.ami, rate)}"
-        facts = {
-            "image": image,
-            "internet": plan_page.describe_internet(rental_spec.internet, self.instance_type, machine_count),
-            "network": plan_page.describe_network(self.instance_type),
-            "placement": plan_page.describe_placement(machine_count, rental_spec.use_placement_group),
-            "shared folder": "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs",
-        }
-        tags = {"tags": ", ".join(f"{key}={value}" for key, value in rental_spec.user_tags.items())}
-        return facts | tags if rental_spec.user_tags else facts
-
-    def _price_and_time(self, place: Place, machine_count: int) -> str:
-        """Return the price of all machines at a place, and the forecast of the run there if there is one."""
-        rate = self.rental_spec.machine_dollars_per_hour(machine_count, place)
-        minutes = self.minutes_by_type.get(place.type)
-        parts = ["unknown price" if rate is None else f"${rate:,.2f} an hour"]
-        if minutes is not None:
-            parts.append(f"about {minutes:.3g} minutes")
-            parts += [f"${rate * minutes / 60:,.2f}"] if rate is not None else []
-        return ", ".join(parts)
-
-    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
-        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
-
-        Readable placeholders stand for IDs of resources that do not exist yet.
-        """
-        rental_spec = self.rental_spec
-        place = rental_spec.places[0]
-        placeholder_stack = Stack(
-            region=place.region,
-            vpc="vpc-of-the-stack",
-            subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
-            security_group="sg-of-the-stack",
-            file_system="fs-of-the-stack",
-            access_point="fsap-of-the-stack",
-            key_name="imgnet-key",
-            bucket=None,
-        )
-        image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
-        user_data = build_user_data(
-            poweroff_seconds=round(3600 * self.max_hours + self.poweroff_grace),
-            private_key="(generated for this request)",
-            public_key="(its public half)",
-            file_system=placeholder_stack.file_system,
-            access_point=placeholder_stack.access_point,
-            ssh_user=image.ssh_user,
-            python=image.python,
-            needs_internet=rental_spec.internet is not Internet.NONE,
-        )
-        instance_request = InstanceRequest(
-            job_uid=spec.uid or "job-N-xxxxxxxx",
-            job_name=spec.name or "job-N",
-            owner=rental_spec.owner,
-            user_tags=rental_spec.user_tags,
-            expires=0.0,
-            image=image,
-            stack=placeholder_stack,
-            user_data=user_data,
-            host_key="",
-            internet=rental_spec.internet,
-            use_placement_group=rental_spec.use_placement_group,
-        )
-        names, spare_names = rental_spec.split_spares(spec.machine_names)
-        request = build_launch_request(instance_request, self.instance_type, place, names, 1)
-        requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", request.parameters)]
-        if spare_names and not rental_spec.late_spares:
-            spare_place = rental_spec.spare_place(place)
-            spare_request = build_launch_request(
-                instance_request, self.instance_type, spare_place, spare_names, 2, request.placement_group
-            )
-            requests.append(("ec2:RunInstances", spare_request.parameters))
-        if request.new_group:
-            requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": request.new_group, "Strategy": "cluster"}))
-        return requests
-
-    def max_dollars(self, machine_count: int) -> float | None:
-        """Return the highest possible cost in dollars from now on: until power-off at the dearest place, or the limit.
-
-        None: unknown price.
-        """
-        max_dollars = self.rental_spec.max_dollars
-        limit = None if max_dollars is None else max_dollars - (self.spent_dollars or 0.0)
-        rates = [self.rental_spec.dollars_per_hour(machine_count, place) for place in self.rental_spec.places]
-        known_rates = [rate for rate in rates if rate is not None]
-        if len(known_rates) < len(rates):
-            return limit
-        hours = self.max_hours + self.poweroff_grace / 3600
-        bound = max(known_rates) * hours + self.rental_spec.traffic.dollars_once
-        return bound if limit is None else min(bound, limit)
-
-
 def plan_rental(
     spec: JobSpec,
     schedule: Schedule | None,
-    types_by_name: Mapping[str, instance_types.InstanceType],
+    types_by_name: Mapping[str, InstanceType],
     notes: Sequence[str],
     request: RentalRequest,
-) -> AwsRentalPlan:
+) -> Plan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
-    options = request.options
+    options, reservation, resumed = request.options, request.reservation, request.resumed
     check_spares(options, spec.recovery.spares)
     types = list(types_by_name)
+    first_type = types_by_name[types[0]]
     machine_count = len(spec.machine_names)
+    image = None
     with cloud_errors_as_cluster_errors():
-        account, reservation = request.account, request.reservation
-        markets = (reservation.market,) if reservation else MARKETS[options.market]
-        regions = options.regions or ((account.region if account else OFFLINE_REGION),)
-        if reservation:
-            regions = (reservation.region,)
-        places: list[Place] = []
-        spare_places: list[Place] = []
-        missing_parts: list[str] = []
-        for region in regions:
-            regional_account = None if account is None else account.in_region(region)
-            if reservation and regional_account:
-                places.append(reserved_machines.choose_place(regional_account, reservation, machine_count))
-            else:
-                all_markets = list(dict.fromkeys([*markets, "on-demand"]))
-                regional_places = _candidate_places(regional_account, region, types, all_markets, options.zones)
-                places += [place for place in regional_places if place.market in markets]
-                if options.on_demand_spares:
-                    spare_places += [place for place in regional_places if place.market == "on-demand"]
-            if regional_account is not None:
-                missing_parts += [f"{region}: {part}" for part in stack.missing_parts(regional_account)]
-        if not places:
-            searched = ", ".join(options.zones or regions)
-            raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
-        image = None
-        first_type = types_by_name[types[0]]
+        account = request.account
+        places, spare_places, missing_parts = _find_places(request, types, machine_count)
         if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
             image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
         if options.ssh_address:
@@ -241,7 +75,7 @@ def plan_rental(
             ssh_address = "this computer's address" if request.offline else get_public_address()
         owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     rental_spec = RentalSpec(
-        places=tuple(sort_places(places, regions, types, markets)),
+        places=tuple(places),
         on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
         spare_places=tuple(spare_places),
         late_spares=spec.recovery.spares if options.late_spares else 0,
@@ -253,72 +87,185 @@ def plan_rental(
         max_dollars=options.max_dollars,
         ami=options.ami,
         internet=options.internet,
-        use_placement_group=options.use_placement_group
-        and machine_count > 1
-        and reserved_machines.needs_placement_group(reservation),
+        use_placement_group=options.use_placement_group and machine_count > 1 and needs_placement_group(reservation),
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
     )
+    notes = [*notes]
     if options.max_dollars is not None:
         rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
-        notes = [*notes, *(f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced)]
+        notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
-    resumed = request.resumed
-    forecasts = {
-        name: forecast(
-            schedule,
-            gpus=spec.procs,
-            gpu=known_type.gpu,
-            gbit=known_type.network_gbps,
-            machines=spec.machines,
-            vcpus=known_type.vcpus,
-            constants=(resumed.constants_for(name) if resumed else None) or DEFAULT_CONSTANTS,
-        )
-        for name, known_type in types_by_name.items()
-        if schedule
-    }
-    run_forecast = forecasts.get(instance_type.name)
-    steps_done = resumed.steps_done if resumed else 0
-    rest_forecasts = {name: known.of_steps(steps_done) for name, known in forecasts.items() if known}
-    rest_forecast = rest_forecasts.get(instance_type.name)
+    forecasts = _forecasts(spec, schedule, types_by_name, request)
+    steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
+    rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
+    rest_forecast = rest_forecasts.get(first_place.type)
     installs_torch = image is None or not image.python
-    traffic = expect_traffic(spec, schedule, options.internet, run_forecast, installs_torch, steps_done)
-    rental_spec = replace(rental_spec, traffic=traffic.forecast)
+    traffic, traffic_lines = expect_traffic(
+        spec, schedule, options.internet, forecasts.get(first_place.type), installs_torch, steps_done
+    )
+    rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
-        notes = [*notes, reserved_machines.describe(reservation)]
+        notes.append(describe_reservation(reservation))
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
-        notes = [*notes, amis.describe_legacy_image(instance_type.gpu_arch, options.ami)]
-    spent_dollars = resumed.spent_dollars if resumed else 0.0
+        notes.append(amis.describe_legacy_image(instance_type.gpu_arch, options.ami))
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
-    constants = (resumed.constants_for(instance_type.name) if resumed else None) or DEFAULT_CONSTANTS
+    constants = request.constants_for(first_place.type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
     check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
-    if rest_forecast and max_hours < rest_forecast.minutes / 60:
-        notes = [
-            *notes,
-            f"the limit ends the job after {60 * max_hours:.3g} minutes, "
-            f"but the forecast is {rest_forecast.minutes:.3g} minutes",
-        ]
-    return AwsRentalPlan(
-        rental_spec,
-        instance_type,
-        tuple(notes),
-        tuple(missing_parts),
-        rest_forecast,
-        max_hours,
-        grace_seconds,
-        traffic.lines,
-        image,
-        {name: known.minutes for name, known in rest_forecasts.items()},
-        resumed.spent_dollars if resumed else None,
+    minutes = rest_forecast.minutes if rest_forecast else None
+    if minutes is not None and max_hours < minutes / 60:
+        notes.append(
+            f"the limit ends the job after {60 * max_hours:.3g} minutes, but the forecast is {minutes:.3g} minutes"
+        )
+    rate = rental_spec.machine_dollars_per_hour(machine_count, first_place)
+    on_demand = ON_DEMAND_PRICES.get(first_place.type)
+    first_choice = [
+        place for place in rental_spec.places if (place.type, place.market) == (first_place.type, first_place.market)
+    ]
+    power_off_hours = max_hours + grace_seconds / 3600
+    rental_plan = RentalPlan(
+        machines=machine_count,
+        type=first_place.type,
+        market=first_place.market,
+        gpus=f"{instance_type.gpus} x {instance_type.gpu}" if instance_type.gpus else "none",
+        zones=tuple(dict.fromkeys(f"{place.zone}{plan_page.price_of(place)}" for place in first_choice)),
+        other_choices=plan_page.other_choices(rental_spec, machine_count, rest_forecasts),
+        facts=plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
+        spares=plan_page.describe_spares(rental_spec),
+        dollars_per_hour=rate,
+        on_demand_dollars_per_hour=machine_count * on_demand if rate is None and on_demand else None,
+        minutes=minutes,
+        forecast_source=rest_forecast.source if rest_forecast else "",
+        dollars=None if rate is None or minutes is None else rate * minutes / 60,
+        max_hours=max_hours,
+        poweroff_grace=grace_seconds,
+        max_dollars=rental_spec.highest_dollars(machine_count, power_off_hours, spent_dollars),
+        is_dollar_limit_set=rental_spec.max_dollars is not None,
+        spent_dollars=resumed.spent_dollars if resumed else None,
+        ssh_address=rental_spec.ssh_address,
+        traffic=traffic_lines,
+        missing_stack_parts=tuple(missing_parts),
+        extra_costs=plan_page.EXTRA_COSTS,
+        requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
     )
+    rented_spec = replace(
+        spec,
+        cloud=rental_spec.to_json(),
+        hosts=Hosts(None, ()),  # filled in once they are rented
+        metadata_address=METADATA_URL,
+        forecast=rest_forecast,
+    )
+    return Plan(spec=rented_spec, schedule=schedule, notes=tuple(notes), rental_plan=rental_plan)
 
 
-def _price_of(place: Place) -> str:
-    """Return the price of one machine at a place, in brackets, "" when it is unknown."""
-    return "" if place.price is None else f" (${place.price:,.4g} an hour each)"
+def _find_places(
+    request: RentalRequest, types: Sequence[str], machine_count: int
+) -> tuple[list[Place], list[Place], list[str]]:
+    """Return the places to try, in order, those of spares on demand, and what the stacks of their regions lack."""
+    options, account, reservation = request.options, request.account, request.reservation
+    markets = (reservation.market,) if reservation else MARKETS[options.market]
+    regions = options.regions or ((account.region if account else OFFLINE_REGION),)
+    if reservation:
+        regions = (reservation.region,)
+    places: list[Place] = []
+    spare_places: list[Place] = []
+    missing_parts: list[str] = []
+    for region in regions:
+        regional_account = None if account is None else account.in_region(region)
+        if reservation and regional_account:
+            places.append(choose_reserved_place(regional_account, reservation, machine_count))
+        else:
+            all_markets = list(dict.fromkeys([*markets, "on-demand"]))
+            regional_places = _candidate_places(regional_account, region, types, all_markets, options.zones)
+            places += [place for place in regional_places if place.market in markets]
+            if options.on_demand_spares:
+                spare_places += [place for place in regional_places if place.market == "on-demand"]
+        if regional_account is not None:
+            missing_parts += [f"{region}: {part}" for part in stack.missing_parts(regional_account)]
+    if not places:
+        searched = ", ".join(options.zones or regions)
+        raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
+    return sort_places(places, regions, types, markets), spare_places, missing_parts
+
+
+def _forecasts(
+    spec: JobSpec, schedule: Schedule | None, types_by_name: Mapping[str, InstanceType], request: RentalRequest
+) -> dict[str, Forecast]:
+    """Return the forecast of the run on each machine type on which the speed of the model is known."""
+    forecasts = {}
+    for name, instance_type in types_by_name.items():
+        if schedule and (
+            run_forecast := forecast(
+                schedule,
+                gpus=spec.procs,
+                gpu=instance_type.gpu,
+                gbit=instance_type.network_gbps,
+                machines=spec.machines,
+                vcpus=instance_type.vcpus,
+                constants=request.constants_for(name),
+            )
+        ):
+            forecasts[name] = run_forecast
+    return forecasts
+
+
+def preview_requests(
+    spec: JobSpec, rental_spec: RentalSpec, instance_type: InstanceType, power_off_hours: float
+) -> tuple[tuple[str, Mapping[str, object]], ...]:
+    """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
+
+    Readable placeholders stand for IDs of resources that do not exist yet.
+    """
+    place = rental_spec.places[0]
+    placeholder_stack = Stack(
+        region=place.region,
+        vpc="vpc-of-the-stack",
+        subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
+        security_group="sg-of-the-stack",
+        file_system="fs-of-the-stack",
+        access_point="fsap-of-the-stack",
+        key_name="imgnet-key",
+        bucket=None,
+    )
+    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    user_data = build_user_data(
+        poweroff_seconds=round(3600 * power_off_hours),
+        private_key="(generated for this request)",
+        public_key="(its public half)",
+        file_system=placeholder_stack.file_system,
+        access_point=placeholder_stack.access_point,
+        ssh_user=image.ssh_user,
+        python=image.python,
+        needs_internet=rental_spec.internet is not Internet.NONE,
+    )
+    instance_request = InstanceRequest(
+        job_uid="job-N-xxxxxxxx",
+        job_name="job-N",
+        owner=rental_spec.owner,
+        user_tags=rental_spec.user_tags,
+        expires=0.0,
+        image=image,
+        stack=placeholder_stack,
+        user_data=user_data,
+        host_key="",
+        internet=rental_spec.internet,
+        use_placement_group=rental_spec.use_placement_group,
+    )
+    names, spare_names = rental_spec.split_spares(spec.machine_names)
+    request = build_launch_request(instance_request, instance_type, place, names, 1)
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", request.parameters)]
+    if spare_names and not rental_spec.late_spares:
+        spare_place = rental_spec.spare_place(place)
+        spare_request = build_launch_request(
+            instance_request, instance_type, spare_place, spare_names, 2, request.placement_group
+        )
+        requests.append(("ec2:RunInstances", spare_request.parameters))
+    if request.new_group:
+        requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": request.new_group, "Strategy": "cluster"}))
+    return tuple(requests)
 
 
 def check_spares(options: AwsOptions, spares: int) -> None:
@@ -390,16 +337,8 @@ class AwsPlanner(ElsewherePlanner):
         """What is in S3 can be read from here too, unless AWS is not to be asked."""
         return SourceAccess.REQUIRED if is_in_object_store and not self.request.is_offline else SourceAccess.NONE
 
-    def complete(self, spec: JobSpec, schedule: Schedule | None) -> MachinePlan:
-        """Plan the rental. The machines' addresses are filled in once they are rented. Raises `ClusterError`."""
-        images = image_location.find_images(spec, self.rental.options, self.rental.account)
-        rental_plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
-        rented_spec = replace(
-            spec,
-            cloud=rental_plan.rental_spec.to_json(),
-            hosts=Hosts(None, ()),
-            metadata_address=METADATA_URL,
-            forecast=rental_plan.forecast,
-        )
-        notes = (*images.notes, *rental_plan.notes)
-        return MachinePlan(spec=rented_spec, notes=notes, rental_plan=rental_plan, obstacles=images.obstacles)
+    def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
+        """Plan the rental, and look where the machines find the images. Raises `ClusterError`."""
+        notes, obstacles = image_location.find_images(spec, self.rental.options, self.rental.account)
+        plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
+        return replace(plan, notes=(*notes, *plan.notes), obstacles=tuple(obstacles))

@@ -14,11 +14,12 @@ from cluster.errors import BadInput, ClusterError
 from infra.aws.client import Account
 from infra.aws.instances import amis, preflight
 from infra.aws.journal import Journal
-from infra.aws.launch_request import get_group_region
+from infra.aws.launch_request import Place, get_group_region
 from infra.aws.market import offers
 from infra.aws.market.instance_types import InstanceType
-from infra.aws.market.reservations import Reservation, find_reservation
+from infra.aws.market.reservations import CAPACITY_BLOCK, Reservation, find_reservation, format_utc
 from infra.errors import CloudError
+from train.forecast import DEFAULT_CONSTANTS, Constants
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,7 @@ class RentalRequest:
 
     @cached_property
     def account(self) -> Account | None:
-        """The account in the reservation's region, without a reservation in the first region; None offline.
-
-        Raises `CloudError`, within seconds if AWS does not answer.
-        """
+        """The account in the region of the reservation, else in the first one; None offline. Raises `CloudError`."""
         if self.offline:
             return None
         return self._first_account.in_region(self.reservation.region) if self.reservation else self._first_account
@@ -48,16 +46,20 @@ class RentalRequest:
 
     @cached_property
     def reservation(self) -> Reservation | None:
-        """The reservation that has the machines, None when the user names none.
-
-        Raises `CloudError`, also when no machine can be launched in it.
-        """
+        """The reservation that has the machines, None when the user names none. Raises `CloudError`."""
         if self.options.reservation and self.offline:
             raise CloudError(
                 f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
                 "see: imgnet-cluster check"
             )
         return None if self.offline else _find_reservation(self.options, self._first_account)
+
+    def constants_for(self, machine_type: str) -> Constants:
+        """Return the constants of a forecast: what a resumed job has measured on such machines, else the presets."""
+        measured = None
+        if self.resumed and machine_type == self.resumed.rented_type:
+            measured = self.resumed.constants
+        return measured or DEFAULT_CONSTANTS
 
 
 def choose_instance_types(
@@ -104,10 +106,7 @@ def choose_instance_types(
 
 
 def _find_reservation(options: AwsOptions, account: Account) -> Reservation | None:
-    """Return the reservation that the user names, None without one.
-
-    Raises `CloudError`, also when no machine can be launched in it or another option contradicts it.
-    """
+    """Return the named reservation, if any. Raises `CloudError`, also when another option contradicts it."""
     if options.reservation is None:
         return None
     reservation = find_reservation(
@@ -154,3 +153,40 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
             "leave --region out"
         )
     return replace(options, regions=(region,))
+
+
+def choose_reserved_place(account: Account, reservation: Reservation, machine_count: int) -> Place:
+    """Return the place of reserved machines at what they cost from now on. Raises `ClusterError`, `CloudError`."""
+    free_count = reservation.free_count
+    if free_count < machine_count:
+        next_step = f"pass --machines {free_count}" if free_count else "wait until others end"
+        raise ClusterError(
+            f"{reservation.id}: {free_count} of its {reservation.machine_count} machines are free, and the job needs "
+            f"{machine_count}; {next_step}"
+        )
+    if reservation.market == CAPACITY_BLOCK:
+        return reservation.place(0.0)
+    type_offers = offers.list_offers(account, names=[reservation.type])
+    prices = [offer.on_demand_price for offer in type_offers if offer.zone == reservation.zone]
+    return reservation.place(prices[0] if prices else None)
+
+
+def needs_placement_group(reservation: Reservation | None) -> bool:
+    """Whether a placement group of ours is needed to have the machines close together.
+
+    EC2 places those of a capacity block so by itself ("automatically placed close together inside Amazon EC2
+    UltraClusters": AWS, API reference, CapacityBlock), and others may be reserved in a placement group already.
+    """
+    return reservation is None or not (reservation.placement_group or reservation.market == CAPACITY_BLOCK)
+
+
+def describe_reservation(reservation: Reservation) -> str:
+    """Return the line of the plan about the reservation that has the machines."""
+    free = f"{reservation.free_count} of {reservation.machine_count} machines are free"
+    if reservation.closing_time is None:
+        return f"{reservation.id}: {free}; reserved machines cost the on-demand price, whether they are used or not"
+    return (
+        f"{reservation.id}: {free}; the capacity block was paid for when it was bought (EC2 does not tell how much), "
+        "so its machines cost nothing more; "
+        f"EC2 ends them at {format_utc(reservation.closing_time)}, 30 minutes before the block ends"
+    )

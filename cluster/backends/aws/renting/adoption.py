@@ -5,7 +5,6 @@ machines, the limits and what the job has cost are tags; type, zone and market a
 prices are AWS's of today. The machines' host keys are tags too, so the first login is safe.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,12 +12,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends.aws.terms.options import AwsOptions
-from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec
-from cluster.backends.aws.terms.rental_terms import RentalTerms
+from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec, RentalTerms
 from cluster.backends.rentals import JobAdoption
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.backends.rented.provider import JOURNAL_FILE, MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
-from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
@@ -47,7 +44,7 @@ from infra.errors import CloudError
 from train.tools import host
 from train.tools.records import DamagedRecord, encode
 
-from . import ssh_access
+from .instance_history import ssh_hosts
 
 CLAIM_SECONDS = 86400.0  # how long a claim stays after the job's limit: computers' clocks differ
 TERMS_ROUNDING_SECONDS = 1.5  # the terms' time is rounded to a second, and EC2 rounds the start of a machine down
@@ -78,7 +75,7 @@ class AwsAdoption(JobAdoption):
             self.rental_spec = self._rental_spec()
             self.events = list(self._rebuild_events(found_instances))
             self._open_ssh_port()
-            self.hosts = self._find_hosts()
+            self.hosts = ssh_hosts(self.events, self.instances)
             self._log_in()
 
     # --- what AWS tells ----------------------------------------------------------------------------------------------
@@ -157,7 +154,7 @@ class AwsAdoption(JobAdoption):
             and instance.market in place_by_market
         ]
         image = amis.resolve_image(self.account, self.instance_type.gpu_arch, self.first_machine.image)
-        first_names = self.rental_spec.split_spares(self._machine_names)[0]
+        first_names = self.rental_spec.split_spares(tuple(map(str, range(self.terms.machines))))[0]
         for number, token in enumerate(dict.fromkeys(instance.launch_token for instance in known), 1):
             members = [instance for instance in known if instance.launch_token == token]
             launch_time = min(instance.launch_time for instance in members)
@@ -175,10 +172,6 @@ class AwsAdoption(JobAdoption):
         for instance in self.instances.values():
             if key := instance.tags.get(tags.HOST_KEY):
                 yield HostKeyReplaced(time=instance.launch_time, id=instance.id, key=key)
-
-    @property
-    def _machine_names(self) -> tuple[str, ...]:
-        return tuple(map(str, range(self.terms.machines)))
 
     def _rebuild_request(
         self,
@@ -235,18 +228,8 @@ class AwsAdoption(JobAdoption):
             group = self.stack.security_group
             security_group.allow_ssh_from(self.account, group, self.address, self.account.owner, ports=ports)
 
-    def _find_hosts(self) -> dict[str, Host]:
-        """Return how to reach each machine."""
-        with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(Path(folder) / JOURNAL_FILE)
-            journal.copy(*self.events)
-            return ssh_access.ssh_hosts(journal, self.instances)
-
     def _log_in(self) -> None:
-        """Add this computer's key to those that may log in, on each machine; first on the jump host.
-
-        Raises `ClusterError` when a machine does not let this computer in.
-        """
+        """Let this computer's key in on each machine, first on the jump host. Raises `ClusterError`."""
         jump_host = find_jump_host(self.instances)
         if jump_host is None:
             raise CloudError(f"{self.uid}: none of its machines has a public address")

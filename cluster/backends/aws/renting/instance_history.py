@@ -4,21 +4,24 @@ Reads the run folder only and makes no request.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.rented.provider import JOURNAL_FILE, CloudProvider
+from cluster.backends.rented.provider import JOURNAL_FILE, REMOTE_FOLDER, CloudProvider, find_jump_host
 from cluster.backends.rented.traffic import read_traffic
+from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
+    HostKeyReplaced,
     InstanceEnded,
     InstancesReleased,
     JobAdopted,
+    JournalEvent,
     LaunchMoved,
     LaunchRequest,
     LaunchStarted,
@@ -28,7 +31,11 @@ from infra.aws.journal_events import (
 )
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
+from infra.aws.stack import key_pairs
 from infra.costs import JobCost, TrafficForecast
+from infra.errors import CloudError
+
+REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 
 
 class InstanceHistory(CloudProvider[Instance]):
@@ -192,3 +199,50 @@ class InstanceHistory(CloudProvider[Instance]):
     def expected_traffic(self) -> TrafficForecast:
         """What the traffic of one launch of the job is expected to cost; a part of `dollars_per_hour`."""
         return self.rental_spec.traffic
+
+
+# --- how to log in: jump host, user and host keys ---------------------------------------------------------------------
+
+
+def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance]) -> dict[str, Host]:
+    """Return how to reach each instance, by machine name. `events` are the job's journal.
+
+    Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
+    for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
+    """
+    request_by_token = {event.token: event for event in events if isinstance(event, LaunchRequest)}
+    host_keys = own_host_keys(events)
+    for instance in instances.values():
+        if instance.launch_token not in request_by_token:
+            raise CloudError(
+                f"instance {instance.id} has the tag of this job, but {JOURNAL_FILE} has no record of its launch, so "
+                "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
+                f"{instance.region} --instance-ids {instance.id}"
+            )
+    jump_host = find_jump_host(instances)
+
+    def host_key(instance: Instance) -> str:
+        return host_keys.get(instance.id, request_by_token[instance.launch_token].host_key)
+
+    hosts = {}
+    for name, instance in instances.items():
+        request = request_by_token[instance.launch_token]
+        jump = None if instance.public_ip else jump_host
+        hosts[name] = Host(
+            host=instance.public_ip or instance.private_ip,
+            address=instance.private_ip,
+            port=request.ssh_port,
+            user=request.ssh_user,
+            key=str(key_pairs.KEY_PATH.expanduser()),
+            python=REMOTE_PYTHON,
+            folder=REMOTE_FOLDER,
+            host_key=host_key(instance),
+            jump=f"{request.ssh_user}@{jump.public_ip}:{request.ssh_port}" if jump else None,
+            jump_host_key=host_key(jump) if jump else None,
+        )
+    return hosts
+
+
+def own_host_keys(events: Sequence[JournalEvent]) -> dict[str, str]:
+    """Return the host keys that instances generated themselves, by ID. All others use the one of their user data."""
+    return {event.id: event.key for event in events if isinstance(event, HostKeyReplaced)}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cluster.backends.aws.terms.rental_terms import RentalTerms
+from cluster.backends.aws.terms.rental_spec import RentalTerms
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -44,8 +44,7 @@ from infra.aws.stack.resources import StackContext
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
 from train.tools import host
 
-from . import ssh_access
-from .instance_history import InstanceHistory
+from .instance_history import InstanceHistory, own_host_keys, ssh_hosts
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 
@@ -171,7 +170,7 @@ class JobInstances(InstanceHistory):
                 for instance in without_address.values():
                     self.journal.write(PublicAddressRequested(id=instance.id))
                     internet.give_public_address(self.account, instance.primary_interface_id)
-                return self._wait_for_addresses(without_address)
+                return self._wait_for_addresses([*without_address.values()])
             except CloudError as error:
                 if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
@@ -183,16 +182,16 @@ class JobInstances(InstanceHistory):
         self.terminate([instance.id for instance in without_address.values()], "EC2 refused it a public address")
         return {name: instance for name, instance in instances_by_name.items() if name not in without_address}
 
-    def _wait_for_addresses(self, expected: Mapping[str, Instance]) -> dict[str, Instance]:
-        """Wait until EC2 shows the public addresses of these instances, and return all live instances."""
+    def _wait_for_addresses(self, expected: Sequence[Instance]) -> dict[str, Instance]:
+        """Wait until EC2 shows the public addresses of these instances, as far as they live. Returns all that live."""
         deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
         while time.monotonic() < deadline:
             current = self.list_machines()
-            if all(current[name].public_ip for name in expected if name in current):
+            if all(current[instance.name].public_ip for instance in expected if instance.name in current):
                 return current
             self.sleep_unless_stopping(1.0)
-        ids = ", ".join(instance.id for instance in expected.values())
-        raise CloudError(f"{ids} do not show the public addresses that they were given")
+        ids = ", ".join(instance.id for instance in expected)
+        raise CloudError(f"EC2 does not show the public address that was given to {ids}")
 
     def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
@@ -204,13 +203,7 @@ class JobInstances(InstanceHistory):
         address_tags = {**self.rental_spec.user_tags, **own_tags}
         instances.attach_elastic_ip(self.account, jump_host, address_tags)
         logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
-        deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
-        while time.monotonic() < deadline:
-            current = self.list_machines()
-            if not current or any(instance.public_ip for instance in current.values()):
-                return current
-            self.sleep_unless_stopping(1.0)
-        raise CloudError(f"{jump_host.id} does not show the public address that it was given")
+        return self._ensure_jump_host(self._wait_for_addresses([jump_host]))  # another one, if it has ended meanwhile
 
     # --- renting ------------------------------------------------------------------------------------------------------
 
@@ -263,10 +256,7 @@ class JobInstances(InstanceHistory):
         raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
 
     def _refresh_reservation(self, place: Place) -> Place:
-        """Return a place with the time at which EC2 ends its machines now: the reservation may have been extended.
-
-        Raises `NoMachines` when no machine can be launched in the reservation any more.
-        """
+        """Return a place with the time at which EC2 ends its machines now; it may have changed. Raises `NoMachines`."""
         if not place.reservation:
             return place
         now = host.unix_time()
@@ -281,10 +271,7 @@ class JobInstances(InstanceHistory):
         return self.stack
 
     def resolve_ssh_address(self) -> str:
-        """Return the address range that may connect over ssh: the user's (--from), else this computer's address now.
-
-        This computer may change networks while the job runs.
-        """
+        """Return who may connect over ssh: the user's range (--from), else the present address of this computer."""
         if not self.rental_spec.is_address_fixed:
             with contextlib.suppress(CloudError):
                 self.allowed_address = get_public_address()
@@ -313,10 +300,7 @@ class JobInstances(InstanceHistory):
             return self._rent_beside_others([name])[0]
 
     def _rent_beside_others(self, names: Sequence[str]) -> list[Instance]:
-        """Rent instances in the zone and the placement group of the others. Spares among them may be on demand.
-
-        Raises `LaunchRefused`, `CloudError`.
-        """
+        """Rent instances in the zone and group of the others, spares perhaps on demand. Raises `CloudError`."""
         request = self.last_full_request()
         assert request
         self.require_ownership()
@@ -437,16 +421,14 @@ class JobInstances(InstanceHistory):
     def terminate_job(self) -> list[str]:
         """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
-        leftovers = self._uninterruptible_gang(self.account).terminate_job()
-        for region in self.used_regions - {self.region}:
-            leftovers += self._uninterruptible_gang(self.account.in_region(region)).terminate_job()
+        leftovers: list[str] = []
+        for region in {self.region, *self.used_regions}:
+            # This gang's waits ignore a stop request, which must not interrupt the termination.
+            gang = Gang(self.account.in_region(region), self.spec.uid, self.journal)
+            leftovers += gang.terminate_job()
         with contextlib.suppress(CloudError, OSError):
             billing.record_spot_costs(self.account, self.journal, host.unix_time())
         return leftovers
-
-    def _uninterruptible_gang(self, account: Account) -> Gang:
-        """Return a gang whose waits ignore a stop request: a stop must not interrupt the termination."""
-        return Gang(account, self.spec.uid, self.journal)
 
     def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:
         """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
@@ -462,11 +444,11 @@ class JobInstances(InstanceHistory):
 
     def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
         """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
-        return ssh_access.ssh_hosts(self.journal, machines)
+        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
 
     def has_own_host_key(self, machine: Instance) -> bool:
         """Whether the journal has the host key that an instance generated itself."""
-        return machine.id in ssh_access.own_host_keys(self.journal)
+        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
 
     def record_host_key(self, machine: Instance, key: str) -> None:
         """Write the host key that an instance generated itself to the journal and to a tag.

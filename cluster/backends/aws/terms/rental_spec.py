@@ -1,5 +1,6 @@
-"""Rental specification: what the user confirmed at launch, stored in job.json for the supervisor."""
+"""What a job may rent: as the user confirmed it at launch, in job.json; and as the tag of its instances says."""
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.billing import MIN_BILLED_SECONDS
 from infra.costs import TrafficForecast
-from train.tools.records import decode, encode
+from train.tools.records import decode, decode_json, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
@@ -92,6 +93,57 @@ class RentalSpec(RentalFacts):
         spent_dollars += self.traffic.dollars_once
         return compute_limits(max_hours, self.max_dollars, rate, spent_dollars, seconds_until_closing=seconds)
 
+    def highest_dollars(self, machine_count: int, hours: float, spent_dollars: float) -> float | None:
+        """Return the highest cost from now on: of `hours` at the dearest place, or the limit; None: unknown."""
+        limit = None if self.max_dollars is None else self.max_dollars - spent_dollars
+        rates = [self.dollars_per_hour(machine_count, place) for place in self.places]
+        known_rates = [rate for rate in rates if rate is not None]
+        if len(known_rates) < len(rates):
+            return limit
+        bound = max(known_rates) * hours + self.traffic.dollars_once
+        return bound if limit is None else min(bound, limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalTerms:
+    """What a job may rent and spend, as a tag of its instances. A computer that adopts the job obeys these terms.
+
+    They are not read from the job's description in the shared folder, which each of the job's machines can change;
+    only the account can write tags. Times are in seconds since 1970.
+
+    `exchanges` is the number of machines of this launch that may still be exchanged. `spent` is the job's cost in
+    dollars until the time `at`. `start` is when the first machine of this launch was granted, None in the request for
+    it.
+    """
+
+    machines: int
+    spares: int
+    exchanges: int
+    hours: float | None
+    dollars: float | None
+    spent: float
+    at: float
+    start: float | None
+    internet: Internet
+    on_demand_spares: int = 0
+    late_spares: int = 0
+    traffic: tuple[float, float] = (0.0, 0.0)  # expected dollars: once, and per hour
+
+    def to_tag(self) -> str:
+        """Return the tag's value, which has at most 256 characters (AWS, "Tag restrictions")."""
+        return json.dumps(encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_tag(cls, text: str) -> Self:
+        """Return the terms of a tag's value. Raises `DamagedRecord`."""
+        return decode_json(cls, text.encode(), "the tag imgnet:terms")
+
+    @property
+    def expected_traffic(self) -> TrafficForecast:
+        """What the traffic of a launch is expected to cost."""
+        dollars_once, dollars_per_hour = self.traffic
+        return TrafficForecast(dollars_once=dollars_once, dollars_per_hour=dollars_per_hour)
+
 
 def internet_dollars(internet: Internet, machine_count: int) -> float:
     """Return the dollars an hour of the machines' way to the internet, without traffic; one can always log in."""
@@ -117,10 +169,7 @@ def sort_places(
 
 
 def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[RentalSpec, list[str]]:
-    """Return the rental without the places of unknown price, and the types and markets of these places.
-
-    Raises `ClusterError` when no price is known.
-    """
+    """Return the rental without places of unknown price, and their types and markets. Raises `ClusterError`."""
     priced = [
         place for place in rental_spec.places if rental_spec.machine_dollars_per_hour(machine_count, place) is not None
     ]

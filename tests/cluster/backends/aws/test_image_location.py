@@ -1,7 +1,6 @@
 """Images of a rented job: the plan says where they must be, and a job that certainly has none is refused."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +18,6 @@ RECIPE = Recipe(
     types=("p4d.24xlarge",),
     phases=[Phase(epochs=(0, 1), size=128, batch=32, lr=0.1)],
 )
-
-
-def plan(recipe: Recipe = RECIPE, **options: Any) -> submit.Plan:
-    """Return the plan of a launch without asking AWS."""
-    return submit.plan(recipe, make_launch_options("aws", **options), offline=True)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +42,7 @@ def test_launch_with_images_of_this_computer_alone_rents_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
-    planned = plan()
+    planned = submit.plan(RECIPE, make_launch_options("aws"), offline=True)
     assert planned.obstacles == (find_obstacle(Path("~/data/imagenet"), "", True),)
     with pytest.raises(BadInput, match=r"^~/data/imagenet: rented machines have no folder of this computer"):
         submit.launch(planned)

@@ -3,9 +3,11 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
@@ -15,9 +17,7 @@ from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, Rental
 from cluster.backends.rented.controller import RentedJobController
 from cluster.backends.rented.errors import EndedExternally
 from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
-from infra.aws.errors import ErrorKind
 from infra.aws.instances import internet
-from infra.aws.instances.gang import LaunchRefused
 from infra.aws.journal_events import (
     InstanceEnded,
     InstancesReleased,
@@ -74,19 +74,14 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def find_or_rent(job_instances: Any, launches: list[str]) -> dict[str, Any]:
-    """Let the controller look for machines, or rent some. `launches` gets an entry when it rents."""
-
-    def rent_all() -> dict[str, Any]:
-        launches.append("rented")
-        return {}
-
-    job_instances.rent_all = rent_all
-    any_class: Any = lambda *_: job_instances  # noqa: E731
-    controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, any_class)
-    controller._new_launch_id = lambda: launches.append("new launch ID")
-    machines: dict[str, Any] = controller._find_or_rent()
-    return machines
+def find_or_rent(job_instances: Any) -> tuple[dict[str, Any], bool]:
+    """Let the controller look for machines, or rent some. Returns them, and whether it rented under a new launch ID."""
+    job_instances.rent_all = Mock(return_value={})
+    provider_class: Any = Mock(return_value=job_instances)
+    controller: Any = RentedJobController(job_instances.spec, job_instances.run_folder, provider_class)
+    controller._new_launch_id = Mock()
+    machines = controller._find_or_rent()
+    return machines, job_instances.rent_all.called and controller._new_launch_id.called
 
 
 def granted(number: int, at: float, where: Place, *names: str) -> list[JournalEvent]:
@@ -133,23 +128,20 @@ def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
 ) -> None:
     lines = [gone(f"i-1{name}", NOW - 1000 + at, why) for name, (at, why) in endings.items()]
     job_instances = make_instances(2, *granted(1, NOW - 1000, place(), "0", "1"), *lines)
-    calls: list[str] = []
     if reason:
         with pytest.raises(EndedExternally, match=f"{reason}.*imgnet-cluster resume job-1"):
-            find_or_rent(job_instances, calls)
+            find_or_rent(job_instances)
+        job_instances.rent_all.assert_not_called()
     else:
-        assert find_or_rent(job_instances, calls) == {}
-    assert calls == ([] if reason else ["new launch ID", "rented"])
+        assert find_or_rent(job_instances) == ({}, True)
 
 
 def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instances: Any) -> None:
     lines = [*granted(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
     job_instances = make_instances(1, *lines, max_hours=1.0)
-    assert job_instances.is_overdue
-    calls: list[str] = []
     with pytest.raises(EndedExternally, match="its time limit passed; to continue: imgnet-cluster resume job-1"):
-        find_or_rent(job_instances, calls)
-    assert calls == []
+        find_or_rent(job_instances)
+    job_instances.rent_all.assert_not_called()
     spec_path = job_instances.run_folder.spec_path
     spec_path.write_text(json.dumps({**json.loads(spec_path.read_text()), "max_hours": 3.0}))
     assert not job_instances.is_overdue
@@ -193,64 +185,50 @@ def test_resolve_ssh_address_follows_this_computer_unless_fixed(
     monkeypatch.setattr(MODULE, "get_public_address", lambda: "198.51.100.9/32")
     following = make_instances(1)
     fixed = make_instances(1, rental={"is_address_fixed": True}, name="job-2")
-    assert following.allowed_address == "192.0.2.1/32"
     assert following.resolve_ssh_address() == following.allowed_address == "198.51.100.9/32"
     assert fixed.resolve_ssh_address() == "192.0.2.1/32"
-
-    def fail() -> str:
-        raise CloudError("no service tells the address")
-
-    monkeypatch.setattr(MODULE, "get_public_address", fail)
+    monkeypatch.setattr(MODULE, "get_public_address", Mock(side_effect=CloudError("no service tells the address")))
     assert following.resolve_ssh_address() == "198.51.100.9/32"
 
 
-class Interrupted(Exception):
-    """Stands for a kill of the supervisor."""
-
-
 @pytest.fixture
-def without_addresses(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The instances of a job whose two machines need a public address, and a function: EC2 then gives this answer."""
-    request = launch_request(1, place(), ["0", "1"], NOW)
-    job_instances = make_instances(2, request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW))
-    job_instances.machines = {
-        name: SimpleNamespace(
-            id=f"i-{name}", name=name, public_ip="", launch_token=request.token, primary_interface_id=f"eni-{name}"
-        )
-        for name in "01"
-    }
+def refused_addresses(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[CloudError], Any]:
+    """Return a function that makes the instances of a job whose two machines EC2 refuses public addresses so."""
 
-    def answer(error: CloudError) -> None:
-        def refuse(account: Any, interface_id: str) -> None:
-            raise error
+    def make(error: CloudError) -> Any:
+        request = launch_request(1, place(), ["0", "1"], NOW)
+        granted_machines = request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW)
+        job_instances = make_instances(2, request, granted_machines)
+        job_instances.machines = {
+            name: SimpleNamespace(
+                id=f"i-{name}", name=name, public_ip="", launch_token=request.token, primary_interface_id=f"eni-{name}"
+            )
+            for name in "01"
+        }
+        monkeypatch.setattr(internet, "give_public_address", Mock(side_effect=error))
+        return job_instances
 
-        monkeypatch.setattr(internet, "give_public_address", refuse)
-
-    return job_instances, answer
+    return make
 
 
-def test_refused_public_addresses_release_the_machines_also_after_a_crash(without_addresses: Any) -> None:
-    job_instances, answer = without_addresses
-    answer(CloudError("not for several interfaces", "UnsupportedOperation"))
-
-    def crash(ids: list[str], reason: str) -> None:
-        raise Interrupted
-
-    job_instances.terminate = crash
-    with pytest.raises(Interrupted):
+def test_refused_public_addresses_release_the_machines_also_after_a_crash(refused_addresses: Any) -> None:
+    job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
+    job_instances.terminate = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.NAT, "recorded before the machines are terminated"
-    released: list[str] = []
-    job_instances.terminate = lambda ids, reason: released.extend(ids)
-    assert job_instances.ensure_reachable(job_instances.machines) == {} and released == ["i-0", "i-1"]
+    job_instances.terminate = Mock()
+    assert job_instances.ensure_reachable(job_instances.machines) == {}
+    assert job_instances.terminate.call_args.args[0] == ["i-0", "i-1"]
     assert len(job_instances.journal.events(PublicAddressRefused)) == 1
     nat_dollars = internet_dollars(Internet.NAT, 2)
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
-def test_missing_right_to_give_addresses_is_no_refusal(without_addresses: Any) -> None:
-    job_instances, answer = without_addresses
-    answer(CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation"))
+def test_missing_right_to_give_addresses_is_no_refusal(refused_addresses: Any) -> None:
+    job_instances = refused_addresses(
+        CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation")
+    )
     with pytest.raises(NoMachines, match="not permitted"):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
@@ -369,18 +347,9 @@ def test_spare_is_rented_on_demand_beside_the_spot_machines(with_spare: Any) -> 
     assert with_spare.dollars_per_hour == pytest.approx(2 * 10 + 25 + 3 * OVERHEAD_DOLLARS_PER_HOUR)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        LaunchRefused("no machine", "InsufficientInstanceCapacity", ErrorKind.NO_CAPACITY),
-        CloudError("no machine: throttled"),
-    ],
-)
-def test_spare_that_cannot_be_rented_does_not_end_the_launch(
-    with_spare: Any, error: CloudError, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_spare_that_cannot_be_rented_does_not_end_the_launch(with_spare: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: Any) -> None:
-        raise error
+        raise CloudError("no machine: throttled")
 
     with_spare.fake_gang.request_instances = fail
     assert with_spare._rent_first_spares() == []
@@ -408,19 +377,23 @@ def test_one_machine_and_its_spare_are_no_move(make_instances: Any) -> None:
 # --- exchanged machines ----------------------------------------------------------------------------------------------
 
 
-def test_exchanged_instances_are_those_of_this_launch(make_instances: Any) -> None:
-    """A resume is a decision of the user, who has seen why the job ended."""
+@pytest.mark.parametrize(
+    ("later", "exchanged"),
+    [
+        ([], {"i-1"}),
+        ([LaunchMoved(launch_id="second")], {"i-1"}),
+        ([LaunchStarted(launch_id="third")], set()),  # a decision of the user, who has seen why the job ended
+    ],
+)
+def test_exchanged_instances_are_those_of_this_launch(
+    make_instances: Any, later: list[JournalEvent], exchanged: set[str]
+) -> None:
     lines: list[JournalEvent] = [
         LaunchStarted(launch_id="first"),
         InstancesReleased(ids=("i-1",), reason="7 of 8 GPUs answer", is_exchange=True),
         InstancesReleased(ids=("i-2",), reason="a spot notice"),
     ]
-    job_instances = make_instances(2, *lines)
-    assert job_instances.exchanged_ids == {"i-1"}
-    moved = make_instances(2, *lines, LaunchMoved(launch_id="second"), name="job-2")
-    assert moved.exchanged_ids == {"i-1"}
-    resumed = make_instances(2, *lines, LaunchStarted(launch_id="third"), name="job-3")
-    assert resumed.exchanged_ids == set()
+    assert make_instances(2, *lines, *later).exchanged_ids == exchanged
 
 
 # --- limits that `extend` has changed --------------------------------------------------------------------------------
@@ -482,7 +455,7 @@ def test_machine_that_the_former_computer_rented_meanwhile_is_terminated(
         SimpleNamespace(id=f"i-{token}", name="0", launch_token=token, is_billed=True)
         for token in (request.token, "another")
     )
-    terminated: list[str] = []
-    monkeypatch.setattr(MODULE.instances, "terminate", lambda account, ids: terminated.extend(ids))
+    terminate = Mock()
+    monkeypatch.setattr(MODULE.instances, "terminate", terminate)
     adopted.fake_gang.list_instances = lambda: [own, stray]
-    assert adopted.list_machines() == {"0": own} and terminated == ["i-another"]
+    assert adopted.list_machines() == {"0": own} and terminate.call_args.args[1] == ["i-another"]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws.planning import plan
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
@@ -62,8 +61,6 @@ def test_compute_limits_power_off_before_the_price_limit(max_dollars: float, max
 
 def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
     assert rental_spec().compute_limits(4, place(), 2.0) == (2.0, 900.0)
-    # A place of unknown price is never requested with a price limit, see below.
-    assert rental_spec(max_dollars=1.0).compute_limits(4, place(None), 2.0) == (2.0, 900.0)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +76,15 @@ def test_compute_limits_end_with_the_reservation(
     assert hours * 3600 + grace_seconds == pytest.approx(seconds_until_power_off, abs=5) and grace_seconds <= 900
 
 
-def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
-    def max_dollars(*places: Place, limit: float | None = None) -> float | None:
-        no_type: Any = None
-        rental_plan = plan.AwsRentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
-        return rental_plan.max_dollars(2)
+def test_highest_cost_is_that_of_the_dearest_place_or_the_limit_or_unknown() -> None:
+    def highest(*places: Place, limit: float | None = None) -> float | None:
+        return rental_spec(*places, max_dollars=limit).highest_dollars(2, 2.25, 1.0)
 
-    assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
-    assert max_dollars(place(1.0), place(None)) is None
-    assert max_dollars(place(1.0), place(3.0), limit=5.0) == 5.0
-    assert max_dollars(place(1.0), place(3.0), limit=999.0) == max_dollars(place(1.0), place(3.0))
+    dearest = 2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25
+    assert highest(place(1.0), place(3.0)) == pytest.approx(dearest)
+    assert highest(place(1.0), place(None)) is None
+    assert highest(place(1.0), place(3.0), limit=5.0) == 4.0, "one dollar was spent before"
+    assert highest(place(1.0), place(3.0), limit=999.0) == pytest.approx(dearest)
 
 
 def test_sort_places_by_region_type_market_and_price() -> None:
@@ -101,11 +97,6 @@ def test_sort_places_by_region_type_market_and_price() -> None:
         markets=["spot", "on-demand"],
     )
     assert places == [cheap, dear, unpriced, on_demand, second_region]
-
-
-def test_plan_with_a_price_limit_and_unknown_prices_is_refused() -> None:
-    with pytest.raises(ClusterError, match=r"--max-price-total: the price of .* is unknown"):
-        offline_plan(max_dollars=5.0)
 
 
 def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
@@ -170,7 +161,7 @@ def offline_plan(**options: Any) -> submit.Plan:
 def shown(planned: submit.Plan, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a plan prints about the rental."""
     assert planned.rental_plan
-    cloud.show_rental_plan(planned.rental_plan.summary(planned.spec))
+    cloud.show_rental_plan(planned.rental_plan)
     return capsys.readouterr().out
 
 
@@ -182,7 +173,7 @@ def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest
     smallest = float(str(refused.value).rpartition(" ")[2])
     planned = offline_plan(**types, **{option: smallest})
     assert planned.rental_plan
-    assert 3600 * planned.rental_plan.summary(planned.spec).max_hours >= 180, "boot and set-up by the presets"
+    assert 3600 * planned.rental_plan.max_hours >= 180, "boot and set-up by the presets"
     with pytest.raises(BadInput):
         offline_plan(**types, **{option: smallest - 0.02})
 
@@ -235,7 +226,7 @@ def test_plan_with_spares_shows_them_and_their_requests(
     planned = offline_plan(machines=2, spares=1, **options)
     assert f"  spares         {shown_spares}\n" in shown(planned, capsys)
     assert planned.rental_plan
-    (action, group), *launches = planned.rental_plan.preview_requests(planned.spec)
+    (action, group), *launches = planned.rental_plan.requests
     assert action == "ec2:CreatePlacementGroup" and {action for action, _ in launches} == {"ec2:RunInstances"}
     requests: list[Any] = [request for _, request in launches]
     assert [request["MinCount"] for request in requests] == [request["MaxCount"] for request in requests] == counts
@@ -243,57 +234,42 @@ def test_plan_with_spares_shows_them_and_their_requests(
     assert all(request["Placement"] == {"GroupName": group["GroupName"]} for request in requests)
 
 
-@pytest.mark.parametrize("flag", ["--on-demand-spares", "--late-spares"])
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, ": the job has no spares; say how many: --spares 1"),
-        (
-            {"spares": 1, "market": "on-demand"},
-            " needs spot machines, and --on-demand rents none; leave one of the two out",
-        ),
-    ],
-)
-def test_options_of_spares_that_do_not_fit_are_refused(flag: str, options: dict[str, Any], reason: str) -> None:
-    keyword = {flag.removeprefix("--").replace("-", "_"): True}
-    with pytest.raises(BadInput, match=f"^{flag}{reason}$"):
-        offline_plan(**keyword, **options)
-
-
-# --- tags of the user ------------------------------------------------------------------------------------------------
+TAG = r"Invalid value for '--tag': [^\n]*"
+NO_SPARES = ": the job has no spares; say how many: --spares 1$"
+NO_SPOT = " needs spot machines, and --on-demand rents none; leave one of the two out$"
 
 
 @pytest.mark.parametrize(
-    ("tags", "reason"),
+    ("options", "message"),
     [
-        (["CostCenter"], "KEY=VALUE"),
-        (["=ml"], "KEY=VALUE"),
-        (["k" * 129 + "=v"], "128 characters"),
-        (["k=" + "v" * 257], "256"),
-        (["AWS:owner=me"], "AWS's own"),
-        (["imgnet:owner=me"], "imgnet-cluster itself"),
-        (["name=me"], "imgnet-cluster itself"),
-        (["CostCenter=a&b"], "'&'"),
-        (["Team=a", "team=b"], "twice"),
-        ([f"k{number}=v" for number in range(41)], "at most 40"),
+        ({"max_dollars": 5.0}, "--max-price-total: the price of .* is unknown"),
+        ({"on_demand_spares": True}, f"--on-demand-spares{NO_SPARES}"),
+        ({"late_spares": True}, f"--late-spares{NO_SPARES}"),
+        ({"late_spares": True, "spares": 1, "market": "on-demand"}, f"--late-spares{NO_SPOT}"),
+        ({"tags": ["CostCenter"]}, f"{TAG}KEY=VALUE"),
+        ({"tags": ["=ml"]}, f"{TAG}KEY=VALUE"),
+        ({"tags": ["k" * 129 + "=v"]}, f"{TAG}128 characters"),
+        ({"tags": ["k=" + "v" * 257]}, f"{TAG}256"),
+        ({"tags": ["AWS:owner=me"]}, f"{TAG}AWS's own"),
+        ({"tags": ["imgnet:owner=me"]}, f"{TAG}imgnet-cluster itself"),
+        ({"tags": ["name=me"]}, f"{TAG}imgnet-cluster itself"),
+        ({"tags": ["CostCenter=a&b"]}, f"{TAG}'&'"),
+        ({"tags": ["Team=a", "team=b"]}, f"{TAG}twice"),
+        ({"tags": [f"k{number}=v" for number in range(41)]}, f"{TAG}at most 40"),
     ],
 )
-def test_tags_that_aws_would_refuse_are_refused_in_one_line(tags: list[str], reason: str) -> None:
-    with pytest.raises(BadInput, match=f"^Invalid value for '--tag': [^\n]*{reason}"):
-        offline_plan(tags=tags)
+def test_options_that_cannot_be_rented_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError, match=f"^{message}"):
+        offline_plan(**options)
 
 
 def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [
-        "CostCenter=ml research",
-        "team:mail=a+b@example.org",
-        "empty=",
-        *(f"{k:0128}={'é' * 256}" for k in range(37)),
-    ]
+    longest = [f"{number:0128}={'é' * 256}" for number in range(37)]
+    texts = ["CostCenter=ml research", "team:mail=a+b@example.org", "empty=", *longest]
     planned = offline_plan(machines=2, spares=1, on_demand_spares=True, tags=texts)
     assert "CostCenter=ml research, team:mail=a+b@example.org" in shown(planned, capsys)
     assert planned.rental_plan
-    _, *launches = planned.rental_plan.preview_requests(planned.spec)
+    _, *launches = planned.rental_plan.requests
     requests: list[Any] = [request for _, request in launches]
     specifications = [specification for request in requests for specification in request["TagSpecifications"]]
     assert {"instance", "volume", "network-interface", "spot-instances-request"} == {
@@ -302,9 +278,6 @@ def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: py
     for specification in specifications:
         assert {"Key": "CostCenter", "Value": "ml research"} in specification["Tags"]
         assert len(specification["Tags"]) < 50, "EC2 takes 50; a machine gets one more of ours"
-
-
-# --- V100 ------------------------------------------------------------------------------------------------------------
 
 
 def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits() -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.options import AwsOptions
-from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.aws.terms.rental_terms import RentalTerms
+from cluster.backends.aws.terms.rental_spec import RentalSpec, RentalTerms
 from cluster.state.spec import MAX_MACHINES
 from infra.aws.launch_request import Internet, Place
 from train.tools.records import DamagedRecord

@@ -15,6 +15,7 @@ from infra.rented_machine import RentedMachine
 Files = Callable[[float], dict[str, str]]
 MACHINE = RentedMachine(id="toy-1", name="0", private_ip="10.0.0.1", public_ip="127.0.0.1")
 READY = {"~/.imgnet/ready": "ready\n"}
+BOOT_FAILED = {"~/.imgnet/failed": "no way\x1b to the internet\n"}
 SHORTAGE = "only 1 of the 2 machines that the job needs can be used"
 
 
@@ -97,37 +98,29 @@ def test_ready_machine_gets_a_host_key_of_its_own(machine_with: Any, files: File
 
 
 @pytest.mark.parametrize(
-    ("files", "message", "seconds"),
+    ("files", "options", "error", "message", "seconds"),
     [
+        (lambda now: BOOT_FAILED if now > 30 else {}, {}, BootFailed, "boot failed: no way to the internet", 31),
+        # Not until the end of the boot's time, 15 minutes, which all machines of the job would be paid for.
         (
-            lambda now: {"~/.imgnet/failed": "no way\x1b to the internet\n"} if now > 30 else {},
-            "boot failed: no way to the internet",
-            31,
+            lambda now: raise_(NO_COMMANDS if now > 20 else NO_ANSWER),
+            {},
+            BootFailed,
+            ".* Permission denied, for 60 s",
+            81,
         ),
-        # It was waited for until the end of the boot's time: 15 minutes, which all machines of the job were paid for.
-        (lambda now: raise_(NO_COMMANDS if now > 20 else NO_ANSWER), ".* Permission denied, for 60 s", 81),
-        (lambda now: {}, "it has not finished booting, after 900 s", 901),
-        (lambda now: raise_(NO_ANSWER), "no answer, after 900 s", 901),
+        (lambda now: {}, {}, BootFailed, "it has not finished booting, after 900 s", 901),
+        (lambda now: raise_(NO_ANSWER), {}, BootFailed, "no answer, after 900 s", 901),
+        # Another machine would not help.
+        (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 0),
+        (lambda now: {}, {"polls": 2}, SetupFailed, "the toy cloud terminated instance toy-1 during boot", 0),
+        (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key", 0),
     ],
 )
-def test_boot_that_fails_ends_the_wait(machine_with: Any, files: Files, message: str, seconds: float) -> None:
-    machine = machine_with(files)
-    with pytest.raises(BootFailed, match=f"^{message}$"):
-        machine.wait()
-    assert machine.seconds == seconds and machine.commands == []
-
-
-@pytest.mark.parametrize(
-    ("files", "options", "error", "message"),
-    [
-        (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, "only 1 of the 2 machines"),
-        (lambda now: {}, {"polls": 2}, SetupFailed, "terminated instance toy-1 during boot"),
-        (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key"),
-    ],
-)
-def test_wait_ends_where_another_machine_would_not_help(
-    machine_with: Any, files: Files, options: dict[str, Any], error: type[Exception], message: str
+def test_boot_that_fails_ends_the_wait(
+    machine_with: Any, files: Files, options: dict[str, Any], error: type[Exception], message: str, seconds: float
 ) -> None:
-    with pytest.raises(error, match=message) as failure:
-        machine_with(files).wait(**options)
-    assert not isinstance(failure.value, BootFailed)
+    machine = machine_with(files)
+    with pytest.raises(error, match=f"^{message}$") as failure:
+        machine.wait(**options)
+    assert failure.type is error and machine.seconds == seconds and machine.commands == []

@@ -94,13 +94,12 @@ def test_boots_that_always_fail_end_the_job_after_two_exchanges(
 @pytest.mark.parametrize("obstacle", ["no machine", "a stop", "a shortage"])
 def test_failed_boot_is_final(backend: ToyBackend, boot: Fixture, obstacle: str) -> None:
     """When no other machine can be had, and when the job ends anyway."""
-    fleet: Any = backend.controller.fleet
     if obstacle == "no machine":
         ToyCloud.free_machines = 0
     elif obstacle == "a stop":
         (backend.run.folder.shared / "stop").write_text("{}")
     else:
-        fleet.shortage_reason = "only 0 of the 2 machines that the job needs can be used"
+        vars(backend.controller.fleet)["shortage_reason"] = "only 0 of the 2 machines that the job needs can be used"
     with pytest.raises(SetupFailed, match=f"^{BOOT_FAILED}"):
         boot("0", "toy-1")
     assert len(ToyCloud.rented) == (1 if obstacle == "no machine" else 2)

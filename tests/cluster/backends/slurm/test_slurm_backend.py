@@ -14,7 +14,7 @@ from cluster.backends.slurm.options import SlurmOptions
 from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmStep, parse_seconds
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.resolve import plan
+from cluster.planning.resolve import load_recipes, plan
 from cluster.state.run_folder import Run
 
 Fixture = Any
@@ -46,13 +46,8 @@ def backend(hand_made: Fixture) -> SlurmBackend:
     return SlurmBackend(Run(run.spec, run.run_folder))
 
 
-def make_job(**changes: Any) -> SlurmJob:
-    values = {"id": "7", "name": UID, "state": "RUNNING", "reason": "None", "elapsed": 300.0, "nodes": "n[1-2]"}
-    return SlurmJob(**{**values, "seconds_left": None, **changes})
-
-
-def make_step(elapsed: float) -> SlurmStep:
-    return SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=elapsed)
+def make_job(state: str = "RUNNING", elapsed: float = 300.0) -> SlurmJob:
+    return SlurmJob(id="7", name=UID, state=state, reason="None", elapsed=elapsed, seconds_left=None, nodes="n[1-2]")
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------
@@ -129,36 +124,32 @@ def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Fixtu
 
 
 def test_plan_takes_the_gpus_of_a_node_and_the_machines_of_the_recipe(sandbox: Fixture) -> None:
-    from cluster.planning.resolve import load_recipes
-
     (recipe,) = load_recipes(sandbox.write_recipe(2))
     spec = plan(recipe, make_launch_options("slurm", gpus_per_node=4, partition="gpu")).spec
     assert (spec.machines, spec.procs, spec.is_one_computer) == (1, 4, False)
     assert read_options(spec) == SlurmOptions(partition="gpu", gpus_per_node=4)
     spec = plan(recipe, make_launch_options("slurm", procs=2, machines=3)).spec
     assert (spec.machines, spec.procs, read_options(spec).gpus_per_node) == (3, 2, 2)
-    with pytest.raises(BadInput, match=r"--partition: only for the nodes of a Slurm cluster, not for --local"):
-        make_launch_options("local", partition="gpu")
 
 
 def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
-    run = backend.run
+    def arguments(options: SlurmOptions, **more: Any) -> list[str]:
+        return batch_arguments(backend.run.spec, options, backend.run.folder, UID, 2, **more)
+
     options = SlurmOptions(partition="gpu", account="us", qos="fast", gpus_per_node=8, sbatch_arguments=("--mem=0",))
-    arguments = batch_arguments(run.spec, options, run.folder, UID, 2)
+    given = arguments(options)
     expected = {"--partition=gpu", "--account=us", "--qos=fast", "--gpus-per-node=8", "--nodes=2", "--no-kill"}
-    assert expected <= set(arguments) and arguments[-1] == "--mem=0"
-    assert not [argument for argument in arguments if argument.startswith("--time")]
-    assert "--time=3" in batch_arguments(run.spec, options, run.folder, UID, 1, seconds_left=61.0)
-    limited = batch_arguments(run.spec, SlurmOptions(time_limit="4:00:00"), run.folder, UID, 1)
-    assert "--time=4:00:00" in limited
+    assert expected <= set(given) and given[-1] == "--mem=0" and "--time" not in " ".join(given)
+    assert "--time=3" in arguments(options, seconds_left=61.0)
+    assert "--time=4:00:00" in arguments(SlurmOptions(time_limit="4:00:00"))
 
 
 def test_batch_script_is_valid_shell_and_has_a_step_for_each_machine(backend: SlurmBackend) -> None:
     script = batch_script(backend.run.spec, SlurmOptions(gpus_per_node=2), backend.run.folder, ["0", "1"], 0.0)
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    starts = [line for line in script.splitlines() if line.startswith("srun ")]
-    assert len(starts) == 2 and all("--gpus-per-node=2" in line and line.endswith("&") for line in starts)
-    assert "--job-name=machine-1" in starts[1] and "${nodes[1]}" in starts[1]
+    first, second = (line for line in script.splitlines() if line.startswith("srun "))
+    assert "--gpus-per-node=2" in first and first.endswith("&")
+    assert "--job-name=machine-1" in second and "${nodes[1]}" in second
 
 
 # --- life ------------------------------------------------------------------------------------------------------------
@@ -181,7 +172,8 @@ def test_batch_script_is_valid_shell_and_has_a_step_for_each_machine(backend: Sl
 def test_may_run_agent(
     job: dict[str, Any], elapsed: list[float], silence: float, has_ended: bool, expected: bool
 ) -> None:
-    assert may_run_agent(make_job(**job), [make_step(seconds) for seconds in elapsed], silence, has_ended) == expected
+    steps = [SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=seconds) for seconds in elapsed]
+    assert may_run_agent(make_job(**job), steps, silence, has_ended) == expected
 
 
 def test_machine_is_not_dead_while_slurm_does_not_answer(program: Fixture, backend: SlurmBackend) -> None:
