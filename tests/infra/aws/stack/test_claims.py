@@ -3,15 +3,13 @@
 import time
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount
 
 from infra.aws import tags
 from infra.aws.stack import claims, efs
 from infra.aws.stack.claims import CLAIM_PREFIX, read_claim, write_claim
 from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
-
-__all__ = ["account", "aws", "home", "work"]
 
 UID = "job-3-9073e811"
 TOMORROW = time.time() + 86400

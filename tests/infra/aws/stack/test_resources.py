@@ -5,13 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount
 
 from infra.aws.stack import resources
 from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
-
-__all__ = ["account", "aws", "home", "work"]
 
 
 def resource_with(id: str, used: bool = False) -> dict[str, Any]:
