@@ -18,7 +18,6 @@ from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
-
 STACK = Stack(
     region="us-east-1",
     vpc="vpc-0a1",

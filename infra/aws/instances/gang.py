@@ -359,11 +359,9 @@ class Gang:
         count = len(request.names)
         tagged_ids = set[str]()
         while True:
-            job_instances = instances.describe(self.account, {tags.JOB: self.job_uid}, ids)
-            tagged_names = {instance.id: instance.name for instance in job_instances}
-            found_instances = instances.assign_names(
-                (instance for instance in job_instances if instance.id in ids), request.names
-            )
+            own_instances = [instance for instance in self._instances_of(request.token) if instance.id in ids]
+            tagged_names = {instance.id: instance.name for instance in own_instances}
+            found_instances = instances.assign_names(own_instances, request.names)
             problem = instances.validation_error(found_instances, request)
             if len(ids) != count:
                 problem = f"EC2 launched {len(ids)} of {count} machines"

@@ -180,8 +180,8 @@ def _check_quotas(
             names_by_need.setdefault(need, []).append(instance_type.name)
     codes = {code for code, _, _ in names_by_need}
     limits = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
-    short_codes = [code for code, _, vcpus in names_by_need if (limit := limits[code]) is not None and limit < vcpus]
-    level = WARNING if len(short_codes) < len(names_by_need) else ERROR
+    is_short = [(limit := limits[code]) is not None and limit < vcpus for code, _, vcpus in names_by_need]
+    level = ERROR if all(is_short) else WARNING
     findings = []
     for (code, single_market, vcpus), names in names_by_need.items():
         label = f"{', '.join(names)}, {single_market}: {vcpus} vCPU"
@@ -197,9 +197,6 @@ def _check_quotas(
             new_account = "" if default is None else f"; a new account has {default:g}"
             command = quotas.quota_increase_command(account.region, code, vcpus)
             findings.append(Finding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
-    if short_codes:
-        next_command = quotas.quota_requests_command(account.region, short_codes[0])
-        findings.append(Finding(WARNING, quotas.INCREASE_REPORTS, next_command))
     return findings
 
 

@@ -66,15 +66,6 @@ def test_live_by_name_takes_the_later_of_two() -> None:
     assert instances.live_by_name([parse(), late, over]) == {"6": late} and instances.live_by_name([over]) == {}
 
 
-def test_describe_finds_an_untagged_machine_by_id(bed: GangTestbed) -> None:
-    (machine,) = bed.acquire(n=1)
-    bed.account.ec2.delete_tags(Resources=[machine.id], Tags=[{"Key": tags.JOB}])
-    assert instances.describe(bed.account, {tags.JOB: bed.uid}) == []
-    (found_machine,) = instances.describe(bed.account, {tags.JOB: bed.uid}, [machine.id, "i-0123456789abcdef0"])
-    assert found_machine.id == machine.id and bed.gang().terminate_job() == []
-    assert bed.live_instances() == []
-
-
 # --- termination -----------------------------------------------------------------------------------------------------
 
 
@@ -169,11 +160,15 @@ def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangT
     assert bed.account.ec2.describe_volumes()["Volumes"] == []
 
 
-def test_describe_all_rejects_a_response_that_omits_a_machine(bed: GangTestbed) -> None:
+def test_describe_all_finds_an_untagged_machine_and_rejects_a_response_that_omits_one(bed: GangTestbed) -> None:
     """An ID that EC2 says it does not know is no such response."""
-    machine = bed.acquire(bed.place(), n=1)[0]
+    (machine,) = bed.acquire(n=1)
+    bed.account.ec2.delete_tags(Resources=[machine.id], Tags=[{"Key": tags.JOB}])
+    assert instances.describe(bed.account, {tags.JOB: bed.uid}) == []
     ids = [machine.id, "i-0123456789abcdef0"]
-    assert [found.id for found in instances.describe_all(bed.account, {}, ids)] == [machine.id]
+    assert [found.id for found in instances.describe_all(bed.account, {tags.JOB: bed.uid}, ids)] == [machine.id]
     bed.change_instances(lambda _: False)
     with pytest.raises(CloudError, match=f"leaves out {machine.id}"):
-        instances.describe_all(bed.account, {}, [machine.id])
+        instances.describe_all(bed.account, {tags.JOB: bed.uid}, [machine.id])
+    bed.remove_faults()
+    assert bed.gang().terminate_job() == [] and bed.live_instances() == []

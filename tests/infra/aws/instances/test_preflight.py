@@ -11,7 +11,6 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
-from infra.aws.market.quotas import INCREASE_REPORTS
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
 
@@ -162,12 +161,10 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
     (tools / "ssh-keygen").unlink()
     findings = check(account, types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
     increase = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"
-    history = "aws service-quotas list-requested-service-quota-change-history-by-quota --region us-east-1"
     expected = [
         (WARNING, "p3.16xlarge is gone", ""),
         (ERROR, "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC", f"{increase} L-7212CCBC --desired-value 1536"),
         (ERROR, "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855", f"{increase} L-C4BD4855 --desired-value 3072"),
-        (WARNING, INCREASE_REPORTS, f"{history} --service-code ec2 --quota-code L-7212CCBC"),
         (ERROR, "us-east-1a: 11 of 16 addresses are free", "imgnet-cluster gc"),
         (ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
         (ERROR, "ec2:CreatePlacementGroup is not permitted", "imgnet-cluster check --iam"),

@@ -20,7 +20,7 @@ def subnets(work: StackContext) -> dict[str, str]:
 def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role(
     account: RecordingAccount, work: StackContext, subnets: dict[str, str]
 ) -> None:
-    file_system, served = efs.ensure(work, subnets, "sg-1")
+    file_system, served = efs.ensure(work, subnets, "sg-01234567")
     (description,) = account.efs.describe_file_systems()["FileSystems"]
     assert description["Encrypted"] and description["ThroughputMode"] == "elastic"
     assert description["PerformanceMode"] == "generalPurpose"
@@ -28,7 +28,7 @@ def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role
     assert {target["SubnetId"] for target in targets} == {*served.values()} == {*subnets.values()}
     for target in targets:
         response = account.efs.describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])
-        assert response["SecurityGroups"] == ["sg-1"]
+        assert response["SecurityGroups"] == ["sg-01234567"]
     policy = json.loads(account.efs.describe_file_system_policy(FileSystemId=file_system.id)["Policy"])
     deny, allow = policy["Statement"]
     assert deny["Effect"] == "Deny" and deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
@@ -58,12 +58,12 @@ def test_ensure_leaves_out_zones_without_efs(
 def test_missing_parts_names_a_removed_mount_target(
     account: RecordingAccount, work: StackContext, subnets: dict[str, str]
 ) -> None:
-    file_system, _ = efs.ensure(work, subnets, "sg-1")
+    file_system, _ = efs.ensure(work, subnets, "sg-01234567")
     target = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
     damaged = efs.find_file_system(work)
     assert damaged and damaged.missing_parts(subnets) == [f"mount target in {target['AvailabilityZoneName']}"]
-    assert efs.ensure(work, subnets, "sg-1")[0].missing_parts(subnets) == []
+    assert efs.ensure(work, subnets, "sg-01234567")[0].missing_parts(subnets) == []
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------

@@ -238,18 +238,6 @@ def test_foreign_resource_of_our_name_is_refused_and_stays(
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_ensure_without_permission_to_read_roles_does_the_rest(account: RecordingAccount) -> None:
-    stack.ensure(account, OWN_CIDR)
-    restricted_account = RecordingAccount()
-    restricted_account.denied = {
-        name: "AccessDenied" for name in ("GetInstanceProfile", "GetRole", "ListRole", "PutRole")
-    }
-    assert stack.missing_parts(restricted_account) == ["role: you have no permission to read it"]
-    with log_lines("infra") as lines:
-        assert stack.find(restricted_account) == stack.ensure(restricted_account, OWN_CIDR) == stack.find(account)
-    assert lines == ["role: you have no permission to read it; assuming that it exists"]
-
-
 def test_ensure_at_the_vpc_limit_names_the_command(account: RecordingAccount) -> None:
     account.denied = {"CreateVpc": "VpcLimitExceeded"}
     with pytest.raises(CloudError, match=r"as many networks.*aws service-quotas .*L-F678F1CE.*--region us-west-1"):
