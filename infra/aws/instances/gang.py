@@ -46,7 +46,7 @@ GANG_POLL_SECONDS = 1.0
 CLIENT_REASON = "Client."  # begins the reasons of ends that the account caused, as Server. those that EC2 caused
 PLACE_RESOURCE_CODES = ("InvalidSubnetID.NotFound", "InvalidPlacementGroup.Unknown")
 # Kinds of refusals that a place would repeat in every round.
-LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES, ErrorKind.PLACE_UNSUITABLE)
+LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.PLACE_UNSUITABLE)
 RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
@@ -323,7 +323,7 @@ class Gang:
     def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
         """Return an error that has a code as a `LaunchRefused`, any other (no response) as a `CloudError`."""
         failure = explain_error(error, RENT_ACTION)
-        if error_kind in (ErrorKind.NO_CAPACITY, ErrorKind.PRICE_TOO_LOW, *LASTING_KINDS):
+        if error_kind in (ErrorKind.NO_CAPACITY, *LASTING_KINDS):
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 

@@ -84,7 +84,7 @@ def _machine_cost(
     if end and end.ended > now:
         end, exact_dollars = None, None
     ended = end.ended if end else None
-    seconds = billed_seconds(machine.launched, now if ended is None else ended)
+    seconds = float(max(MIN_BILLED_SECONDS, math.ceil((now if ended is None else ended) - machine.launched)))
     price = place.price
     dollars = exact_dollars
     if dollars is None and price is not None:
@@ -108,11 +108,6 @@ def _machine_cost(
         address_dollars=has_public_address * prices.ADDRESS_PER_HOUR * seconds / 3600,
         why=end.reason if end else "",
     )
-
-
-def billed_seconds(launched: float, ended: float) -> float:
-    """Return the seconds that EC2 bills for a machine."""
-    return float(max(MIN_BILLED_SECONDS, math.ceil(ended - launched)))
 
 
 def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:

@@ -46,7 +46,7 @@ def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
 
 
 @pytest.mark.parametrize("error_hours", [-5.0, 0.0, 5.0])
-def test_answers_of_aws_set_a_clock_that_is_wrong(
+def test_answers_of_aws_set_a_wrong_clock(
     front: AwsFrontend, monkeypatch: pytest.MonkeyPatch, error_hours: float
 ) -> None:
     """For example after a boot. A small difference is only the way of the answer."""

@@ -133,7 +133,7 @@ def test_download_cut_in_the_middle_begins_anew(
 # --- uploads ---------------------------------------------------------------------------------------------------------
 
 
-def test_upload_sends_parts_and_skips_a_file_that_the_bucket_has(
+def test_upload_sends_parts_and_skips_what_the_bucket_has(
     place: S3Prefix, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aws_s3, "UPLOAD_PART_BYTES", 5 << 20)

@@ -103,9 +103,7 @@ def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
         ),
     ],
 )
-def test_resolve_image_uses_an_own_image_unchanged(
-    front: AwsFrontend, changes: dict[str, Any], expected: amis.Image
-) -> None:
+def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
     account = account_with_image(**changes)
     for arch in ("sm_80", "sm_70"):  # an own image for such GPUs is trusted to have its driver
         assert amis.resolve_image(account, arch, "ami-1") == expected
@@ -124,9 +122,7 @@ def test_resolve_image_uses_an_own_image_unchanged(
         ),
     ],
 )
-def test_resolve_image_refuses_images_that_cannot_launch(
-    front: AwsFrontend, changes: dict[str, Any], message: str
-) -> None:
+def test_image_that_cannot_launch_is_refused(front: AwsFrontend, changes: dict[str, Any], message: str) -> None:
     assert refusal(account_with_image(**changes), "sm_80", "ami-1").startswith(message)
 
 

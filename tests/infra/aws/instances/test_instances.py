@@ -95,7 +95,7 @@ def test_terminate_job_terminates_a_stopped_machine(bed: GangTestbed) -> None:
         ("UnauthorizedOperation", 99, "remove placement group imgnet-job-3-9073e811-1: not permitted", 1),
     ],
 )
-def test_f46_terminate_job_waits_for_a_group_in_use_and_reports_one_that_stays(
+def test_f46_terminate_job_waits_for_a_group_in_use(
     bed: GangTestbed, code: str, times: int, line: str | None, pauses: int
 ) -> None:
     bed.acquire()

@@ -54,24 +54,13 @@ def own_stack(front: AwsFrontend, tools: Path, tmp_path: Path, monkeypatch: pyte
         return stack.ensure(Account(), "203.0.113.7/32")
 
 
-def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
-    """Create a VPC of ours with one subnet, and return the subnet."""
-    marked = tags.tag_specifications(["vpc"], {tags.STACK: tags.STACK_VALUE})
-    vpc = account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=marked)["Vpc"]["VpcId"]
-    response = account.ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.0.0/{bits}", AvailabilityZone="us-east-1a")
-    if ours:
-        id = response["Subnet"]["SubnetId"]
-        account.ec2.create_tags(Resources=[id], Tags=tags.to_aws_tags({tags.STACK: tags.STACK_VALUE}))
-    return str(response["Subnet"]["SubnetId"])
-
-
 def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, own_stack: Stack) -> None:
     findings = check(own_stack=own_stack)
     assert {(finding.level, finding.next_command) for finding in findings} == {(OK, "")}
     text = " | ".join(finding.message for finding in findings)
     for part in (
         "credentials: arn:aws:", "region us-east-1", "p4d.24xlarge (8 A100): us-east-1a, us-east-1b",
-        "p5.48xlarge (8 H100)", "image ami-", "1536 vCPU", "3072 vCPU", "16 addresses are free in us-east-1a",
+        "p5.48xlarge (8 H100)", "image ami-", "1536 vCPU", "3072 vCPU",
         "ec2:RunInstances is permitted", "ec2:CreatePlacementGroup is permitted", "tmux: /", "ssh: /", "ssh-keygen: /",
     ):  # fmt: skip
         assert part in text
@@ -123,49 +112,29 @@ def test_policy_without_a_dependent_action_does_not_permit_a_launch(
     assert find_one(check(own_stack=own_stack), "ec2:RunInstances").level == ERROR
 
 
-@pytest.mark.parametrize(
-    ("region", "has_keys", "expected"),
-    [
-        (
-            "us-east-1",
-            False,
-            Finding(ERROR, "AWS: no credentials", "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
-        ),
-        (
-            "us-eats-1",
-            True,
-            Finding(
-                ERROR,
-                "boto3 knows no region us-eats-1",
-                "pass --region us-east-1, or update boto3: pip install -U boto3",
-            ),
-        ),
-    ],
-)
 def test_run_preflight_without_credentials_or_region_checks_tools_only(
-    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch, region: str, has_keys: bool, expected: Finding
+    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not has_keys:
-        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert check(Account(region)) == [expected, *preflight.check_tools()] and not front.calls
+    next_step = "pass --region us-east-1, or update boto3: pip install -U boto3"
+    region_finding = Finding(ERROR, "boto3 knows no region us-eats-1", next_step)
+    assert check(Account("us-eats-1")) == [region_finding, *preflight.check_tools()]
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    next_step = "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    assert check() == [Finding(ERROR, "AWS: no credentials", next_step), *preflight.check_tools()]
+    assert not front.calls
 
 
 def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
-    account = Account()
-    subnet(account, bits=28)
-    for own_subnet in own_stack.subnets.values():
-        account.ec2.delete_tags(Resources=[own_subnet], Tags=[{"Key": tags.STACK}])
     front.sim.quota_vcpu = {"L-7212CCBC": 96.0, "L-C4BD4855": 0.0}
     for action in ("RunInstances", "CreatePlacementGroup"):
         front.fault(action=action, code="UnauthorizedOperation", status=403, times=99)
     (tools / "ssh-keygen").unlink()
-    findings = check(account, types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
+    findings = check(types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
     increase = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"
     expected = [
         (WARNING, "p3.16xlarge is gone", ""),
         (ERROR, "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC", f"{increase} L-7212CCBC --desired-value 1536"),
         (ERROR, "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855", f"{increase} L-C4BD4855 --desired-value 3072"),
-        (ERROR, "us-east-1a: 11 of 16 addresses are free", "imgnet-cluster gc"),
         (ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
         (ERROR, "ec2:CreatePlacementGroup is not permitted", "imgnet-cluster check --iam"),
         (ERROR, "ssh-keygen is not installed here", "sudo apt-get install openssh-client"),
@@ -222,29 +191,13 @@ def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFronten
     assert find_one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
 
 
-def test_full_subnet_is_a_warning_while_another_has_addresses(front: AwsFrontend, tools: Path) -> None:
-    account = Account()
-    for bits, ours in ((28, True), (20, True), (20, False)):
-        subnet(account, bits, ours)
-
-    def subnet_findings(**changes: Any) -> list[tuple[str, str]]:
-        findings = check(account, **changes)
-        return [(finding.level, finding.message) for finding in findings if "addresses" in finding.message]
-
-    assert subnet_findings() == [
-        (WARNING, "us-east-1a: 11 of 16 addresses are free"),
-        (OK, "16 addresses are free in us-east-1a"),
-    ]
-    assert subnet_findings(machines=2) == [(OK, "2 addresses are free in us-east-1a, us-east-1a")]
-
-
 def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, tools: Path) -> None:
-    for action in ("DescribeInstanceTypeOfferings", "GetParameters", "DescribeSubnets", "GetServiceQuota"):
+    for action in ("DescribeInstanceTypeOfferings", "GetParameters", "GetServiceQuota"):
         front.fault(action=action, code="UnauthorizedOperation", times=99)
     front.fault(action="CreatePlacementGroup", code="InvalidParameterValue", times=99)
     findings = check()
-    # The types and the subnets. Without types no image is looked up.
-    assert len([finding for finding in findings if finding.level == ERROR]) == 2
+    # Without types no image is looked up.
+    assert len([finding for finding in findings if finding.level == ERROR]) == 1
     unclear = find_one(findings, "cannot find out whether ec2:CreatePlacementGroup is permitted")
     assert (unclear.level, unclear.next_command) == (WARNING, "imgnet-cluster check --iam")
     assert not [finding for finding in findings if "\n" in finding.message + finding.next_command]

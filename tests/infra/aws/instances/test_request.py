@@ -138,9 +138,7 @@ def test_network_interfaces_of_every_type_fit_its_cards() -> None:
     ("market", "reservation"),
     [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
 )
-def test_requests_of_every_type_are_valid_by_botocores_model(
-    market: str, reservation: ReservationTarget | None
-) -> None:
+def test_request_of_every_type_is_valid_by_botocores_model(market: str, reservation: ReservationTarget | None) -> None:
     shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for type in BUILTIN_TYPES:
         report = ParamValidator().validate(build(type, market, SIXTEEN, reservation), shape)

@@ -41,9 +41,7 @@ def build(**changes: Any) -> tuple[str, dict[str, Any]]:
     return text, json.loads(json_text)
 
 
-def test_user_data_arms_the_poweroff_first_and_has_no_secret_but_the_boot_host_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_user_data_arms_the_poweroff_first_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "very-secret")
     text, config = build()
@@ -230,9 +228,7 @@ def run_setup(
         ),
     ],
 )
-def test_setup_script_joins_fast_disks_and_mounts_efs_with_tls(
-    machine: Machine, disks: str, commands: list[str]
-) -> None:
+def test_setup_script_joins_disks_and_mounts_efs_with_tls(machine: Machine, disks: str, commands: list[str]) -> None:
     machine.fake("mountpoint", "exit 1")
     machine.fake("lsblk", f'printf "{disks}"')
     folder, completed = run_setup(machine)
@@ -248,9 +244,7 @@ def test_setup_script_joins_fast_disks_and_mounts_efs_with_tls(
     assert output.stdout == "a b c\n", "python is a script that runs the image's Python"
 
 
-def test_setup_script_uses_a_mounted_disk_an_existing_python_and_waits_for_a_late_public_address(
-    machine: Machine,
-) -> None:
+def test_setup_script_uses_a_mounted_disk_and_waits_for_a_late_public_address(machine: Machine) -> None:
     machine.fake("curl", f'{machine.pass_time("5")}; [ "$(grep -c curl "{machine.log}")" -ge 5 ]')
     python = machine.path / "opt/pytorch/bin/python"
     python.parent.mkdir(parents=True)
@@ -271,9 +265,7 @@ def test_setup_script_uses_a_mounted_disk_an_existing_python_and_waits_for_a_lat
         ("mount", '[ "$1" = --bind ]', "the file system fs-1 cannot be mounted; see /var/log/amazon/efs/mount.log"),
     ],
 )
-def test_setup_script_fails_within_a_minute_and_says_why(
-    machine: Machine, program: str, script: str, reason: str
-) -> None:
+def test_setup_script_fails_soon_and_says_why(machine: Machine, program: str, script: str, reason: str) -> None:
     machine.fake(program, f"{machine.pass_time('5')}; {script}")
     folder, completed = run_setup(machine)
     assert (folder / "failed").read_text() == f"{reason}\n" and completed.returncode == 1

@@ -189,7 +189,7 @@ def test_choose_types_takes_what_is_offered_and_notes_the_others(
         ),
     ],
 )
-def test_choose_types_with_nothing_offered_says_what_to_type(
+def test_choose_types_with_nothing_offered(
     front: AwsFrontend, region: str, preferred: list[str], requested: list[str], next_step: str
 ) -> None:
     message = refusal(shared_account(region), preferred, requested)

@@ -43,9 +43,7 @@ def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **det
     return front.sim.reserve(TYPE, ZONE, count, **{"is_block": True, "end": START + hours * HOUR, **details})
 
 
-def test_capacity_block_closes_before_it_ends_and_a_reservation_on_demand_never(
-    front: AwsFrontend,
-) -> None:
+def test_place_of_a_block_closes_before_it_ends(front: AwsFrontend) -> None:
     block = find(reserve_block(front))
     assert (block.free_count, block.machine_count, block.state) == (4, 4, "active")
     target = ReservationTarget(id=block.id, closing_time=START + 23.5 * HOUR)
@@ -98,9 +96,7 @@ NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
         ),
     ],
 )
-def test_reservation_that_cannot_be_used_now_is_refused(
-    front: AwsFrontend, details: dict[str, Any], reason: str
-) -> None:
+def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, details: dict[str, Any], reason: str) -> None:
     assert refusal(reserve_block(front, **details)).startswith(reason)
 
 

@@ -55,9 +55,7 @@ def test_ensure_leaves_out_zones_without_efs(
     assert stack.ensure(second_account, OWN_CIDR) == stack.find(account) and not second_account.changes()
 
 
-def test_missing_parts_names_a_removed_mount_target(
-    account: RecordingAccount, work: StackContext, subnets: dict[str, str]
-) -> None:
+def test_ensure_restores_a_mount_target(account: RecordingAccount, work: StackContext, subnets: dict[str, str]) -> None:
     file_system, _ = efs.ensure(work, subnets, "sg-01234567")
     target = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])

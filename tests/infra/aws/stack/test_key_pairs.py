@@ -42,9 +42,7 @@ def test_generate_key_pair_halves_belong_together(home: Path) -> None:
     assert key_pairs.key_pair_name(public) == key_pairs.key_pair_name(f"{public} me@here")
 
 
-def test_unreadable_key_names_the_file_or_the_tool_without_a_prompt(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_key_names_the_file_or_the_tool(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked, damaged = home / "locked", home / "damaged"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
     damaged.write_text("no key\n")

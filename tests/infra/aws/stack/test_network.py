@@ -18,9 +18,7 @@ def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
     return table, gateway, endpoint
 
 
-def test_ensure_routes_a_subnet_in_each_zone_to_the_internet_and_s3(
-    account: RecordingAccount, work: StackContext
-) -> None:
+def test_ensure_routes_each_zone_to_the_internet_and_s3(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
     cidrs = {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets}

@@ -105,9 +105,7 @@ def test_remove_keeps_a_role_that_another_region_uses(account: RecordingAccount,
 
 
 @pytest.mark.parametrize("action", ["CreateRole", "CreateInstanceProfile", "PutRolePolicy"])
-def test_role_without_permission_names_the_admin_command(
-    account: RecordingAccount, work: StackContext, action: str
-) -> None:
+def test_missing_permission_names_the_admin_command(account: RecordingAccount, work: StackContext, action: str) -> None:
     account.denied = {action: "AccessDenied"}
     with pytest.raises(CloudError, match=r"^role imgnet-machine .*an admin types once: .*imgnet-cluster check --iam$"):
         role.ensure(work)

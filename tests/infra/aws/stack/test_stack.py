@@ -148,9 +148,7 @@ AFTER = "CreateVpc CreateInternetGateway CreateRouteTable CreateVpcEndpoint"
 
 
 @pytest.mark.parametrize(("moment", "actions"), [("before", BEFORE), ("after", AFTER)])
-def test_ensure_agrees_with_another_process_at_each_action(
-    account: RecordingAccount, moment: str, actions: str
-) -> None:
+def test_ensure_agrees_with_another_process(account: RecordingAccount, moment: str, actions: str) -> None:
     other_account = RecordingAccount()
     other_stacks: list[stack.Stack] = []
     for action in actions.split():
