@@ -158,10 +158,10 @@ class Gang:
         deadline = time.monotonic() + timeout_seconds
         round_pause = FIRST_ROUND_PAUSE_SECONDS
         refusals = dict[str, str]()
-        refusal_kinds = dict[str, ErrorKind]()
         exhausted_quotas = set[tuple[str, str]]()  # code and region
         unsuitable_places = set[Place]()
         while True:
+            is_hopeless = True  # until a place may have the machines later
             for place in places:
                 instance_type = instance_types[place.type]
                 label = f"{place.type} {place.market} in {place.zone}"
@@ -170,14 +170,13 @@ class Gang:
                     continue
                 if self._recently_failed(place):
                     refusals.setdefault(label, "had no capacity a moment ago")
-                    refusal_kinds[label] = ErrorKind.NO_CAPACITY
+                    is_hopeless = False
                     continue
                 try:
                     instance_request = _build_for_place(build_request, place)
                     return self.request_instances(place, names, instance_request, instance_type)
                 except LaunchRefused as refusal:
                     refusals[label] = str(refusal)
-                    refusal_kinds[label] = refusal.error_kind
                     if refusal.error_kind is ErrorKind.QUOTA_EXCEEDED:
                         exhausted_quotas.add((quota_code, place.region))
                         vcpus = len(names) * instance_type.vcpus
@@ -187,7 +186,7 @@ class Gang:
                         raise
                     if refusal.error_kind is ErrorKind.PLACE_UNSUITABLE:
                         unsuitable_places.add(place)
-            is_hopeless = set(refusal_kinds.values()) <= {*LASTING_KINDS}
+                    is_hopeless = is_hopeless and refusal.error_kind in LASTING_KINDS
             if is_hopeless or time.monotonic() + round_pause > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(

@@ -1,6 +1,6 @@
 """RunInstances requests: all parameters of one, and in what those for other markets and reservations differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,29 +12,31 @@ from support.aws_journal import IMAGE, INSTANCE_REQUEST
 
 from infra.aws import tags
 from infra.aws.instances.request import build_launch_request
-from infra.aws.launch_request import Place, ReservationTarget
+from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+
+UNRESERVED: dict[str, Any] = {}
 
 
 def build(
     type: str = "g5.xlarge",
     market: str = "spot",
     names: Sequence[str] = ("0", "1"),
-    reservation: ReservationTarget | None = None,
+    reserved: Mapping[str, Any] = UNRESERVED,
     number: int = 1,
     placement_group: str = "",
     region: str = "us-east-1",
     **changes: Any,
 ) -> dict[str, Any]:
     """Return the parameters of a request for a place in zone b."""
-    place = Place(region=region, zone="us-east-1b", type=type, market=market, price=1.0, reservation=reservation)
+    place = Place(region=region, zone="us-east-1b", type=type, market=market, price=1.0, **reserved)
     instance_request = replace(INSTANCE_REQUEST, **changes)
     return build_launch_request(instance_request, BUILTIN_TYPES[type], place, names, number, placement_group).parameters
 
 
 SIXTEEN = [str(number) for number in range(16)]
-BLOCK = ReservationTarget(id="cr-0123456789abcdef0", closing_time=1_795_400_000.0)
-GROUP = ReservationTarget(id="arn:aws:resource-groups:us-east-1:123456789012:group/mine", placement_group="theirs")
+BLOCK: dict[str, Any] = {"reservation": "cr-0123456789abcdef0", "closing_time": 1_795_400_000.0}
+GROUP = {"reservation": "arn:aws:resource-groups:us-east-1:123456789012:group/mine", "placement_group": "theirs"}
 SPOT = {
     "MarketType": "spot",
     "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
@@ -74,19 +76,23 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(
-    ("market", "reservation", "changes", "expected"),
+    ("market", "reserved", "changes", "expected"),
     [
-        pytest.param("on-demand", None, {}, {}, id="on demand"),
-        pytest.param("spot", None, {}, {"InstanceMarketOptions": SPOT}, id="spot"),
-        pytest.param("on-demand", None, UNPLACED, {"Placement": None}, id="no placement group"),
-        pytest.param("on-demand", None, {"placement_group": "old"}, {"Placement": {"GroupName": "old"}}, id="joined"),
+        pytest.param("on-demand", UNRESERVED, {}, {}, id="on demand"),
+        pytest.param("spot", UNRESERVED, {}, {"InstanceMarketOptions": SPOT}, id="spot"),
+        pytest.param("on-demand", UNRESERVED, UNPLACED, {"Placement": None}, id="no placement group"),
+        pytest.param(
+            "on-demand", UNRESERVED, {"placement_group": "old"}, {"Placement": {"GroupName": "old"}}, id="joined"
+        ),
         pytest.param(
             "capacity-block",
             BLOCK,
             UNPLACED,  # EC2 places the machines of a block close together
             {
                 "InstanceMarketOptions": {"MarketType": "capacity-block"},
-                "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": BLOCK.id}},
+                "CapacityReservationSpecification": {
+                    "CapacityReservationTarget": {"CapacityReservationId": BLOCK["reservation"]}
+                },
                 "Placement": None,
             },
             id="block",
@@ -97,7 +103,7 @@ PARAMETERS = {
             UNPLACED,
             {
                 "CapacityReservationSpecification": {
-                    "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP.id}
+                    "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP["reservation"]}
                 },
                 "Placement": {"GroupName": "theirs"},
             },
@@ -106,9 +112,9 @@ PARAMETERS = {
     ],
 )
 def test_parameters_of_a_request_by_market_place_and_reservation(
-    market: str, reservation: ReservationTarget | None, changes: dict[str, Any], expected: dict[str, Any]
+    market: str, reserved: Mapping[str, Any], changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    request = build("p4d.24xlarge", market, SIXTEEN, reservation, **changes)
+    request = build("p4d.24xlarge", market, SIXTEEN, reserved, **changes)
     del request["ClientToken"], request["TagSpecifications"]
     assert request == {name: value for name, value in {**PARAMETERS, **expected}.items() if value is not None}
 
@@ -135,13 +141,13 @@ def test_network_interfaces_of_every_type_fit_its_cards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("market", "reservation"),
-    [("spot", None), ("on-demand", None), ("on-demand", GROUP), ("capacity-block", BLOCK)],
+    ("market", "reserved"),
+    [("spot", UNRESERVED), ("on-demand", UNRESERVED), ("on-demand", GROUP), ("capacity-block", BLOCK)],
 )
-def test_request_of_every_type_is_valid_by_botocores_model(market: str, reservation: ReservationTarget | None) -> None:
+def test_request_of_every_type_is_valid_by_botocores_model(market: str, reserved: Mapping[str, Any]) -> None:
     shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for type in BUILTIN_TYPES:
-        report = ParamValidator().validate(build(type, market, SIXTEEN, reservation), shape)
+        report = ParamValidator().validate(build(type, market, SIXTEEN, reserved), shape)
         assert not report.has_errors(), f"{type}: {report.generate_report()}"
 
 
@@ -181,8 +187,8 @@ def test_client_token_differs_for_every_other_request() -> None:
         {"user_data": "#cloud-config\n{}"},
         {"use_placement_group": False},
         {"use_placement_group": False, "number": 2},
-        {"market": "on-demand", "reservation": BLOCK},
-        {"market": "on-demand", "reservation": GROUP},
+        {"market": "on-demand", "reserved": BLOCK},
+        {"market": "on-demand", "reserved": GROUP},
     ]
     tokens = [build(**change)["ClientToken"] for change in changes]
     assert build()["ClientToken"] == tokens[0] and len(set(tokens)) == len(tokens)

@@ -9,7 +9,7 @@ from botocore.validate import ParamValidator
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
-from infra.aws.launch_request import Place, ReservationTarget, parse_reservation_id
+from infra.aws.launch_request import Place, parse_reservation_id
 from infra.aws.market import reservations
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.errors import CloudError, NoMachines
@@ -46,15 +46,15 @@ def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **det
 def test_place_of_a_block_closes_before_it_ends(front: AwsFrontend) -> None:
     block = find(reserve_block(front))
     assert (block.free_count, block.machine_count, block.state) == (4, 4, "active")
-    target = ReservationTarget(id=block.id, closing_time=START + 23.5 * HOUR)
     assert block.place(0.0) == Place(
-        region="us-east-1", zone=ZONE, type=TYPE, market="capacity-block", price=0.0, reservation=target
-    )
+        region="us-east-1", zone=ZONE, type=TYPE, market="capacity-block", price=0.0, reservation=block.id,
+        closing_time=START + 23.5 * HOUR,
+    )  # fmt: skip
     on_demand = find(front.sim.reserve(TYPE, ZONE, 2, end=START + HOUR, placement_group="theirs"))
-    target = ReservationTarget(id=on_demand.id, placement_group="theirs")
     assert on_demand.place(55.0) == Place(
-        region="us-east-1", zone=ZONE, type=TYPE, market="on-demand", price=55.0, reservation=target
-    )
+        region="us-east-1", zone=ZONE, type=TYPE, market="on-demand", price=55.0, reservation=on_demand.id,
+        placement_group="theirs",
+    )  # fmt: skip
 
 
 def test_unknown_reservation_is_refused_with_the_region_that_has_it(front: AwsFrontend) -> None:
