@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 from support.aws_stack import OWN_CIDR, RecordingAccount
 
-from infra.aws.stack import efs, network, stack
+from infra.aws.stack import efs, network, security_group, stack
 from infra.aws.stack.resources import StackContext
 
 
@@ -17,10 +17,16 @@ def subnets(work: StackContext) -> dict[str, str]:
     return network.ensure(work).subnets
 
 
+@pytest.fixture
+def group(work: StackContext) -> str:
+    """The security group, in the same network."""
+    return security_group.ensure_security_group(work, str(network.ensure(work).vpc))
+
+
 def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role(
-    account: RecordingAccount, work: StackContext, subnets: dict[str, str]
+    account: RecordingAccount, work: StackContext, subnets: dict[str, str], group: str
 ) -> None:
-    file_system, served = efs.ensure(work, subnets, "sg-01234567")
+    file_system, served = efs.ensure(work, subnets, group)
     (description,) = account.efs.describe_file_systems()["FileSystems"]
     assert description["Encrypted"] and description["ThroughputMode"] == "elastic"
     assert description["PerformanceMode"] == "generalPurpose"
@@ -28,7 +34,7 @@ def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role
     assert {target["SubnetId"] for target in targets} == {*served.values()} == {*subnets.values()}
     for target in targets:
         response = account.efs.describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])
-        assert response["SecurityGroups"] == ["sg-01234567"]
+        assert response["SecurityGroups"] == [group]
     policy = json.loads(account.efs.describe_file_system_policy(FileSystemId=file_system.id)["Policy"])
     deny, allow = policy["Statement"]
     assert deny["Effect"] == "Deny" and deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
@@ -55,13 +61,15 @@ def test_ensure_leaves_out_zones_without_efs(
     assert stack.ensure(second_account, OWN_CIDR) == stack.find(account) and not second_account.changes()
 
 
-def test_ensure_restores_a_mount_target(account: RecordingAccount, work: StackContext, subnets: dict[str, str]) -> None:
-    file_system, _ = efs.ensure(work, subnets, "sg-01234567")
+def test_ensure_restores_a_mount_target(
+    account: RecordingAccount, work: StackContext, subnets: dict[str, str], group: str
+) -> None:
+    file_system, _ = efs.ensure(work, subnets, group)
     target = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
     damaged = efs.find_file_system(work)
     assert damaged and damaged.missing_parts(subnets) == [f"mount target in {target['AvailabilityZoneName']}"]
-    assert efs.ensure(work, subnets, "sg-01234567")[0].missing_parts(subnets) == []
+    assert efs.ensure(work, subnets, group)[0].missing_parts(subnets) == []
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------
