@@ -65,7 +65,7 @@ def test_every_event_comes_back_from_the_file_in_order_selected_by_type(journal:
 @pytest.mark.parametrize(
     ("damaged", "problem"),
     [
-        ('{"what": "journal_events.SpotCostKnown", "id": "i-1", "dollars": "1"}', "dollars"),
+        ('{"what": "SpotCostKnown", "id": "i-1", "dollars": "1"}', "dollars"),
         ('{"what": "RequestGranted", "number": 1, "machines": [{"id": 7}]}', "machines"),
         ('{"what": "bought"}', "'bought'"),
         ("{}", "None"),
