@@ -105,9 +105,8 @@ class SelftestSession:
         """Return the market of a job, and its dollars at today's prices, None where unknown. Raises `ClusterError`."""
         plan = self.plan(request)
         assert plan.rental_plan
-        summary = plan.rental_plan.summary(plan.spec)
-        rate = summary.dollars_per_hour
-        return summary.market, None if rate is None else rate * request.minutes / 60
+        rate = plan.rental_plan.dollars_per_hour
+        return plan.rental_plan.market, None if rate is None else rate * request.minutes / 60
 
     def launch(self, request: JobRequest) -> Job:
         """Launch a job. Raises `ClusterError`."""

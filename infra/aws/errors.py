@@ -19,14 +19,12 @@ class ErrorKind(Enum):
 
     NO_CAPACITY = "the place has too few free machines: try the next place"
     QUOTA_EXCEEDED = "the account's quota is too small: skip all places of this quota"
-    PRICE_TOO_LOW = "the spot price is above the offered price: try the next place"
     THROTTLED = "too many calls: repeat the call later"
     OUTCOME_UNKNOWN = "the call may have been executed: repeat it with the same client token"
     NOT_VISIBLE_YET = "a resource that was just created is not visible yet: repeat the call soon"
     IN_USE = "another resource must end first: repeat the call later"
     ALREADY_EXISTS = "the resource exists: check whether it has the stack tag"
     NOT_FOUND = "the resource does not exist"
-    NO_FREE_ADDRESSES = "the subnet has no free addresses: try the next subnet"
     PLACE_UNSUITABLE = "the place cannot have such machines: never try it again for this job"
     PERMANENT = "a repeated call would fail again: report the error"
 
@@ -35,11 +33,12 @@ _CODES_BY_KIND = {
     ErrorKind.NO_CAPACITY: (
         "InsufficientInstanceCapacity UnfulfillableCapacity InsufficientCapacity InsufficientHostCapacity "
         "InsufficientReservedInstanceCapacity ReservationCapacityExceeded InsufficientCapacityOnHost "
-        "Server.InsufficientInstanceCapacity"
+        "Server.InsufficientInstanceCapacity SpotMaxPriceTooLow"
     ),
-    # Also said of a type that one zone cannot place just now, with or without the word "zone".
-    ErrorKind.PLACE_UNSUITABLE: "Unsupported UnsupportedOperation",
-    ErrorKind.PRICE_TOO_LOW: "SpotMaxPriceTooLow",
+    # "Unsupported" is also said of a type that one zone cannot place just now, with or without the word "zone".
+    ErrorKind.PLACE_UNSUITABLE: (
+        "Unsupported UnsupportedOperation InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet"
+    ),
     ErrorKind.QUOTA_EXCEEDED: (
         "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxFleetCountExceeded "
         "SpotInstanceCountExceeded"
@@ -73,7 +72,6 @@ _CODES_BY_KIND = {
         "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound "
         "NatGatewayNotFound"
     ),
-    ErrorKind.NO_FREE_ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
 }
 KIND_BY_CODE = {code: kind for kind, codes in _CODES_BY_KIND.items() for code in codes.split()}
 _AUTHENTICATION = (

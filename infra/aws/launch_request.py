@@ -15,15 +15,6 @@ class Internet(StrEnum):
     NONE = "none"  # none; the machine image has everything
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReservationTarget:
-    """Reserved capacity in which machines are launched."""
-
-    id: str  # "cr-...", or the ARN of a resource group of reservations
-    closing_time: float | None = None  # when EC2 ends the machines, in seconds since 1970; None for never
-    placement_group: str = ""  # the group in which the capacity is reserved, "" for none
-
-
 def parse_reservation_id(text: str) -> str:
     """Return the ID of a reservation or the ARN of a group of them. Raises `ValueError` for any other text."""
     if not re.fullmatch(r"cr-[0-9a-z]+", text, re.ASCII) and not GROUP_PATTERN.fullmatch(text):
@@ -49,9 +40,6 @@ class Place:
     type: str
     market: str  # "spot", "on-demand" or "capacity-block"
     price: float | None = None  # dollars an hour, None when unknown; 0 in a capacity block, which is paid beforehand
-    reservation: ReservationTarget | None = None
-
-    @property
-    def closing_time(self) -> float | None:
-        """When EC2 ends the machines, in seconds since 1970; None for never."""
-        return self.reservation.closing_time if self.reservation else None
+    reservation: str = ""  # "cr-...", the ARN of a resource group of reservations, or "" for none
+    closing_time: float | None = None  # when EC2 ends the machines, in seconds since 1970; None for never
+    placement_group: str = ""  # the group in which the reserved machines are, "" for none

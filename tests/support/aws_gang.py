@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from support.aws_journal import IMAGE, INSTANCE_REQUEST
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import account_at
+from support.simcloud.spot_market import IMAGES, image_id
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.instances import gang as instances_gang
 from infra.aws.instances import instances
-from infra.aws.instances.amis import Image
 from infra.aws.instances.gang import Gang
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
@@ -105,31 +106,29 @@ class GangTestbed:
 
     def instance_request(self, place: Place) -> InstanceRequest:
         """Return the request for a machine in a place."""
-        image = Image(self.image_id(place.region), "ubuntu", 22, 75, "/dev/sda1", "", "/opt/pytorch/bin/python")
+        image = replace(IMAGE, id=self.image_id(place.region))
         user_data = build_user_data(
             poweroff_seconds=7200,
             private_key="PRIVATE",
             public_key=public_key(),
             file_system="fs-1",
             access_point="fsap-1",
-            ssh_user="ubuntu",
+            ssh_user=image.ssh_user,
             python=image.python,
         )
-        return InstanceRequest(
+        return replace(
+            INSTANCE_REQUEST,
             job_uid=self.uid,
-            job_name="job-3",
-            owner="me",
             expires=self.sim.now() + 7200,
             image=image,
             stack=self.stack,
             user_data=user_data,
             host_key=public_key(),
+            terms="",
         )
 
     def image_id(self, region: str = "us-east-1") -> str:
         """Return an image of a region."""
-        from support.simcloud.spot_market import IMAGES, image_id
-
         return image_id(region, next(iter(IMAGES.values())))
 
     def acquire(self, *places: Place, n: int = 3, seconds: float = 1200.0, **changes: Any) -> list[Instance]:
@@ -165,16 +164,6 @@ class GangTestbed:
     def journal_kinds(self) -> list[type[JournalEvent]]:
         """Return the kinds of the journal's events, in order."""
         return [type(event) for event in self.journal.events(JournalEvent)]
-
-    def record_client_tokens(self) -> list[str]:
-        """Return a list to which each RunInstances call from now on adds its client token."""
-        tokens: list[str] = []
-        self.hook(
-            self.account.ec2_no_retry,
-            "before-call.ec2.RunInstances",
-            lambda params, **_: tokens.append(params["body"]["ClientToken"]),
-        )
-        return tokens
 
     # --- faults ----------------------------------------------------------------------------------------------------
 

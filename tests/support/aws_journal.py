@@ -18,6 +18,28 @@ from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
+STACK = Stack(
+    region="us-east-1",
+    vpc="vpc-0a1",
+    subnets={"us-east-1a": "subnet-0a1", "us-east-1b": "subnet-0b2"},
+    security_group="sg-0c3",
+    file_system="fs-0d4",
+    key_name="imgnet-0123456789ab",
+    access_point="fsap-0e5",
+)
+IMAGE = Image("ami-0f6", "ubuntu", 22, 75, "/dev/sda1", "Deep Learning", "/opt/pytorch/bin/python")
+INSTANCE_REQUEST = InstanceRequest(
+    job_uid="job-3-9073e811",
+    job_name="job-3",
+    owner="ann",
+    expires=1_795_298_400.0,  # 2026-11-21 22:00 UTC
+    image=IMAGE,
+    stack=STACK,
+    user_data="#cloud-config",
+    host_key="ssh-ed25519 AAAA",
+    terms='{"machines":2}',
+)
+
 
 def write_journal(path: Path, *events: JournalEvent) -> None:
     """Write a journal with these events."""
@@ -28,12 +50,8 @@ def launch_request(
     number: int, place: Place, names: Sequence[str], time: float = 0.0, *, has_overhead: bool = False
 ) -> LaunchRequest:
     """Return a request for machines. `has_overhead`: with a disk of 100 GB each, which costs money too."""
-    image = Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    stack = Stack(place.region, "vpc-1", {place.zone: "subnet-1"}, "sg-1", "fs-1", "key")
-    instance_request = InstanceRequest(
-        job_uid="job-1-0", job_name="job-1", owner="ann", expires=0.0, image=image, stack=stack, user_data="",
-        host_key="",
-    )  # fmt: skip
+    stack = replace(STACK, region=place.region, subnets={place.zone: "subnet-1"})
+    instance_request = replace(INSTANCE_REQUEST, stack=stack, expires=0.0)
     request = build_launch_request(instance_request, BUILTIN_TYPES[place.type], place, names, number)
     request.parameters["NetworkInterfaces"] = []
     request.parameters["BlockDeviceMappings"] = [{"Ebs": {"VolumeSize": 100}}] if has_overhead else []

@@ -15,7 +15,7 @@ from support.simcloud.cloud import SimulatedAws
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
-from infra.aws.stack import resources
+from infra.aws.stack import claims, resources
 from infra.aws.stack.resources import StackContext
 
 LOADER = Loader()  # one for all tests: it takes half a second to read the description of EC2
@@ -81,7 +81,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module, name, seconds in (
         (resources, "SETTLE_SECONDS", 0.02), (resources, "RESOURCE_POLL_SECONDS", 0.01),
         (resources, "RESOURCE_IN_USE_SECONDS", 0.5), (resources, "RESOURCE_VISIBILITY_SECONDS", 0.5),
-        (aws_client, "CONSISTENCY_POLL_SECONDS", 0.01),
+        (aws_client, "CONSISTENCY_POLL_SECONDS", 0.01), (claims, "SETTLE_SECONDS", 0.0),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no test here cuts the power

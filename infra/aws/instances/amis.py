@@ -60,9 +60,13 @@ def resolve_image(account: Account, gpu_arch: str, ami: str | None = None) -> Im
         return _describe_image(account, ami, "")
     if is_legacy_arch(gpu_arch):
         raise CloudError(explain_legacy_arch(gpu_arch))
-    name, ami = _find_newest_image(account)
-    torch = read_torch_version(name)
-    return _describe_image(account, ami, "/opt/pytorch/bin/python" if torch else "", torch)
+    response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
+    image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response["Parameters"]}
+    for name in AMI_PARAMETERS:
+        if image_ids.get(name):
+            torch = read_torch_version(name)
+            return _describe_image(account, image_ids[name], "/opt/pytorch/bin/python" if torch else "", torch)
+    raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
 
 
 def read_torch_version(parameter: str) -> str:
@@ -104,16 +108,6 @@ def is_legacy_arch(gpu_arch: str) -> bool:
     return number.isdecimal() and int(number) < MIN_COMPUTE_CAPABILITY
 
 
-def _find_newest_image(account: Account) -> tuple[str, str]:
-    """Return the first of `AMI_PARAMETERS` that exists, and its image ID. Raises `CloudError`."""
-    response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
-    image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response.get("Parameters", [])}
-    for name in AMI_PARAMETERS:
-        if image_ids.get(name):
-            return name, image_ids[name]
-    raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
-
-
 def _describe_image(account: Account, ami: str, python: str, torch: str = "") -> Image:
     """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
@@ -126,11 +120,14 @@ def _describe_image(account: Account, ami: str, python: str, torch: str = "") ->
         raise CloudError(f"image {ami} is for {image['Architecture']}, but the machines are x86_64; pass another --ami")
     user, port = _ssh_login(ami, tags.read_tags(image))
     root_device = image.get("RootDeviceName") or "/dev/sda1"
+    disk_sizes = {
+        disk["DeviceName"]: disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", [])
+    }
     return Image(
         id=ami,
         ssh_user=user,
         ssh_port=port,
-        snapshot_gb=_root_snapshot_gb(image, root_device),
+        snapshot_gb=int(disk_sizes.get(root_device, 0)),
         root_device=root_device,
         name=image.get("Name", ""),
         python=python,
@@ -148,11 +145,3 @@ def _ssh_login(ami: str, image_tags: dict[str, str]) -> tuple[str, int]:
             f"set it: aws ec2 create-tags --resources {ami} --tags Key={PORT_TAG},Value=22"
         )
     return user, int(port)
-
-
-def _root_snapshot_gb(image: tags.Resource, root_device: str) -> int:
-    """Return the size of the root device's snapshot in GB, 0 when the image does not say it."""
-    for mapping in image.get("BlockDeviceMappings", []):
-        if mapping.get("DeviceName") == root_device:
-            return int(mapping.get("Ebs", {}).get("VolumeSize", 0))
-    return 0

@@ -46,7 +46,7 @@ GANG_POLL_SECONDS = 1.0
 CLIENT_REASON = "Client."  # begins the reasons of ends that the account caused, as Server. those that EC2 caused
 PLACE_RESOURCE_CODES = ("InvalidSubnetID.NotFound", "InvalidPlacementGroup.Unknown")
 # Kinds of refusals that a place would repeat in every round.
-LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES, ErrorKind.PLACE_UNSUITABLE)
+LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.PLACE_UNSUITABLE)
 RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
@@ -158,10 +158,10 @@ class Gang:
         deadline = time.monotonic() + timeout_seconds
         round_pause = FIRST_ROUND_PAUSE_SECONDS
         refusals = dict[str, str]()
-        refusal_kinds = dict[str, ErrorKind]()
         exhausted_quotas = set[tuple[str, str]]()  # code and region
         unsuitable_places = set[Place]()
         while True:
+            is_hopeless = True  # until a place may have the machines later
             for place in places:
                 instance_type = instance_types[place.type]
                 label = f"{place.type} {place.market} in {place.zone}"
@@ -170,14 +170,13 @@ class Gang:
                     continue
                 if self._recently_failed(place):
                     refusals.setdefault(label, "had no capacity a moment ago")
-                    refusal_kinds[label] = ErrorKind.NO_CAPACITY
+                    is_hopeless = False
                     continue
                 try:
                     instance_request = _build_for_place(build_request, place)
                     return self.request_instances(place, names, instance_request, instance_type)
                 except LaunchRefused as refusal:
                     refusals[label] = str(refusal)
-                    refusal_kinds[label] = refusal.error_kind
                     if refusal.error_kind is ErrorKind.QUOTA_EXCEEDED:
                         exhausted_quotas.add((quota_code, place.region))
                         vcpus = len(names) * instance_type.vcpus
@@ -187,7 +186,7 @@ class Gang:
                         raise
                     if refusal.error_kind is ErrorKind.PLACE_UNSUITABLE:
                         unsuitable_places.add(place)
-            is_hopeless = set(refusal_kinds.values()) <= {*LASTING_KINDS}
+                    is_hopeless = is_hopeless and refusal.error_kind in LASTING_KINDS
             if is_hopeless or time.monotonic() + round_pause > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(
@@ -323,7 +322,7 @@ class Gang:
     def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
         """Return an error that has a code as a `LaunchRefused`, any other (no response) as a `CloudError`."""
         failure = explain_error(error, RENT_ACTION)
-        if error_kind in (ErrorKind.NO_CAPACITY, ErrorKind.PRICE_TOO_LOW, *LASTING_KINDS):
+        if error_kind in (ErrorKind.NO_CAPACITY, *LASTING_KINDS):
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 
@@ -359,11 +358,9 @@ class Gang:
         count = len(request.names)
         tagged_ids = set[str]()
         while True:
-            job_instances = instances.describe(self.account, {tags.JOB: self.job_uid}, ids)
-            tagged_names = {instance.id: instance.name for instance in job_instances}
-            found_instances = instances.assign_names(
-                (instance for instance in job_instances if instance.id in ids), request.names
-            )
+            own_instances = [instance for instance in self._instances_of(request.token) if instance.id in ids]
+            tagged_names = {instance.id: instance.name for instance in own_instances}
+            found_instances = instances.assign_names(own_instances, request.names)
             problem = instances.validation_error(found_instances, request)
             if len(ids) != count:
                 problem = f"EC2 launched {len(ids)} of {count} machines"

@@ -42,7 +42,6 @@ LEFTOVER_OPERATIONS: dict[str, dict[str, Sequence[str]]] = {  # with the filters
     "describe_subnets": {},
     "describe_route_tables": {},
 }
-DESCRIBE_BATCH = 200  # instance IDs in one filter of DescribeInstances
 TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
 
@@ -118,19 +117,12 @@ def _parse_end_time(description: Resource, launch_time: float) -> float:
     return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
 
 
-def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return the stack's machines that have these tags or one of these IDs, including those that ended recently.
-
-    IDs that EC2 does not show yet are left out. Raises `CloudError`.
-    """
+def describe(account: Account, required_tags: aws_tags.Tags) -> list[Instance]:
+    """Return the stack's machines that have these tags, including those that ended recently. Raises `CloudError`."""
     filters = aws_tags.make_filters({aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
-    instances_by_id = {instance.id: instance for instance in _describe(account, Filters=filters)}
-    missing_ids = [instance_id for instance_id in ids if instance_id not in instances_by_id]
-    for start in range(0, len(missing_ids), DESCRIBE_BATCH):
-        filters = aws_tags.make_filters({}, instance_id=missing_ids[start : start + DESCRIBE_BATCH])
-        instances_by_id |= {instance.id: instance for instance in _describe(account, Filters=filters)}
     return sorted(
-        instances_by_id.values(), key=lambda instance: (instance.launch_time, int(instance.name or 0), instance.id)
+        _describe(account, Filters=filters),
+        key=lambda instance: (instance.launch_time, int(instance.name or 0), instance.id),
     )
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from infra.aws import tags
-from infra.aws.client import Account, call, list_tagged
+from infra.aws.client import Account, call
 from infra.aws.errors import DENIED_CODES
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
@@ -65,7 +65,8 @@ def run_preflight(
         image, image_findings = _check_image(account, instance_types, ami)
         quota_findings = _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
-        findings += _check_subnets(account, machines, stack_missing)
+        if stack_missing:
+            findings.append(Finding(OK, f"the first launch creates {', '.join(stack_missing)}"))
         if image and instance_types:
             findings.append(_check_launch_permission(account, instance_types, market, image, own_stack, user_tags))
         findings += [
@@ -125,7 +126,7 @@ def _list_known_regions() -> list[str]:
     ]
 
 
-# --- types, image, quotas, addresses ------------------------------------------------------------------------------
+# --- types, image, quotas -----------------------------------------------------------------------------------------
 
 
 def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
@@ -180,8 +181,8 @@ def _check_quotas(
             names_by_need.setdefault(need, []).append(instance_type.name)
     codes = {code for code, _, _ in names_by_need}
     limits = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
-    short_codes = [code for code, _, vcpus in names_by_need if (limit := limits[code]) is not None and limit < vcpus]
-    level = WARNING if len(short_codes) < len(names_by_need) else ERROR
+    is_short = [(limit := limits[code]) is not None and limit < vcpus for code, _, vcpus in names_by_need]
+    level = ERROR if all(is_short) else WARNING
     findings = []
     for (code, single_market, vcpus), names in names_by_need.items():
         label = f"{', '.join(names)}, {single_market}: {vcpus} vCPU"
@@ -197,28 +198,6 @@ def _check_quotas(
             new_account = "" if default is None else f"; a new account has {default:g}"
             command = quotas.quota_increase_command(account.region, code, vcpus)
             findings.append(Finding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
-    if short_codes:
-        next_command = quotas.quota_requests_command(account.region, short_codes[0])
-        findings.append(Finding(WARNING, quotas.INCREASE_REPORTS, next_command))
-    return findings
-
-
-def _check_subnets(account: Account, needed: int, missing: Sequence[str]) -> list[Finding]:
-    """Check which of the stack's subnets have `needed` free addresses: one for each machine."""
-    try:
-        subnets = list_tagged(account, "describe_subnets", {tags.STACK: tags.STACK_VALUE})
-    except CloudError as error:
-        return [_finding_from_error(error)]
-    findings = [Finding(OK, f"the first launch creates {', '.join(missing)}")] if missing else []
-    full_subnets = [subnet for subnet in subnets if subnet["AvailableIpAddressCount"] < needed]
-    free_subnets = [subnet for subnet in subnets if subnet not in full_subnets]
-    level = WARNING if free_subnets else ERROR
-    for subnet in full_subnets:
-        message = f"{subnet['AvailabilityZone']}: {subnet['AvailableIpAddressCount']} of {needed} addresses are free"
-        findings.append(Finding(level, message, "imgnet-cluster gc"))
-    if free_subnets:
-        zones = ", ".join(subnet["AvailabilityZone"] for subnet in free_subnets)
-        findings.append(Finding(OK, f"{needed} addresses are free in {zones}"))
     return findings
 
 

@@ -88,8 +88,7 @@ def build_launch_request(
         "UserData": instance_request.user_data,
     }
     new_group = ""
-    if not placement_group and place.reservation:
-        placement_group = place.reservation.placement_group
+    placement_group = placement_group or place.placement_group
     if not placement_group and instance_request.use_placement_group:
         placement_group = new_group = f"imgnet-{instance_request.job_uid}-{number}"
     if placement_group:
@@ -103,11 +102,9 @@ def build_launch_request(
     elif place.market == "capacity-block":
         parameters["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     if place.reservation:
-        is_group = place.reservation.id.startswith("arn:")
+        is_group = place.reservation.startswith("arn:")
         target_key = "CapacityReservationResourceGroupArn" if is_group else "CapacityReservationId"
-        parameters["CapacityReservationSpecification"] = {
-            "CapacityReservationTarget": {target_key: place.reservation.id}
-        }
+        parameters["CapacityReservationSpecification"] = {"CapacityReservationTarget": {target_key: place.reservation}}
 
     def specifications(token: str) -> list[Resource]:
         return tags.tag_specifications(resource_types, _machine_tags(instance_request, names, token))

@@ -6,7 +6,7 @@ there is not in the cost of a job.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -84,7 +84,7 @@ def _machine_cost(
     if end and end.ended > now:
         end, exact_dollars = None, None
     ended = end.ended if end else None
-    seconds = billed_seconds(machine.launched, now if ended is None else ended)
+    seconds = float(max(MIN_BILLED_SECONDS, math.ceil((now if ended is None else ended) - machine.launched)))
     price = place.price
     dollars = exact_dollars
     if dollars is None and price is not None:
@@ -108,11 +108,6 @@ def _machine_cost(
         address_dollars=has_public_address * prices.ADDRESS_PER_HOUR * seconds / 3600,
         why=end.reason if end else "",
     )
-
-
-def billed_seconds(launched: float, ended: float) -> float:
-    """Return the seconds that EC2 bills for a machine."""
-    return float(max(MIN_BILLED_SECONDS, math.ceil(ended - launched)))
 
 
 def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:
@@ -169,33 +164,20 @@ def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
         machines = [machine for machine in ended_machines if (machine.type, machine.zone) == (type_name, zone)]
         start = min(machine.launched for machine in machines)
         end = max(machine.ended or now for machine in machines)
-        history = spot_price_history(account, type_name, zone, start, end)
+        period = {"StartTime": datetime.fromtimestamp(start, UTC), "EndTime": datetime.fromtimestamp(end, UTC)}
+        entries = list_spot_prices(account, [type_name], AvailabilityZone=zone, **period)
+        history = sorted((entry["Timestamp"].timestamp(), float(entry["SpotPrice"])) for entry in entries)
         for machine in machines:
             dollars = integrate_price(history, machine.launched, machine.launched + machine.seconds)
             if dollars is not None:
                 journal.write(SpotCostKnown(id=machine.id, dollars=dollars))
 
 
-def spot_price_history(
-    account: Account, type_name: str, zone: str, start: float, end: float
-) -> list[tuple[float, float]]:
-    """Return the changes of a spot price as (time, dollars an hour), in order, with the price in force at `start`.
+def integrate_price(changes: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """Return the dollars from `begin` to `end` at a price that changes. None when the price at `begin` is unknown.
 
-    Raises `CloudError`.
+    `changes` are (time, dollars an hour) in order.
     """
-    entries = list_spot_prices(
-        account,
-        [type_name],
-        AvailabilityZone=zone,
-        StartTime=datetime.fromtimestamp(start, UTC),
-        EndTime=datetime.fromtimestamp(end, UTC),
-    )
-    return sorted((entry["Timestamp"].timestamp(), float(entry["SpotPrice"])) for entry in entries)
-
-
-def integrate_price(history: Iterable[tuple[float, float]], begin: float, end: float) -> float | None:
-    """Return the dollars from `begin` to `end` at a price that changes. None when the price at `begin` is unknown."""
-    changes = list(history)
     earlier_prices = [price for time, price in changes if time <= begin]
     if not earlier_prices:
         return None

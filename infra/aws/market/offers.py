@@ -121,9 +121,6 @@ def list_offers(account: Account | None, gpu: str | None = None, names: Sequence
     each type. Raises `CloudError`.
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
-    names = [
-        name for name in names if (builtin_type := BUILTIN_TYPES.get(name)) is None or matches_gpu(builtin_type, gpu)
-    ]
     if account is None:
         return [
             _build_offer(ON_DEMAND_PRICE_REGION, instance_type, "", {})

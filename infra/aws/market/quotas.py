@@ -19,13 +19,6 @@ QUOTA_CODES = {
     ("G", ON_DEMAND): "L-DB2E81BA",
     ("Standard", ON_DEMAND): "L-1216C47A",
 }
-# Reports on increases of GPU quotas: docs.getimpala.ai, "AWS service quotas" (24 to 72 hours); GitHub,
-# filecoin-project/rust-fil-proofs issue 1775, June 2025 (more than a week of mails); 2i2c-org/infrastructure issue 1309
-# (granted in part); tomomano/learn-aws-by-coding issue 15 (4 vCPUs refused to a new account).
-INCREASE_REPORTS = (
-    "others report that an increase takes 1 to 3 days, for GPUs sometimes more than a week, and that AWS may grant "
-    "less than was asked, or nothing to a new account (docs/aws.md, Quotas)"
-)
 
 
 def get_quota_code(family: str, market: str) -> str:
@@ -49,12 +42,4 @@ def quota_increase_command(region: str, code: str, vcpus: int) -> str:
     return (
         f"aws service-quotas request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
         f"--desired-value {vcpus}"
-    )
-
-
-def quota_requests_command(region: str, code: str) -> str:
-    """Return the shell command that shows what became of requests for a larger quota."""
-    return (
-        "aws service-quotas list-requested-service-quota-change-history-by-quota "
-        f"--region {region} --service-code ec2 --quota-code {code}"
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from infra.aws.client import QUICK_CONFIG, Account, call, paginate
-from infra.aws.launch_request import Place, ReservationTarget, get_group_region
+from infra.aws.launch_request import Place, get_group_region
 from infra.aws.tags import Resource
 from infra.errors import CloudError, NoMachines
 
@@ -57,9 +57,15 @@ class Reservation:
 
     def place(self, price: float | None) -> Place:
         """Return the place of the reserved machines, at a price in dollars an hour."""
-        target = ReservationTarget(id=self.id, closing_time=self.closing_time, placement_group=self.placement_group)
         return Place(
-            region=self.region, zone=self.zone, type=self.type, market=self.market, price=price, reservation=target
+            region=self.region,
+            zone=self.zone,
+            type=self.type,
+            market=self.market,
+            price=price,
+            reservation=self.id,
+            closing_time=self.closing_time,
+            placement_group=self.placement_group,
         )
 
     def problem(self, now: float, types: Sequence[str] = (), zones: Sequence[str] = (), market: str = "") -> str:

@@ -19,7 +19,7 @@ from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from . import network, policies
-from .resources import RESOURCE_NAME, StackContext, call_if_permitted, require_ours, wait_for
+from .resources import RESOURCE_NAME, StackContext, find, require_ours, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
     if not description or _is_deleting(description):
         return None
     file_system_id = str(description["FileSystemId"])
-    response = call_if_permitted(
+    response = find(
         "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=file_system_id
     )
     policy = str(response["Policy"]) if response else ""
@@ -179,18 +179,14 @@ def _is_deleting(description: Resource | None) -> bool:
 
 
 def _mount_targets(context: StackContext, file_system_id: str) -> list[Resource]:
-    response = call_if_permitted(
-        "mount targets", context.account.efs.describe_mount_targets, FileSystemId=file_system_id
-    )
+    response = find("mount targets", context.account.efs.describe_mount_targets, FileSystemId=file_system_id)
     targets = (response or {}).get("MountTargets", [])
     return [target for target in targets if target["LifeCycleState"] != "deleted"]
 
 
 def _access_points(context: StackContext, file_system_id: str) -> list[Resource]:
     """Return the stack's access points that are not being deleted, by ID, so that all launches take the same one."""
-    response = call_if_permitted(
-        "access points", context.account.efs.describe_access_points, FileSystemId=file_system_id
-    )
+    response = find("access points", context.account.efs.describe_access_points, FileSystemId=file_system_id)
     own_points = [
         point
         for point in (response or {}).get("AccessPoints", [])
@@ -232,7 +228,10 @@ def _create_mount_target(
     except CloudError as error:
         if error.code != "UnsupportedAvailabilityZone":
             raise
-        network.mark_without_efs(context, zone, subnet)
+        logger.info(f"EFS does not serve {zone}: no machines will be launched there")
+        no_efs_tag = tags.to_aws_tags({network.NO_EFS_TAG: "yes"})
+        create_tags = context.account.ec2.create_tags
+        context.create(f"no-EFS tag of the subnet in {zone}", create_tags, Resources=[subnet], Tags=no_efs_tag)
         return False
     return True
 

@@ -75,17 +75,6 @@ def ensure(context: StackContext) -> StackNetwork:
     return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), ())
 
 
-def mark_without_efs(context: StackContext, zone: str, subnet: str) -> None:
-    """Tag a subnet in a zone that EFS does not serve, so that no machines are launched there."""
-    logger.info(f"EFS does not serve {zone}: no machines will be launched there")
-    context.create(
-        f"no-EFS tag of the subnet in {zone}",
-        context.account.ec2.create_tags,
-        Resources=[subnet],
-        Tags=tags.to_aws_tags({NO_EFS_TAG: "yes"}),
-    )
-
-
 def remove(context: StackContext) -> None:
     """Delete the stack's networks, in the order that AWS requires. `context.leftovers` names what is left."""
     ec2 = context.account.ec2

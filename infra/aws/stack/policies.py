@@ -112,6 +112,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
     roles = [f"{aws}:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
     spot_role = f"{aws}:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
     efs_role = f"{aws}:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
+    without_imdsv2 = {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}}
     linked_services = {
         "StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "elasticfilesystem.amazonaws.com"]}
     }
@@ -123,16 +124,10 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
         _allow("RunInOurs", "ec2:RunInstances", f"{ec2}*", our_tag_on_resource),
         _allow("RunUntagged", "ec2:RunInstances", unowned),
-        _deny(
-            "OnlyIMDSv2",
-            "ec2:RunInstances",
-            f"{ec2}instance/*",
-            {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}},
-        ),
+        {**_allow("OnlyIMDSv2", "ec2:RunInstances", f"{ec2}instance/*", without_imdsv2), "Effect": "Deny"},
         *(
-            _allow(f"TagNew{service.title()}", tag_action, f"{aws}:{service}:{region}:{account}:*", condition)
-            for service, tag_action in TAG_ACTIONS.items()
-            for condition in [_while_creating(service)]
+            _allow(f"TagNew{name.title()}", action, f"{aws}:{name}:{region}:{account}:*", _while_creating(name))
+            for name, action in TAG_ACTIONS.items()
         ),
         _allow("ChangeOurs", CHANGE_ACTIONS, "*", our_tag_on_resource),
         _allow("MountTargets", "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface", "*"),
@@ -236,7 +231,3 @@ def _allow(
         "Resource": resource,
     }
     return {**statement, "Condition": condition} if condition else statement
-
-
-def _deny(statement_id: str, action_names: str, resource: str, condition: Condition) -> Statement:
-    return {**_allow(statement_id, action_names, resource, condition), "Effect": "Deny"}

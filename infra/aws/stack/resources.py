@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry
-from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, ErrorKind
+from infra.aws.errors import KIND_BY_CODE, ErrorKind
 from infra.aws.journal import Journal
 from infra.aws.journal_events import StackChange
 from infra.aws.tags import Resource
@@ -142,19 +142,9 @@ def ignore_errors(
         raise
 
 
-def call_if_permitted(
-    action: str, function: Callable[..., Resource], **params: object
-) -> Resource | Literal[False] | None:
-    """Call a describing function: return its response, None when the resource does not exist, False when not permitted.
-
-    Raises `CloudError` for all other errors.
-    """
-    try:
-        return ignore_errors(NOT_FOUND_KINDS, call, action, function, **params)
-    except CloudError as error:
-        if error.code in DENIED_CODES:
-            return False
-        raise
+def find(action: str, function: Callable[..., Response], **params: object) -> Response | None:
+    """Return the response of a describing function, None when the resource does not exist. Raises `CloudError`."""
+    return ignore_errors(NOT_FOUND_KINDS, call, action, function, **params)
 
 
 def wait_for(

@@ -108,7 +108,7 @@ def remove(account: Account, delete_data: bool) -> list[str]:
 
 
 def _inspect(account: Account) -> tuple[list[str], Stack | None]:
-    """Return a line for each missing part, and the stack when all parts that we may read exist."""
+    """Return a line for each missing part, and the stack when all parts exist."""
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
     stack_network = network.inspect_network(context)
@@ -129,7 +129,7 @@ def _inspect(account: Account) -> tuple[list[str], Stack | None]:
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
-    if not vpc or not group or not file_system or any(line != role.ROLE_UNREADABLE for line in lines):
+    if not vpc or not group or not file_system or lines:
         return lines, None
     return lines, _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
 

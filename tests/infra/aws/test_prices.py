@@ -24,8 +24,5 @@ def test_each_kind_of_traffic_is_a_row_with_its_price() -> None:
         "S3": (5.0, "1000 requests", 0.0004, 0.002),
     }
     assert prices.traffic_dollars(MOVED, True) == pytest.approx(0.647)
+    assert prices.traffic_dollars(MOVED, False) == pytest.approx(0.647 - 0.135), "the way in is free without a gateway"
     assert prices.price_traffic(NO_TRAFFIC, True) == ()
-
-
-def test_the_way_to_the_internet_is_free_without_a_nat_gateway() -> None:
-    assert prices.traffic_dollars(MOVED, False) == pytest.approx(0.647 - 0.135)

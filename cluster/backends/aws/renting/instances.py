@@ -261,7 +261,7 @@ class JobInstances(InstanceHistory):
             return place
         now = host.unix_time()
         reservation = find_reservation(
-            self.account, [place.region], place.reservation.id, now, [place.type], [place.zone], place.market
+            self.account, [place.region], place.reservation, now, [place.type], [place.zone], place.market
         )
         return reservation.place(place.price)
 

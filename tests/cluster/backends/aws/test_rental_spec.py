@@ -23,7 +23,7 @@ from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.spec import RentalFacts
 from infra.aws.instances import amis
-from infra.aws.launch_request import Internet, Place, ReservationTarget
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from train.recipe import SAMPLE, Model, Phase, Recipe
 from train.tools.records import DamagedRecord
@@ -70,8 +70,7 @@ def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
 def test_compute_limits_end_with_the_reservation(
     max_hours: float | None, hours_left: float, seconds_until_power_off: float
 ) -> None:
-    closing_time = time.time() + 3600 * hours_left
-    closing = replace(place(), reservation=ReservationTarget(id="cr-1", closing_time=closing_time))
+    closing = replace(place(), reservation="cr-1", closing_time=time.time() + 3600 * hours_left)
     hours, grace_seconds = rental_spec().compute_limits(2, closing, max_hours)
     assert hours * 3600 + grace_seconds == pytest.approx(seconds_until_power_off, abs=5) and grace_seconds <= 900
 

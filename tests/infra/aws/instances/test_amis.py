@@ -16,6 +16,7 @@ from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 from infra.aws.client import Account
 from infra.aws.instances import amis
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.tags import to_aws_tags
 from infra.errors import CloudError
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20261113"
@@ -31,19 +32,17 @@ def refusal(*args: Any) -> str:
     return str(caught.value)
 
 
-def register_own_image(account: Account, **changes: str) -> str:
-    """Register a user's own image, and return its ID."""
-    snapshot = account.ec2.create_snapshot(
-        VolumeId=account.ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
-    )["SnapshotId"]
-    disk = {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": snapshot, "VolumeSize": 120}}
-    params: dict[str, Any] = {"Name": "mine", "Architecture": "x86_64", "RootDeviceName": "/dev/xvda"}
-    ami = account.ec2.register_image(**params | changes, BlockDeviceMappings=[disk])["ImageId"]
-    return str(ami)
-
-
-def tag_image(account: Account, ami: str, **values: str) -> None:
-    account.ec2.create_tags(Resources=[ami], Tags=[{"Key": f"imgnet:{k}", "Value": v} for k, v in values.items()])
+def account_with_image(**changes: Any) -> Account:
+    """Return an account whose EC2 describes a user's own image."""
+    disks = [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 120}},
+    ]
+    image = {"Name": "mine", "RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks, **changes}
+    account = Account()
+    account.__dict__["ec2"] = SimpleNamespace(describe_images=lambda **_: {"Images": [image] if image["Name"] else []})
+    return account
 
 
 def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
@@ -84,65 +83,47 @@ def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
     """The simulated cloud has the parameters of November 2026."""
     assert {*amis.AMI_PARAMETERS} <= {PARAMETER.format(name) for name in IMAGES}
     for number, parameter in enumerate(amis.AMI_PARAMETERS):
-        left = [name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]]
-        front.sim.name_images(left)
+        front.sim.name_images([name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]])
         image = amis.resolve_image(shared_account(), "sm_80")
-        assert (
-            bool(image.python) is bool(amis.read_torch_version(parameter))
-            and amis.read_torch_version(parameter) in image.name
-        )
-
-
-def test_resolve_image_uses_an_own_image_unchanged(front: AwsFrontend) -> None:
-    account = Account()
-    ami = register_own_image(account)
-    image = amis.resolve_image(account, "sm_80", ami)
-    assert (image.id, image.ssh_user, image.ssh_port, image.name, image.python) == (ami, "ubuntu", 22, "mine", "")
-    tag_image(account, ami, user="me", port="2022")
-    image = amis.resolve_image(account, "sm_70", ami)  # an own image for such GPUs is trusted to have its driver
-    assert (image.ssh_user, image.ssh_port) == ("me", 2022)
-    assert ("ssm", "GetParameters") not in front.calls
-
-
-def test_resolve_image_with_a_bad_port_tag_names_the_fix(front: AwsFrontend) -> None:
-    account = Account()
-    ami = register_own_image(account)
-    for port in ("0", "65536", "ssh", "-1", "22 ", "2²"):
-        tag_image(account, ami, port=port)
-        message = refusal(account, "sm_80", ami)
-        assert f"imgnet:port is {port!r}" in message and f"aws ec2 create-tags --resources {ami}" in message
+        version = amis.read_torch_version(parameter)
+        assert bool(image.python) is bool(version) and version in image.name
 
 
 @pytest.mark.parametrize(
-    ("images", "message"),
+    ("changes", "expected"),
     [
-        ([{"State": "pending"}], "image ami-1 is pending; wait for it"),
-        ([{"Architecture": "arm64"}], "image ami-1 is for arm64, but the machines are x86_64"),
-        ([], "there is no image ami-1 in us-east-1"),
+        ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
+        (
+            {"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
+            amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", ""),
+        ),
+        (
+            {"RootDeviceName": None, "BlockDeviceMappings": []},
+            amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", ""),
+        ),
     ],
 )
-def test_resolve_image_refuses_images_that_cannot_launch(
-    front: AwsFrontend, images: list[dict[str, str]], message: str
-) -> None:
-    assert refusal(account_with_images(*images), "sm_80", "ami-1").startswith(message)
+def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
+    account = account_with_image(**changes)
+    for arch in ("sm_80", "sm_70"):  # an own image for such GPUs is trusted to have its driver
+        assert amis.resolve_image(account, arch, "ami-1") == expected
+    assert not front.calls
 
 
-def account_with_images(*images: dict[str, Any]) -> Account:
-    """Return an account whose EC2 describes these images."""
-    account = Account()
-    account.__dict__["ec2"] = SimpleNamespace(describe_images=lambda **_: {"Images": images})
-    return account
-
-
-def test_resolve_image_reads_the_size_of_the_root_device(front: AwsFrontend) -> None:
-    disks = [
-        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
-        {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
-        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 120}},
-    ]
-    known = {"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}
-    images = [amis.resolve_image(account_with_images(image), "sm_80", "ami-1") for image in (known, {})]
-    assert [(image.root_device, image.snapshot_gb) for image in images] == [("/dev/xvda", 120), ("/dev/sda1", 0)]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"State": "pending"}, "image ami-1 is pending; wait for it"),
+        ({"Architecture": "arm64"}, "image ami-1 is for arm64, but the machines are x86_64"),
+        ({"Name": ""}, "there is no image ami-1 in us-east-1"),
+        *(
+            ({"Tags": to_aws_tags({"imgnet:port": port})}, f"image ami-1: its tag imgnet:port is {port!r}")
+            for port in ("0", "65536", "ssh", "-1", "22 ", "2²")
+        ),
+    ],
+)
+def test_image_that_cannot_launch_is_refused(front: AwsFrontend, changes: dict[str, Any], message: str) -> None:
+    assert refusal(account_with_image(**changes), "sm_80", "ami-1").startswith(message)
 
 
 def test_resolve_image_for_v100_needs_an_own_image(front: AwsFrontend) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.aws_gang import ZONES, Crash, GangTestbed, bed
+from support.aws_gang import ZONES, Crash, GangTestbed
 from support.aws_journal import write_journal
 
 from infra.aws import tags
@@ -30,8 +30,6 @@ from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.market.reservations import find_reservation
 from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
 
-__all__ = ["bed"]
-
 A, B, C = ZONES
 G5_SPOT, G5_ON_DEMAND = "L-3819A6DF", "L-DB2E81BA"
 
@@ -52,36 +50,20 @@ def live_instances(gang: Gang) -> list[Instance]:
     return list(instances.live_by_name(gang.list_instances()).values())
 
 
-def test_acquire_names_machines_whose_launch_indexes_are_all_zero(bed: GangTestbed) -> None:
-    bed.sim.has_launch_indexes = False
-    machines = bed.acquire()
-    assert [machine.name for machine in machines] == ["0", "1", "2"]
-    assert [machine.id for machine in machines] == ids(machines), "in the order of their IDs"
-    shown = {row.id: row.tags[tags.MACHINE] for row in bed.live_instances()}
-    assert shown == {machine.id: machine.name for machine in machines}
-
-
 # --- order of places -------------------------------------------------------------------------------------------------
 
 
-def test_acquire_uses_the_first_place_and_a_new_group(bed: GangTestbed) -> None:
+@pytest.mark.parametrize("has_launch_indexes", [True, False])
+def test_acquire_uses_the_first_place_and_a_new_group(bed: GangTestbed, has_launch_indexes: bool) -> None:
+    """EC2 may give all machines of a spot request the index 0. The order of their IDs names them then."""
+    bed.sim.has_launch_indexes = has_launch_indexes
     machines = bed.acquire()
-    indexes = {machine.id: machine.index for machine in bed.live_instances(A)}
-    assert [(machine.name, indexes[machine.id]) for machine in machines] == [("0", 0), ("1", 1), ("2", 2)]
+    rows = sorted(bed.live_instances(A), key=lambda row: (row.index * has_launch_indexes, row.id))
+    assert [(machine.id, machine.name) for machine in machines] == [(row.id, row.tags[tags.MACHINE]) for row in rows]
+    assert [machine.name for machine in machines] == ["0", "1", "2"]
     assert {machine.placement_group for machine in machines} == {"imgnet-job-3-9073e811-1"}
     assert bed.placement_group_names() == ["imgnet-job-3-9073e811-1"] and bed.clock.pauses == []
     assert bed.journal_kinds() == [LaunchRequest, RequestGranted] and bed.front.count("RunInstances") == 1
-
-
-def test_f1_acquire_without_capacity_tries_the_next_zone(bed: GangTestbed) -> None:
-    bed.sim.capacity[A, "g5.xlarge"] = 0
-    tokens = bed.record_client_tokens()
-    machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 3
-    assert {machine.placement_group for machine in machines} == {f"imgnet-{bed.uid}-2"}
-    assert bed.placement_group_names() == [f"imgnet-{bed.uid}-2"]
-    assert bed.journal_kinds() == [LaunchRequest, RequestRefused, LaunchRequest, RequestGranted]
-    assert len(tokens) == len(set(tokens)) == 2, "EC2 answers 500 then, which is no transient error"
 
 
 def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> None:
@@ -96,29 +78,12 @@ def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> 
 
     bed.clock.meanwhile.append(restore_capacity)
     machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 3 and len(times) == 8
+    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 3
+    assert len(times) == bed.front.count("RunInstances") == 8, "EC2 answers 500 then, which is no transient error"
+    assert bed.journal_kinds() == [LaunchRequest, RequestRefused] * 7 + [LaunchRequest, RequestGranted]
     cooldowns = [later - earlier for earlier, later in zip(times, times[2:], strict=False)]
     assert min(cooldowns) >= gang_module.CAPACITY_COOLDOWN_SECONDS
     assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.placement_group_names() == [f"imgnet-{bed.uid}-8"]
-
-
-def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
-    bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
-    message = refusal(bed, seconds=0)
-    assert message.startswith(
-        f"EC2 cannot provide 3 machines for this job: g5.xlarge spot in {A}: InsufficientInstance"
-    )
-    assert f"; g5.xlarge spot in {B}: Insuff" in message and message.endswith("see: imgnet-cluster offers")
-    assert bed.live_instances() == [] and bed.placement_group_names() == []
-
-
-def test_acquire_terminates_an_incomplete_launch(bed: GangTestbed) -> None:
-    bed.change_instances(lambda machine: machine["AmiLaunchIndex"] != 1, "RunInstances")
-    with pytest.raises(CloudError, match="EC2 launched 2 of 3 machines"):
-        bed.acquire(bed.place(A), seconds=0)
-    bed.remove_faults()
-    bed.gang().list_instances()
-    assert bed.live_instances() == [], "also the one that was missing in the response"
 
 
 def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) -> None:
@@ -130,33 +95,28 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) 
         assert f"--region us-east-1 --service-code ec2 --quota-code {code} --desired-value 12" in message
 
 
-@pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked"])
-def test_f6_refusal_of_the_account_stops_at_once(bed: GangTestbed, code: str) -> None:
-    bed.front.fault(action="RunInstances", code=code, times=9)
-    refusal(bed)
-    assert bed.front.count("RunInstances") == 1 and bed.clock.pauses == []
-
-
-def test_f6_acquire_without_group_permission_launches_nothing(bed: GangTestbed) -> None:
-    bed.front.fault(action="CreatePlacementGroup", code="UnauthorizedOperation", times=9)
-    assert "ec2:CreatePlacementGroup" in refusal(bed) and bed.front.count("RunInstances") == 0
-
-
-def test_f7_throttled_request_is_repeated_with_growing_pauses(bed: GangTestbed) -> None:
-    bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=3)
-    tokens = bed.record_client_tokens()
-    assert len(bed.acquire()) == 3 == len(bed.live_instances(A))
-    assert len(tokens) == 4 and len(set(tokens)) == 1 and bed.clock.pauses == [1, 2, 4]
-    assert bed.journal_kinds() == [LaunchRequest, RequestGranted]
+@pytest.mark.parametrize(
+    ("action", "code", "count"),
+    [
+        *(
+            ("RunInstances", code, 1)
+            for code in ("UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked")
+        ),
+        ("CreatePlacementGroup", "UnauthorizedOperation", 0),
+    ],
+)
+def test_f6_refusal_of_the_account_stops_at_once(bed: GangTestbed, action: str, code: str, count: int) -> None:
+    bed.front.fault(action=action, code=code, times=9)
+    message = refusal(bed)
+    assert bed.front.count("RunInstances") == count and bed.clock.pauses == []
+    assert count or f"ec2:{action}" in message
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [({"code": "RequestLimitExceeded"}, "RequestLimitExceeded"), ({"drop": True}, "0 of 3 machines appeared")],
 )
-def test_request_that_is_never_carried_out_moves_to_the_next_place(
-    bed: GangTestbed, fault: dict[str, Any], message: str
-) -> None:
+def test_request_without_effect_moves_to_the_next_place(bed: GangTestbed, fault: dict[str, Any], message: str) -> None:
     bed.front.fault(action="RunInstances", times=gang_module.RUN_ATTEMPTS, **fault)
     assert {machine.zone for machine in bed.acquire()} == {B} and len(bed.sim.instances()) == 3
     assert message in bed.log_lines[0] and bed.placement_group_names() == [f"imgnet-{bed.uid}-2"]
@@ -165,13 +125,28 @@ def test_request_that_is_never_carried_out_moves_to_the_next_place(
 # --- lost responses---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [{"drop": True}, {"code": "InternalError"}, {"code": "Unavailable"}])
-def test_f8_lost_response_is_repeated_with_the_same_token(bed: GangTestbed, fault: dict[str, Any]) -> None:
-    bed.front.fault(action="RunInstances", after=True, **fault)
-    tokens = bed.record_client_tokens()
+NO_ROLE_YET = "Value (imgnet-machine) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile"
+
+
+@pytest.mark.parametrize(
+    ("fault", "pauses"),
+    [
+        pytest.param({"code": "RequestLimitExceeded", "times": 3}, [1, 2, 4], id="f7 throttled"),
+        pytest.param({"code": "InvalidParameterValue", "message": NO_ROLE_YET, "times": 2}, [1, 2], id="new role"),
+        pytest.param({"drop": True, "after": True}, [1], id="f8 lost response"),
+        pytest.param({"code": "InternalError", "after": True}, [1], id="f8 error after the launch"),
+        pytest.param({"code": "Unavailable", "after": True}, [1], id="f8 unavailable after the launch"),
+    ],
+)
+def test_request_is_repeated_with_the_same_token(bed: GangTestbed, fault: dict[str, Any], pauses: list[int]) -> None:
+    bed.front.fault(action="RunInstances", **fault)
+    tokens: list[str] = []
+    event = "before-call.ec2.RunInstances"
+    bed.hook(bed.account.ec2_no_retry, event, lambda params, **_: tokens.append(params["body"]["ClientToken"]))
     machines = bed.acquire()
-    assert len(tokens) == 2 and len(set(tokens)) == 1
+    assert bed.clock.pauses == pauses and len(tokens) == len(pauses) + 1 and len(set(tokens)) == 1
     assert ids(machines) == ids(bed.sim.instances()) and len(machines) == 3
+    assert bed.journal_kinds() == [LaunchRequest, RequestGranted]
 
 
 def test_f8_without_any_response_machines_are_found_by_tag(bed: GangTestbed) -> None:
@@ -230,46 +205,44 @@ def test_acquire_gives_up_machines_that_never_start(bed: GangTestbed, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("action", "change", "message"),
     [
-        (lambda machine: machine["Placement"].update(AvailabilityZone=B), f"in other zones than {A}"),
-        (lambda machine: machine["Placement"].update(GroupName=""), "outside their placement group"),
-        (lambda machine: machine.update(IamInstanceProfile={}), "without their role"),
-        (lambda machine: machine.update(PrivateIpAddress="127.1.0.2"), "with the same address"),
+        ("RunInstances", lambda machine: machine["AmiLaunchIndex"] != 1, "EC2 launched 2 of 3 machines"),
+        ("DescribeInstances", lambda machine: machine["Placement"].update(AvailabilityZone=B), f"other zones than {A}"),
+        ("DescribeInstances", lambda machine: machine["Placement"].update(GroupName=""), "outside their placement"),
+        ("DescribeInstances", lambda machine: machine.update(IamInstanceProfile={}), "without their role"),
+        ("DescribeInstances", lambda machine: machine.update(PrivateIpAddress="127.1.0.2"), "with the same address"),
     ],
 )
 def test_acquire_terminates_machines_unlike_the_request(
-    bed: GangTestbed, change: Callable[[Any], None], message: str
+    bed: GangTestbed, action: str, change: Callable[[Any], None], message: str
 ) -> None:
-    bed.change_instances(change)
+    bed.change_instances(change, action)
     assert message in refusal(bed, bed.place(A), seconds=0)
-    assert bed.live_instances() == [] and bed.journal_kinds() == [LaunchRequest, RequestRefused]
+    bed.remove_faults()
+    bed.gang().list_instances()
+    assert bed.live_instances() == [], "also one that was missing in the response"
+    assert bed.journal_kinds()[:2] == [LaunchRequest, RequestRefused]
 
 
 def test_f14_acquire_with_a_foreign_image_asks_each_place_once(bed: GangTestbed) -> None:
     image = replace(bed.instance_request(bed.place()).image, id=bed.image_id("us-west-2"))
     message = refusal(bed, error=NoMachines, image=image)
-    assert message.count("InvalidAMIID.NotFound") == 2 and bed.front.count("RunInstances") == 2
+    assert all(f"g5.xlarge spot in {zone}: InvalidAMIID.NotFound" in message for zone in (A, B))
+    assert message.endswith("see: imgnet-cluster offers") and bed.front.count("RunInstances") == 2
     assert bed.placement_group_names() == [] and bed.clock.pauses == []
 
 
 def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: GangTestbed) -> None:
     bed.stack = replace(bed.stack, key_name="nobody")
-    message = refusal(bed, error=LaunchRefused)
-    assert "InvalidKeyPair.NotFound" in message and bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS
-    assert sum(bed.clock.pauses) < 60
+    assert "InvalidKeyPair.NotFound" in refusal(bed, error=LaunchRefused)
+    assert bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS and sum(bed.clock.pauses) < 60
 
 
 @pytest.mark.parametrize("code", ["Unsupported", "InsufficientFreeAddressesInSubnet", "SomethingNew"])
-def test_refusal_of_one_place_leaves_the_others(bed: GangTestbed, code: str) -> None:
-    bed.front.fault(action="RunInstances", code=code)
-    assert {machine.zone for machine in bed.acquire()} == {B}
-    assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == []
-
-
-def test_place_that_is_unsuitable_is_never_asked_again(bed: GangTestbed) -> None:
+def test_place_that_is_refused_is_never_asked_again_but_the_others_are(bed: GangTestbed, code: str) -> None:
     bed.sim.capacity[B, "g5.xlarge"] = 0
-    bed.front.fault(action="RunInstances", code="Unsupported")
+    bed.front.fault(action="RunInstances", code=code)
     bed.clock.meanwhile = [lambda: None] * 5 + [lambda: bed.sim.capacity.update({(B, "g5.xlarge"): 3})]
     assert {machine.zone for machine in bed.acquire()} == {B}
     assert [request.place.zone for request in bed.journal.events(LaunchRequest)].count(A) == 1
@@ -288,12 +261,6 @@ def test_type_without_an_image_is_skipped(bed: GangTestbed) -> None:
     assert [machine.type for machine in machines] == ["g5.xlarge"]
     with pytest.raises(NoMachines, match=r"p3dn.24xlarge spot in us-east-1a: AWS's images do not support sm_70"):
         bed.gang().acquire(places[:1], ["0"], build_request, dict(BUILTIN_TYPES), 1200.0)
-
-
-def test_acquire_waits_for_a_new_role(bed: GangTestbed) -> None:
-    message = "Value (imgnet-machine) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile"
-    bed.front.fault(action="RunInstances", code="InvalidParameterValue", message=message, times=2)
-    assert len(bed.acquire()) == 3 and bed.clock.pauses == [1, 2]
 
 
 def test_request_instances_joins_an_existing_placement_group(bed: GangTestbed) -> None:
@@ -330,15 +297,7 @@ def test_expired_credentials_leave_a_request_to_finish_later(bed: GangTestbed) -
     assert ids(bed.find_or_acquire()) == ids(bed.sim.instances()) and len(bed.live_instances()) == 3
 
 
-def test_finish_open_requests_after_a_crash_finds_machines_by_tag(bed: GangTestbed) -> None:
-    acquire_and_crash(bed)
-    bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=99)
-    assert ids(bed.gang().finish_open_requests()) == ids(bed.live_instances()) and len(bed.sim.instances()) == 3
-
-
-def test_stop_before_a_request_leaves_no_open_request_to_wait_for(
-    bed: GangTestbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_before_a_request_leaves_none_to_wait_for(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a job waits a minute for machines of a request without an answer, so an unsent one is not recorded."""
 
     def stop(_: float) -> None:
@@ -463,10 +422,8 @@ def test_terminate_job_works_on_a_full_disk(bed: GangTestbed, monkeypatch: pytes
 
 def test_f48_terminate_job_twice_is_the_same(bed: GangTestbed) -> None:
     bed.acquire()
-    assert bed.gang().terminate_job() == [] == bed.gang().terminate_job()
-    assert bed.placement_group_names() == [] and bed.journal_kinds().count(TerminationFinished) == 2
-    assert len(bed.journal.events(InstanceEnded)) == 3
-    assert bed.front.count("TerminateInstances") == 1
+    assert bed.gang().terminate_job() == [] == bed.gang().terminate_job() and bed.placement_group_names() == []
+    assert len(bed.journal.events(InstanceEnded)) == 3 and bed.front.count("TerminateInstances") == 1
 
 
 def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed) -> None:
@@ -496,15 +453,21 @@ def reserve(bed: GangTestbed, count: int, **details: Any) -> Place:
     return find_reservation(bed.account, ["us-east-1"], id, bed.sim.now()).place(0.0)
 
 
-def test_acquire_launches_into_a_capacity_block(bed: GangTestbed) -> None:
+def test_machines_of_a_capacity_block_are_replaced_when_ec2_has_cleaned_up_the_lost_ones(bed: GangTestbed) -> None:
     bed.sim.capacity[A, "g5.xlarge"] = 0  # beside the block
+    bed.sim.stop_seconds = 300
     place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 24 * 3600)
+    assert place.closing_time == bed.sim.now() + 23.5 * 3600
     machines = bed.acquire(place, use_placement_group=False)
     assert {machine.market for machine in machines} == {"capacity-block"} and len(machines) == 3
     assert bed.placement_group_names() == [] and bed.journal_kinds() == [LaunchRequest, RequestGranted]
-    (request,) = bed.journal.events(LaunchRequest)
-    assert request.place == place and request.place.closing_time == bed.sim.now() + 23.5 * 3600
+    assert bed.journal.events(LaunchRequest)[0].place == place
     assert bed.sim.bill()["instances"] == {machine.id: 0.0 for machine in machines}
+    instances.terminate(bed.account, ids(machines))
+    replacements = bed.acquire(place, use_placement_group=False)
+    assert len(replacements) == 3 and not set(ids(machines)) & set(ids(replacements))
+    assert sum(bed.clock.pauses) >= 300 and "ReservationCapacityExceeded" in " ".join(bed.log_lines)
+    bed.sim.stop_seconds = 0
 
 
 def test_acquire_joins_the_placement_group_of_a_reservation_and_leaves_it(bed: GangTestbed) -> None:
@@ -515,14 +478,3 @@ def test_acquire_joins_the_placement_group_of_a_reservation_and_leaves_it(bed: G
     bed.gang().terminate_job()
     assert bed.placement_group_names() == ["theirs"]
     bed.account.ec2.delete_placement_group(GroupName="theirs")
-
-
-def test_replacement_waits_until_ec2_has_cleaned_up_the_lost_machine(bed: GangTestbed) -> None:
-    bed.sim.stop_seconds = 300
-    place = reserve(bed, 3, is_block=True, end=bed.sim.now() + 24 * 3600)
-    first_machines = bed.acquire(place, use_placement_group=False)
-    instances.terminate(bed.account, [machine.id for machine in first_machines])
-    second_machines = bed.acquire(place, use_placement_group=False)
-    assert len(second_machines) == 3 and not set(ids(first_machines)) & set(ids(second_machines))
-    assert sum(bed.clock.pauses) >= 300 and "ReservationCapacityExceeded" in " ".join(bed.log_lines)
-    bed.sim.stop_seconds = 0

@@ -1,13 +1,11 @@
 """The way of machines to the internet: public addresses, and the NAT gateway of a job with all its parts."""
 
 import pytest
-from support.aws_gang import GangTestbed, bed
+from support.aws_gang import GangTestbed
 
 from infra.aws import tags
 from infra.aws.instances import instances, internet
 from infra.aws.stack.resources import StackContext
-
-__all__ = ["bed"]
 
 ZONE = "us-east-1a"
 SSH_ADDRESS = "203.0.113.7/32"

@@ -11,11 +11,8 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
-from infra.aws.market.quotas import INCREASE_REPORTS
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
-
-CHANGING_ACTIONS = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternetGateway")
 
 
 def check(account: Account | None = None, **changes: Any) -> list[Finding]:
@@ -28,13 +25,6 @@ def check(account: Account | None = None, **changes: Any) -> list[Finding]:
     }
     params |= changes
     return preflight.run_preflight(account or Account(), **params)
-
-
-def messages_by_level(findings: list[Finding]) -> dict[str, list[str]]:
-    """Return the messages of findings by level."""
-    return {
-        level: [finding.message for finding in findings if finding.level == level] for level in (OK, WARNING, ERROR)
-    }
 
 
 def find_one(findings: list[Finding], text: str) -> Finding:
@@ -64,53 +54,39 @@ def own_stack(front: AwsFrontend, tools: Path, tmp_path: Path, monkeypatch: pyte
         return stack.ensure(Account(), "203.0.113.7/32")
 
 
-def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
-    """Create a VPC of ours with one subnet, and return the subnet."""
-    marked = tags.tag_specifications(["vpc"], {tags.STACK: tags.STACK_VALUE})
-    vpc = account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=marked)["Vpc"]["VpcId"]
-    response = account.ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.0.0/{bits}", AvailabilityZone="us-east-1a")
-    if ours:
-        id = response["Subnet"]["SubnetId"]
-        account.ec2.create_tags(Resources=[id], Tags=tags.to_aws_tags({tags.STACK: tags.STACK_VALUE}))
-    return str(response["Subnet"]["SubnetId"])
-
-
 def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, own_stack: Stack) -> None:
     findings = check(own_stack=own_stack)
     assert {(finding.level, finding.next_command) for finding in findings} == {(OK, "")}
-    for text in (
-        "credentials: arn:aws:",
-        "region us-east-1",
-        "p4d.24xlarge (8 A100): us-east-1a, us-east-1b",
-        "p5.48xlarge (8 H100)",
-        "image ami-",
-        "1536 vCPU",
-        "3072 vCPU",
-        "16 addresses are free in us-east-1a",
-        "ec2:RunInstances is permitted",
-        "ec2:CreatePlacementGroup is permitted",
-        "tmux: /",
-        "ssh: /",
-        "ssh-keygen: /",
-    ):
-        assert any(text in finding.message for finding in findings), text
+    text = " | ".join(finding.message for finding in findings)
+    for part in (
+        "credentials: arn:aws:", "region us-east-1", "p4d.24xlarge (8 A100): us-east-1a, us-east-1b",
+        "p5.48xlarge (8 H100)", "image ami-", "1536 vCPU", "3072 vCPU",
+        "ec2:RunInstances is permitted", "ec2:CreatePlacementGroup is permitted", "tmux: /", "ssh: /", "ssh-keygen: /",
+    ):  # fmt: skip
+        assert part in text
 
 
-@pytest.mark.parametrize("missing", [[], ["network", "file system"]])
+@pytest.mark.parametrize(
+    ("missing", "actions"),
+    [
+        ([], {"RunInstances", "CreatePlacementGroup"}),
+        (["network", "file system"], {"CreatePlacementGroup", "CreateVpc", "CreateInternetGateway"}),
+    ],
+)
 def test_run_preflight_sends_changing_calls_as_dry_runs(
-    front: AwsFrontend, own_stack: Stack, missing: list[str]
+    front: AwsFrontend, own_stack: Stack, missing: list[str], actions: set[str]
 ) -> None:
     account, calls = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register(
-            "provide-client-params.ec2.*", lambda params, model, **_: calls.append((model, params))
+            "provide-client-params.ec2.*", lambda params, model, **_: calls.append((model.name, params))
         )
     user_tags = {"CostCenter": "42"}
     findings = check(account, stack_missing=missing, own_stack=None if missing else own_stack, user_tags=user_tags)
-    changing = {model.name: params for model, params in calls if not model.name.startswith("Describe")}
-    assert changing.keys() == set(CHANGING_ACTIONS[1:] if missing else CHANGING_ACTIONS[:2])
-    assert {f"ec2:{name} is permitted" for name in changing} <= set(messages_by_level(findings)[OK])
-    for params in changing.values():
+    changing = {name: params for name, params in calls if not name.startswith("Describe")}
+    assert changing.keys() == actions
+    for name, params in changing.items():
+        assert find_one(findings, f"ec2:{name} is permitted").level == OK
         tag_sets = [tags.read_tags(specification) for specification in params["TagSpecifications"]]
         assert params["DryRun"] is True and tag_sets
         assert all({**user_tags, tags.STACK: tags.STACK_VALUE}.items() <= tag_set.items() for tag_set in tag_sets)
@@ -136,81 +112,52 @@ def test_policy_without_a_dependent_action_does_not_permit_a_launch(
     assert find_one(check(own_stack=own_stack), "ec2:RunInstances").level == ERROR
 
 
-def test_run_preflight_without_credentials_checks_tools_only(
+def test_run_preflight_without_credentials_or_region_checks_tools_only(
     front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    next_step = "pass --region us-east-1, or update boto3: pip install -U boto3"
+    region_finding = Finding(ERROR, "boto3 knows no region us-eats-1", next_step)
+    assert check(Account("us-eats-1")) == [region_finding, *preflight.check_tools()]
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    (tools / "tmux").unlink()
-    findings = check()
-    assert findings[0] == Finding(
-        ERROR, "AWS: no credentials", "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )
-    assert findings[1:] == preflight.check_tools() and len(findings) == 4 and not front.calls
-
-
-def test_run_preflight_suggests_the_closest_region_name(front: AwsFrontend, tools: Path) -> None:
-    findings = check(Account("us-eats-1"))
-    assert findings[0] == Finding(
-        ERROR, "boto3 knows no region us-eats-1", "pass --region us-east-1, or update boto3: pip install -U boto3"
-    )
-    assert len(findings) == 4 and not front.calls
+    next_step = "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    assert check() == [Finding(ERROR, "AWS: no credentials", next_step), *preflight.check_tools()]
+    assert not front.calls
 
 
 def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
-    account = Account()
-    subnet(account, bits=28)
-    for own_subnet in own_stack.subnets.values():
-        account.ec2.delete_tags(Resources=[own_subnet], Tags=[{"Key": tags.STACK}])
     front.sim.quota_vcpu = {"L-7212CCBC": 96.0, "L-C4BD4855": 0.0}
     for action in ("RunInstances", "CreatePlacementGroup"):
         front.fault(action=action, code="UnauthorizedOperation", status=403, times=99)
     (tools / "ssh-keygen").unlink()
-    problems = [
-        finding
-        for finding in check(account, types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
-        if finding.level != OK
+    findings = check(types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
+    increase = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"
+    expected = [
+        (WARNING, "p3.16xlarge is gone", ""),
+        (ERROR, "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC", f"{increase} L-7212CCBC --desired-value 1536"),
+        (ERROR, "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855", f"{increase} L-C4BD4855 --desired-value 3072"),
+        (ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
+        (ERROR, "ec2:CreatePlacementGroup is not permitted", "imgnet-cluster check --iam"),
+        (ERROR, "ssh-keygen is not installed here", "sudo apt-get install openssh-client"),
     ]
-    command = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"
-    assert problems == [
-        Finding(WARNING, "p3.16xlarge is gone (AWS stopped listing it in 2026): p4d.24xlarge is used instead"),
-        Finding(
-            ERROR,
-            "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 96; a new account has 0",
-            f"{command} L-7212CCBC --desired-value 1536",
-        ),
-        Finding(
-            ERROR,
-            "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855 allows 0; a new account has 0",
-            f"{command} L-C4BD4855 --desired-value 3072",
-        ),
-        Finding(
-            WARNING,
-            INCREASE_REPORTS,
-            "aws service-quotas list-requested-service-quota-change-history-by-quota --region us-east-1 "
-            "--service-code ec2 --quota-code L-7212CCBC",
-        ),
-        Finding(ERROR, "us-east-1a: 11 of 16 addresses are free", "imgnet-cluster gc"),
-        Finding(ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
-        Finding(ERROR, "ec2:CreatePlacementGroup is not permitted", "imgnet-cluster check --iam"),
-        Finding(ERROR, "ssh-keygen is not installed here", "sudo apt-get install openssh-client"),
-    ]
+    problems = [finding for finding in findings if finding.level != OK]
+    for finding, (level, message, next_command) in zip(problems, expected, strict=True):
+        assert (finding.level, finding.next_command) == (level, next_command) and finding.message.startswith(message)
 
 
 # --- quotas -------------------------------------------------------------------------------------------------------
 
 
-def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[tuple[str, str]]:
-    """Return level and message of each finding on quotas."""
+def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[str]:
+    """Return the level of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     findings = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
-    return [(finding.level, finding.message) for finding in findings if "vCPU" in finding.message]
+    return [finding.level for finding in findings if "vCPU" in finding.message]
 
 
 def test_market_decides_which_quotas_are_checked(front: AwsFrontend, tools: Path) -> None:
-    short = quotas(front, "spot-then-on-demand", **{"7212CCBC": 0, "C4BD4855": 0, "417A185B": 2000})
-    assert [level for level, _ in short] == [WARNING, WARNING, OK, WARNING]
-    assert short[2][1] == "p4d.24xlarge, p3dn.24xlarge, on-demand: 1536 vCPU of 2000 that quota L-417A185B allows"
-    assert [level for level, _ in quotas(front, "on-demand", **{"417A185B": 1000})] == [ERROR, ERROR]
+    limits = {"7212CCBC": 0, "C4BD4855": 0, "417A185B": 2000}
+    assert quotas(front, "spot-then-on-demand", **limits) == [WARNING, WARNING, OK, WARNING]
+    assert quotas(front, "on-demand", **{"417A185B": 1000}) == [ERROR, ERROR]
     assert front.count("GetServiceQuota") == 3 + 1  # one call for each code
 
 
@@ -244,29 +191,13 @@ def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFronten
     assert find_one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
 
 
-def test_full_subnet_is_a_warning_while_another_has_addresses(front: AwsFrontend, tools: Path) -> None:
-    account = Account()
-    for bits, ours in ((28, True), (20, True), (20, False)):
-        subnet(account, bits, ours)
-
-    def subnet_findings(**changes: Any) -> list[tuple[str, str]]:
-        findings = check(account, **changes)
-        return [(finding.level, finding.message) for finding in findings if "addresses" in finding.message]
-
-    assert subnet_findings() == [
-        (WARNING, "us-east-1a: 11 of 16 addresses are free"),
-        (OK, "16 addresses are free in us-east-1a"),
-    ]
-    assert subnet_findings(machines=2) == [(OK, "2 addresses are free in us-east-1a, us-east-1a")]
-
-
 def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, tools: Path) -> None:
-    for action in ("DescribeInstanceTypeOfferings", "GetParameters", "DescribeSubnets", "GetServiceQuota"):
+    for action in ("DescribeInstanceTypeOfferings", "GetParameters", "GetServiceQuota"):
         front.fault(action=action, code="UnauthorizedOperation", times=99)
     front.fault(action="CreatePlacementGroup", code="InvalidParameterValue", times=99)
     findings = check()
-    # The types and the subnets. Without types no image is looked up.
-    assert len([finding for finding in findings if finding.level == ERROR]) == 2
+    # Without types no image is looked up.
+    assert len([finding for finding in findings if finding.level == ERROR]) == 1
     unclear = find_one(findings, "cannot find out whether ec2:CreatePlacementGroup is permitted")
     assert (unclear.level, unclear.next_command) == (WARNING, "imgnet-cluster check --iam")
     assert not [finding for finding in findings if "\n" in finding.message + finding.next_command]

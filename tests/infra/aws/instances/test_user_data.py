@@ -21,13 +21,12 @@ from infra.aws.instances.user_data import (
 )
 from infra.aws.stack import key_pairs
 
-OLD_TIMERS = ("imgnet-limit.timer", "imgnet-limit-77.timer")
-
 
 def build(**changes: Any) -> tuple[str, dict[str, Any]]:
+    """Return user data as text and parsed."""
     private, public = key_pairs.generate_key_pair()
     params: dict[str, Any] = {
-        "poweroff_seconds": 7200,
+        "poweroff_seconds": 4321,
         "private_key": private,
         "public_key": public,
         "file_system": "fs-0d4",
@@ -42,25 +41,18 @@ def build(**changes: Any) -> tuple[str, dict[str, Any]]:
     return text, json.loads(json_text)
 
 
-def test_build_user_data_arms_the_poweroff_first_and_is_small_enough_for_ec2() -> None:
-    text, config = build(poweroff_seconds=4321)
-    assert len(text.encode()) < 16_384 and text.isascii()
+def test_user_data_arms_the_poweroff_first_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "very-secret")
+    text, config = build()
+    assert len(text.encode()) < 16_384 and text.isascii(), "EC2 takes no more"
     assert next(iter(config)) == "bootcmd"
     assert config["bootcmd"] == [["sh", "-c", ARM_SCRIPT, "sh", "4321"]], "cloud-init runs bootcmd in its first stage"
     assert config["ssh_deletekeys"] is True and set(config["ssh_keys"]) == {"ed25519_private", "ed25519_public"}
-    assert build(needs_internet=False)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
-
-
-def test_build_user_data_has_no_secret_but_the_boot_host_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = {"AWS_SECRET_ACCESS_KEY": "very-secret", "AWS_ACCESS_KEY_ID": "AKIA0", "AWS_SESSION_TOKEN": "tokentoken"}
-    for name, value in secrets.items():
-        monkeypatch.setenv(name, value)
-    text, config = build()
     private = config["ssh_keys"].pop("ed25519_private")
     assert private.startswith("-----BEGIN OPENSSH PRIVATE KEY-----") and text.count("PRIVATE KEY-----") == 2
-    other_text = json.dumps(config)
-    assert "PRIVATE" not in other_text and not any(value in other_text for value in secrets.values())
-    assert not re.search(r"(?i)password|secret|AKIA", other_text)
+    assert not re.search(r"PRIVATE|(?i:password|secret|AKIA)", json.dumps(config))
+    assert build(needs_internet=False)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
 
 
 # --- the scripts, run ------------------------------------------------------------------------------------------------
@@ -75,17 +67,18 @@ class Machine:
         for folder in ("etc/ssh", "etc/apt/apt.conf.d", "var/lib/cloud/instances/i-1", "opt", "home/me", "proc"):
             (path / folder).mkdir(parents=True)
         self.log.touch()
-        self.set_uptime(100)
-
-    def set_uptime(self, seconds: int) -> None:
-        """Set the time since the boot, which the fake `sleep` and `curl` move on."""
-        (self.path / "proc/uptime").write_text(f"{seconds}.00 0.00\n")
+        (path / "proc/uptime").write_text("100.00 0.00\n")  # the fake `sleep` and `curl` move it on
 
     def fake(self, name: str, script: str = "") -> None:
         """Install a program that logs its arguments and then runs `script`."""
         program = self.bin / name
         program.write_text(f'#!/bin/sh\necho "{name} $*" >>"{self.log}"\n{script}\n')
         program.chmod(0o755)
+
+    def fake_if_missing(self, name: str, script: str = "") -> None:
+        """Install a program that the test has not installed."""
+        if not (self.bin / name).exists():
+            self.fake(name, script)
 
     def pass_time(self, seconds: str) -> str:
         """Return shell code that moves the time since the boot on."""
@@ -109,62 +102,55 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_limit_script_arms_before_it_stops_old_timers(machine: Machine) -> None:
-    machine.fake("systemd-run")
-    rows = "".join(f"{name} loaded active waiting x\\n" for name in OLD_TIMERS)
-    machine.fake("systemctl", f'[ "$1" != list-units ] || printf "{rows}"')
+TIMERS = "echo 'imgnet-limit.timer loaded active waiting x'; echo 'imgnet-limit-77.timer loaded active waiting x'"
+
+
+def stopped_timers(machine: Machine) -> list[str]:
+    return [call.removeprefix("systemctl stop ") for call in machine.calls if " stop " in call]
+
+
+def test_limit_script_arms_before_it_stops_old_timers_and_not_its_own(machine: Machine) -> None:
+    machine.fake("systemd-run", f'echo "${{2#--unit=}}.timer loaded" >>"{machine.path}/timers"')
+    machine.fake("systemctl", f'[ "$1" != list-units ] || {{ {TIMERS}; cat "{machine.path}/timers"; }}')
     before = int(time.time())
     completed = machine.run(LIMIT_SCRIPT, "3600")
     assert completed.returncode == 0, completed.stderr
-    first_call, *other_calls = machine.calls
-    new_timer = re.fullmatch(
-        r"systemd-run --quiet --unit=(imgnet-limit-\d+) --on-active=3600 systemctl poweroff", first_call
-    )
-    assert new_timer and new_timer[1] + ".timer" not in OLD_TIMERS
-    assert [call for call in other_calls if " stop " in call] == [f"systemctl stop {name}" for name in OLD_TIMERS]
+    armed = r"systemd-run --quiet --unit=imgnet-limit-\d+ --on-active=3600 systemctl poweroff"
+    assert re.fullmatch(armed, machine.calls[0])
+    assert stopped_timers(machine) == ["imgnet-limit.timer", "imgnet-limit-77.timer"]
     end, seconds = (machine.path / "var/lib/imgnet-limit").read_text().split()
     assert seconds == "3600" and before <= int(end) - 3600 <= time.time()
 
 
-def test_limit_script_does_not_stop_its_own_timer(machine: Machine) -> None:
-    machine.fake("systemd-run", f'echo "${{2#--unit=}}.timer loaded" >>"{machine.path}/timers"')
-    machine.fake("systemctl", f'[ "$1" != list-units ] || cat "{machine.path}/timers"')
-    assert machine.run(LIMIT_SCRIPT, "60").returncode == 0
-    assert not [call for call in machine.calls if " stop " in call]
-    assert machine.run(LIMIT_SCRIPT, "90").returncode == 0
-    first_timer = (machine.path / "timers").read_text().split()[0]
-    assert [call for call in machine.calls if " stop " in call] == [f"systemctl stop {first_timer}"]
-
-
 def test_limit_script_keeps_old_timers_when_arming_fails(machine: Machine) -> None:
     machine.fake("systemd-run", "exit 1")
-    machine.fake("systemctl", f'[ "$1" != list-units ] || echo {OLD_TIMERS[0]}')
-    assert machine.run(LIMIT_SCRIPT, "soon").returncode != 0
-    assert not [call for call in machine.calls if " stop " in call]
+    machine.fake("systemctl", f'[ "$1" != list-units ] || {{ {TIMERS}; }}')
+    assert machine.run(LIMIT_SCRIPT, "soon").returncode != 0 and stopped_timers(machine) == []
 
 
-def arm(machine: Machine, seconds: int = 7200) -> int:
-    """Run what each boot runs first, and return the seconds until the power-off."""
+@pytest.mark.parametrize(
+    ("seconds_left", "limit", "expected"),
+    [
+        pytest.param(None, None, 7200, id="first boot"),
+        pytest.param(500, 7200, 500, id="rebooted"),
+        pytest.param(-500, 7200, 1, id="its time is over"),
+        pytest.param(10**9, 9000, 9000, id="the clock jumped back, and `imgnet-limit` had set 9000"),
+        pytest.param(0, None, 7200, id="crashed before the file was on the disk"),
+    ],
+)
+def test_arm_script_gives_a_rebooted_machine_what_is_left(
+    machine: Machine, seconds_left: int | None, limit: int | None, expected: int
+) -> None:
+    if seconds_left is not None:
+        text = f"{int(time.time()) + seconds_left} {limit}\n" if limit else ""
+        (machine.path / "var/lib/imgnet-limit").write_text(text)
     machine.fake("systemd-run")
-    completed = machine.run(ARM_SCRIPT, str(seconds))
+    completed = machine.run(ARM_SCRIPT, "7200")
     assert completed.returncode == 0, completed.stderr
     command = r"systemd-run --no-block --timer-property=DefaultDependencies=no --unit=imgnet-limit --on-active=(\d+) "
     match = re.fullmatch(command + "systemctl poweroff", machine.calls[-1])
     assert match, "the boot would hang on what comes after sysinit.target"
-    return int(match[1])
-
-
-def test_arm_script_gives_a_rebooted_machine_what_is_left(machine: Machine) -> None:
-    assert arm(machine) == 7200
-    limit_path = machine.path / "var/lib/imgnet-limit"
-    limit_path.write_text(f"{int(time.time()) + 500} 7200\n")
-    assert 470 <= arm(machine) <= 500
-    limit_path.write_text(f"{int(time.time()) - 500} 7200\n")
-    assert arm(machine) == 1, "its time is over"
-    limit_path.write_text(f"{int(time.time()) + 10**9} 9000\n")
-    assert arm(machine) == 9000, "the clock jumped back; `imgnet-limit` had set 9000"
-    limit_path.write_text("")
-    assert arm(machine) == 7200, "the machine crashed before the file was on the disk"
+    assert expected - 30 <= int(match[1]) <= expected
 
 
 def boot(machine: Machine, *, reload: str = "") -> Path:
@@ -179,36 +165,22 @@ def boot(machine: Machine, *, reload: str = "") -> Path:
     return etc
 
 
-def test_host_key_script_replaces_and_deletes_the_boot_key(machine: Machine) -> None:
-    etc = boot(machine)
-    completed = machine.run(HOST_KEY_SCRIPT)
-    assert completed.returncode == 0, completed.stderr
-    assert (
-        re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/=]{60,}\n", completed.stdout)
-        and completed.stdout.strip() != public_key()
-    )
+def test_host_key_script_replaces_and_deletes_the_boot_key_and_prints_the_same_key_twice(machine: Machine) -> None:
+    etc = boot(machine, reload='[ "$2" = sshd ]')
+    (etc / "imgnet_new").write_text("half a k")  # as a kill leaves it
+    (etc / "imgnet_host_key.pub").write_text("ssh-ed25519 OLD")
+    completed, repeated = machine.run(HOST_KEY_SCRIPT), machine.run(HOST_KEY_SCRIPT)
+    assert completed.returncode == repeated.returncode == 0, completed.stderr
+    assert re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/=]{60,}\n", completed.stdout)
+    assert completed.stdout == repeated.stdout and completed.stdout.strip() != public_key()
     assert key_pairs.read_public_key(etc / "imgnet_host_key") == completed.stdout.strip()
     assert (etc / "imgnet_host_key").stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in etc.iterdir()) == ["imgnet_host_key", "imgnet_host_key.pub", "sshd_config.d"]
     assert (etc / "sshd_config.d/00-imgnet.conf").read_text() == f"HostKey {etc}/imgnet_host_key\n"
     kept_files = [path.name for path in (machine.path / "var/lib/cloud").rglob("*") if path.is_file()]
     assert kept_files == ["vendor-data.txt"], "the user data holds the private half"
-    assert machine.calls == ["sshd -t", "systemctl reload ssh"]
-
-
-def test_host_key_script_run_twice_prints_the_same_key(machine: Machine) -> None:
-    boot(machine, reload='[ "$2" = sshd ]')
-    first, second = machine.run(HOST_KEY_SCRIPT), machine.run(HOST_KEY_SCRIPT)
-    assert first.returncode == second.returncode == 0 and first.stdout == second.stdout != ""
-    assert machine.calls[-2:] == ["systemctl reload ssh", "systemctl reload sshd"], "the unit has either name"
-
-
-def test_host_key_script_recovers_from_a_kill(machine: Machine) -> None:
-    etc = boot(machine)
-    (etc / "imgnet_new").write_text("half a k")
-    (etc / "imgnet_host_key.pub").write_text("ssh-ed25519 OLD")
-    completed = machine.run(HOST_KEY_SCRIPT)
-    assert completed.returncode == 0 and key_pairs.read_public_key(etc / "imgnet_host_key") == completed.stdout.strip()
+    reloads = ["systemctl reload ssh", "systemctl reload sshd"]  # the unit has either name
+    assert machine.calls == ["sshd -t", *reloads] * 2
 
 
 def test_host_key_script_keeps_the_old_key_when_sshd_refuses(machine: Machine) -> None:
@@ -220,16 +192,15 @@ def test_host_key_script_keeps_the_old_key_when_sshd_refuses(machine: Machine) -
 
 
 def run_setup(
-    machine: Machine, python: str = "", script: str = SETUP_SCRIPT
+    machine: Machine, python: str = "/bin/sh", script: str = SETUP_SCRIPT
 ) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
     """Run the setup script as root would. Return ~/.imgnet and the completed process."""
     home = machine.path / "home/me"
     machine.fake("getent", f'echo "me:x:1000:1000::{home}:/bin/sh"')
-    for name in ("chown", "mkfs.ext4", "mdadm", "mount.efs", "tmux"):
-        machine.fake(name)
-    for name, seconds in (("sleep", "$1"), ("curl", "5")):
-        if not (machine.bin / name).exists():
-            machine.fake(name, machine.pass_time(seconds))
+    for name, code in (("sleep", machine.pass_time("$1")), ("curl", machine.pass_time("5"))):
+        machine.fake_if_missing(name, code)
+    for name in ("chown", "lsblk", "mdadm", "mkfs.ext4", "mount", "mount.efs", "mountpoint", "tmux"):
+        machine.fake_if_missing(name)
     completed = machine.run(script, "fs-1", "fsap-1", "me", python, "https://example.org/")
     return home / ".imgnet", completed
 
@@ -253,16 +224,12 @@ def run_setup(
         ),
     ],
 )
-def test_setup_script_joins_fast_disks_and_mounts_efs_with_tls(
-    machine: Machine, disks: str, commands: list[str]
-) -> None:
+def test_setup_script_joins_disks_and_mounts_efs_with_tls(machine: Machine, disks: str, commands: list[str]) -> None:
     machine.fake("mountpoint", "exit 1")
     machine.fake("lsblk", f'printf "{disks}"')
-    machine.fake("mount")
-    folder, completed = run_setup(machine, "/bin/sh")
-    assert completed.returncode == 0 and (folder / "ready").exists() and not (folder / "failed").exists(), (
-        completed.stderr
-    )
+    folder, completed = run_setup(machine)
+    assert completed.returncode == 0 and not (folder / "failed").exists(), completed.stderr
+    assert (folder / "ready").exists()
     mounts = [call for call in machine.calls if call.startswith(("mdadm", "mkfs", "mount "))]
     assert len(mounts) == len(commands) + 1
     assert all(call.startswith(command) for call, command in zip(mounts, commands, strict=False))
@@ -273,42 +240,37 @@ def test_setup_script_joins_fast_disks_and_mounts_efs_with_tls(
     assert output.stdout == "a b c\n", "python is a script that runs the image's Python"
 
 
-def test_setup_script_reports_a_failed_mount_after_a_minute(machine: Machine) -> None:
-    machine.fake("mountpoint", "exit 1")
-    machine.fake("lsblk")
-    machine.fake("mount", "exit 1")
-    folder, completed = run_setup(machine, "/bin/sh")
-    assert completed.returncode == 1 and not (folder / "ready").exists()
-    assert (folder / "failed").read_text().startswith("the file system fs-1 cannot be mounted")
-    assert machine.calls.count("sleep 5") == 11
-
-
 def test_setup_script_uses_a_mounted_disk_and_waits_for_a_late_public_address(machine: Machine) -> None:
-    for name in ("mountpoint", "mount"):
-        machine.fake(name)
     machine.fake("curl", f'{machine.pass_time("5")}; [ "$(grep -c curl "{machine.log}")" -ge 5 ]')
-    folder, completed = run_setup(machine, "/bin/sh")
+    python = machine.path / "opt/pytorch/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho torch\n")
+    python.chmod(0o755)
+    folder, completed = run_setup(machine, "/nowhere/python")
     assert (folder / "ready").exists(), completed.stderr
     assert len([call for call in machine.calls if call.startswith("curl ")]) == 5
     nvme = f"{machine.path}/opt/dlami/nvme/imgnet"
     assert f"mount --bind {nvme} {folder}" in machine.calls and not [call for call in machine.calls if "mkfs" in call]
+    assert subprocess.run([folder / "python"], text=True, capture_output=True).stdout == "torch\n"
 
 
-def test_setup_script_without_internet_fails_within_a_minute_and_changes_nothing(machine: Machine) -> None:
-    for name in ("mountpoint", "mount"):
-        machine.fake(name)
-    machine.fake("curl", f"{machine.pass_time('5')}; exit 28")
-    folder, completed = run_setup(machine, "/bin/sh")
-    reason = "no way to the internet: https://example.org/ cannot be fetched\n"
-    assert (folder / "failed").read_text() == reason and completed.returncode == 1
+@pytest.mark.parametrize(
+    ("program", "script", "reason"),
+    [
+        ("curl", "pass_time; exit 28", "no way to the internet: https://example.org/ cannot be fetched"),
+        ("mount", '[ "$1" = --bind ]', "the file system fs-1 cannot be mounted; see /var/log/amazon/efs/mount.log"),
+    ],
+)
+def test_setup_script_fails_in_a_minute_and_says_why(machine: Machine, program: str, script: str, reason: str) -> None:
+    machine.fake(program, script.replace("pass_time", machine.pass_time("5")))
+    folder, completed = run_setup(machine)
+    assert (folder / "failed").read_text() == f"{reason}\n" and completed.returncode == 1
+    assert not (folder / "ready").exists()
     assert f"imgnet: boot failed: {reason}" in completed.stdout, "the console shows it too"
-    seconds = float((machine.path / "proc/uptime").read_text().split()[0]) - 100
-    assert 45 <= seconds <= 65
-    chowns = [call for call in machine.calls if call.startswith("chown")]
-    home = machine.path / "home/me"
+    assert 45 <= float((machine.path / "proc/uptime").read_text().split()[0]) - 100 <= 65
     # A command of the user runs in the folder and reads the reason, which a folder of root would forbid.
-    assert chowns == [f"chown me {home} {folder}", f"chown me {folder} {folder}/failed"]
-    assert {call.split()[0] for call in machine.calls} == {"getent", "chown", "curl", "sleep"}
+    assert f"chown me {machine.path}/home/me {folder}" in machine.calls
+    assert machine.calls[-1] == f"chown me {folder} {folder}/failed"
 
 
 @pytest.mark.parametrize(
@@ -323,8 +285,6 @@ def test_setup_script_without_internet_fails_within_a_minute_and_changes_nothing
 )
 def test_setup_script_installs_efs_utils_from_a_file(machine: Machine, installer: str | None, reason: str) -> None:
     """`curl | sh` ended with 0 when curl failed."""
-    for name in ("mountpoint", "mount"):
-        machine.fake(name)
     fetched = f'cp "{machine.path}/installer" "$8"' if installer else "exit 22"
     machine.fake("curl", f'{machine.pass_time("5")}; [ $# != 9 ] || [ "$6" != -f ] || {{ {fetched}; }}')
     machine.fake("prepared")
@@ -332,19 +292,6 @@ def test_setup_script_installs_efs_utils_from_a_file(machine: Machine, installer
     prepared, target = machine.bin / "prepared", machine.bin / "mount.new"
     text = (installer or "").replace("$PREPARED", str(prepared)).replace("$TARGET", str(target))
     (machine.path / "installer").write_text(text)
-    folder, completed = run_setup(machine, "/bin/sh", script)
+    folder, completed = run_setup(machine, script=script)
     failed = folder / "failed"
     assert (failed.read_text().strip() if failed.exists() else "") == reason, completed.stderr
-
-
-def test_setup_script_uses_the_first_existing_python(machine: Machine) -> None:
-    machine.fake("mountpoint", "exit 1")
-    machine.fake("lsblk")
-    machine.fake("mount")
-    python = machine.path / "opt/pytorch/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\necho torch\n")
-    python.chmod(0o755)
-    folder, completed = run_setup(machine, "/nowhere/python")
-    assert completed.returncode == 0, completed.stderr
-    assert subprocess.run([folder / "python"], text=True, capture_output=True).stdout == "torch\n"

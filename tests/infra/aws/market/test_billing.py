@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_gang import START, ZONES, GangTestbed, bed
+from support.aws_gang import START, ZONES, GangTestbed
 from support.aws_journal import write_journal
 
 from infra.aws import prices
@@ -21,8 +21,6 @@ from infra.aws.journal_events import (
 from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.costs import Traffic
-
-__all__ = ["bed"]
 
 A, B, C = ZONES
 
@@ -137,28 +135,27 @@ def test_record_spot_costs_uses_the_price_history_once(bed: GangTestbed) -> None
     assert len(bed.journal.events(SpotCostKnown)) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
 
 
-def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:
+ADDRESS_PER_SECOND = prices.ADDRESS_PER_HOUR / 3600
+
+
+def test_dollars_of_the_jump_hosts_address_and_of_the_nat_gateway_count_each_launch(tmp_path: Path) -> None:
     path = tmp_path / "cloud.jsonl"
     write_journal(
         path,
         *(AddressRequested(time=time, id="i-1") for time in (100, 150)),
+        NatGatewayRequested(time=100, region="us-east-1"),
         TerminationFinished(time=200),
         AddressRequested(time=1000, id="i-2"),
-        *(TerminationFinished(time=time) for time in (2000, 9000)),
+        NatGatewayRequested(time=1000, region="us-east-1"),
+        *(TerminationFinished(time=time) for time in (4700, 9000)),
     )
-    billed_seconds = {
-        now: billing.job_cost(Journal(path), now).shared_address_dollars / prices.ADDRESS_PER_HOUR * 3600
-        for now in (50, 150, 500, 1500, 99_999)
-    }
-    assert billed_seconds == pytest.approx({50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 1100})
-
-
-def test_nat_gateway_dollars_are_by_the_begun_hour(tmp_path: Path) -> None:
-    path = tmp_path / "cloud.jsonl"
-    write_journal(path, NatGatewayRequested(time=1000, region="us-east-1"), TerminationFinished(time=1000 + 3700))
-    dollars = {now: billing.job_cost(Journal(path), now).nat_dollars for now in (900, 1060, 99_999)}
-    address = prices.ADDRESS_PER_HOUR / 3600
-    assert dollars == pytest.approx({900: 0, 1060: 0.045 + 60 * address, 99_999: 2 * 0.045 + 3700 * address})
+    costs = {now: billing.job_cost(Journal(path), now) for now in (50, 150, 500, 1500, 99_999)}
+    seconds = {50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 3800}
+    nat_hours = {50: 0, 150: 1, 500: 1, 1500: 2, 99_999: 3}  # begun
+    for now, cost in costs.items():
+        address_dollars = seconds[now] * ADDRESS_PER_SECOND
+        assert cost.shared_address_dollars == pytest.approx(address_dollars)
+        assert cost.nat_dollars == pytest.approx(nat_hours[now] * prices.NAT_PER_HOUR + address_dollars)
 
 
 def test_traffic_of_a_job_equals_the_meter(bed: GangTestbed) -> None:

@@ -6,20 +6,12 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
-    DEFAULT_TYPES,
-    ON_DEMAND_PRICES,
-    RETIREMENT_REASONS,
     get_quota_family,
 )
 
 
 def test_builtin_types_equal_ec2s_descriptions() -> None:
     assert {name: offers._parse_instance_type(INSTANCE_TYPES[name]) for name in BUILTIN_TYPES} == BUILTIN_TYPES
-
-
-def test_tables_name_builtin_types_and_no_retired_ones() -> None:
-    assert ON_DEMAND_PRICES.keys() | {*DEFAULT_TYPES} <= BUILTIN_TYPES.keys()
-    assert not RETIREMENT_REASONS.keys() & BUILTIN_TYPES.keys()
 
 
 @pytest.mark.parametrize(

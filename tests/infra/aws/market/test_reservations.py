@@ -9,7 +9,7 @@ from botocore.validate import ParamValidator
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
-from infra.aws.launch_request import ReservationTarget, parse_reservation_id
+from infra.aws.launch_request import Place, parse_reservation_id
 from infra.aws.market import reservations
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.errors import CloudError, NoMachines
@@ -43,21 +43,18 @@ def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **det
     return front.sim.reserve(TYPE, ZONE, count, **{"is_block": True, "end": START + hours * HOUR, **details})
 
 
-def test_capacity_block_closes_half_an_hour_before_it_ends(front: AwsFrontend) -> None:
+def test_place_of_a_block_closes_before_it_ends(front: AwsFrontend) -> None:
     block = find(reserve_block(front))
-    assert (block.type, block.zone, block.region, block.market) == (TYPE, ZONE, "us-east-1", "capacity-block")
     assert (block.free_count, block.machine_count, block.state) == (4, 4, "active")
-    assert block.closing_time == START + 23.5 * HOUR
-    place = block.place(0.0)
-    assert place.reservation == ReservationTarget(id=block.id, closing_time=START + 23.5 * HOUR)
-    assert (place.zone, place.type, place.market, place.price) == (ZONE, TYPE, "capacity-block", 0.0)
-
-
-def test_reservation_on_demand_never_closes(front: AwsFrontend) -> None:
-    group = "their-group"
-    reservation = find(front.sim.reserve(TYPE, ZONE, 2, end=START + HOUR, placement_group=group))
-    assert (reservation.market, reservation.closing_time, reservation.placement_group) == ("on-demand", None, group)
-    assert reservation.place(55.0).reservation == ReservationTarget(id=reservation.id, placement_group=group)
+    assert block.place(0.0) == Place(
+        region="us-east-1", zone=ZONE, type=TYPE, market="capacity-block", price=0.0, reservation=block.id,
+        closing_time=START + 23.5 * HOUR,
+    )  # fmt: skip
+    on_demand = find(front.sim.reserve(TYPE, ZONE, 2, end=START + HOUR, placement_group="theirs"))
+    assert on_demand.place(55.0) == Place(
+        region="us-east-1", zone=ZONE, type=TYPE, market="on-demand", price=55.0, reservation=on_demand.id,
+        placement_group="theirs",
+    )  # fmt: skip
 
 
 def test_unknown_reservation_is_refused_with_the_region_that_has_it(front: AwsFrontend) -> None:
@@ -99,9 +96,7 @@ NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
         ),
     ],
 )
-def test_reservation_that_cannot_be_used_now_is_refused(
-    front: AwsFrontend, details: dict[str, Any], reason: str
-) -> None:
+def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, details: dict[str, Any], reason: str) -> None:
     assert refusal(reserve_block(front, **details)).startswith(reason)
 
 

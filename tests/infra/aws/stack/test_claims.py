@@ -3,15 +3,13 @@
 import time
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount
 
 from infra.aws import tags
-from infra.aws.stack import claims, efs
+from infra.aws.stack import efs
 from infra.aws.stack.claims import CLAIM_PREFIX, read_claim, write_claim
 from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
-
-__all__ = ["account", "aws", "home", "work"]
 
 UID = "job-3-9073e811"
 TOMORROW = time.time() + 86400
@@ -31,10 +29,7 @@ def file_system(work: StackContext) -> str:
     return str(description["FileSystemId"])
 
 
-def test_last_claim_counts_and_expired_ones_are_removed(
-    account: RecordingAccount, file_system: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claims, "SETTLE_SECONDS", 0.0)
+def test_last_claim_counts_and_expired_ones_are_removed(account: RecordingAccount, file_system: str) -> None:
     assert read_claim(account, UID).id == ""
     for claim in ("a" * 32, "b" * 32):
         write_claim(account, UID, claim, TOMORROW)
@@ -46,17 +41,14 @@ def test_last_claim_counts_and_expired_ones_are_removed(
     assert tags.is_ours(description)
 
 
-def test_of_two_computers_that_claim_a_job_at_once_one_is_refused(
-    account: RecordingAccount, file_system: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claims, "SETTLE_SECONDS", 0.0)
+def test_of_two_computers_that_claim_a_job_at_once_one_is_refused(account: RecordingAccount, file_system: str) -> None:
     account.after["TagResource"] = lambda: write_claim(RecordingAccount(), UID, "b" * 32, TOMORROW)
     with pytest.raises(CloudError, match=f"^{UID}: another computer has adopted this job at the same moment$"):
         write_claim(account, UID, "a" * 32, TOMORROW)
     assert read_claim(account, UID).id == "b" * 32
 
 
-def test_claim_without_a_stack_is_refused(account: RecordingAccount, aws: object, home: object) -> None:
+def test_claim_without_a_stack_is_refused(account: RecordingAccount) -> None:
     assert read_claim(account, UID).id == ""
     with pytest.raises(CloudError, match="no file system"):
         write_claim(account, UID, "a" * 32, TOMORROW)

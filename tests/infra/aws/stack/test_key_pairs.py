@@ -18,16 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_ensure_own_key_generates_a_private_file_once(home: Path) -> None:
-    path = key_pairs.ensure_own_key()
-    assert path == home / ".imgnet/aws/id_ed25519" and stat.S_IMODE(path.stat().st_mode) == 0o600
-    content = path.read_bytes()
-    assert key_pairs.ensure_own_key() == path and path.read_bytes() == content
-    assert path.with_suffix(".pub").read_text().startswith(key_pairs.read_public_key(path))
-    assert sorted(file.name for file in path.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
-
-
-def test_ensure_own_key_in_parallel_agrees_on_one(home: Path) -> None:
+def test_ensure_own_key_generates_one_private_file_also_in_parallel(home: Path) -> None:
     start = threading.Barrier(4)
 
     def read_key(_: int) -> bytes:
@@ -36,6 +27,10 @@ def test_ensure_own_key_in_parallel_agrees_on_one(home: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(read_key, range(4)))) == 1
+    path = key_pairs.ensure_own_key()
+    assert path == home / ".imgnet/aws/id_ed25519" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.with_suffix(".pub").read_text().startswith(key_pairs.read_public_key(path))
+    assert sorted(file.name for file in path.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
 
 
 def test_generate_key_pair_halves_belong_together(home: Path) -> None:
@@ -47,19 +42,14 @@ def test_generate_key_pair_halves_belong_together(home: Path) -> None:
     assert key_pairs.key_pair_name(public) == key_pairs.key_pair_name(f"{public} me@here")
 
 
-def test_read_public_key_errors_name_the_file_or_the_tool(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = home / "none"
-    path.write_text("no key\n")
-    path.chmod(0o600)
-    with pytest.raises(CloudError, match=f"^{path}: "):
-        key_pairs.read_public_key(path)
+def test_unreadable_key_names_the_file_or_the_tool(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, damaged = home / "locked", home / "damaged"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
+    damaged.write_text("no key\n")
+    damaged.chmod(0o600)
+    for path, reason in ((damaged, ""), (locked, ".*passphrase")):
+        with pytest.raises(CloudError, match=f"^{path}: {reason}"):
+            key_pairs.read_public_key(path)
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(CloudError, match=r"ssh-keygen cannot be run .*install OpenSSH"):
         key_pairs.ensure_own_key()
-
-
-def test_read_public_key_with_passphrase_fails_without_a_prompt(home: Path) -> None:
-    path = home / "locked"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(path)], check=True)
-    with pytest.raises(CloudError, match="passphrase"):
-        key_pairs.read_public_key(path)

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, count_resources, home, work
+from support.aws_stack import RecordingAccount, count_resources
 
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
-
-__all__ = ["account", "aws", "home", "work"]
 
 
 def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
@@ -20,9 +18,7 @@ def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
     return table, gateway, endpoint
 
 
-def test_ensure_routes_a_subnet_in_each_zone_to_the_internet_and_s3(
-    account: RecordingAccount, work: StackContext
-) -> None:
+def test_ensure_routes_each_zone_to_the_internet_and_s3(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
     cidrs = {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets}
@@ -67,25 +63,36 @@ def test_ensure_derives_addresses_from_the_zone_alone(
     assert list(network.ensure(work).subnets) == ["us-west-1a", "us-west-1b"]
 
 
+def remove_part(account: RecordingAccount, part: str) -> None:
+    """Remove what another person may have removed by hand."""
+    table, gateway, endpoint = stack_parts(account)
+    ec2, attached = account.ec2, {"InternetGatewayId": gateway["InternetGatewayId"]}
+    match part:
+        case "route":
+            ec2.delete_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0")
+        case "association":
+            ec2.disassociate_route_table(AssociationId=table["Associations"][0]["RouteTableAssociationId"])
+        case "endpoint":
+            ec2.delete_vpc_endpoints(VpcEndpointIds=[endpoint["VpcEndpointId"]])
+        case "attachment" | "gateway":  # without the gateway its route is stale
+            ec2.detach_internet_gateway(**attached, VpcId=gateway["Attachments"][0]["VpcId"])
+            if part == "gateway":
+                ec2.delete_internet_gateway(**attached)
+
+
 @pytest.mark.parametrize(
-    "part, label",
+    ("part", "label"),
     [
-        ("delete_route", "route table"),
-        ("detach_internet_gateway", "internet gateway"),
-        ("delete_vpc_endpoints", "S3 gateway endpoint (free)"),
-        ("disassociate_route_table", "route table"),
+        ("route", "route table"),
+        ("association", "route table"),
+        ("endpoint", "S3 gateway endpoint (free)"),
+        ("attachment", "internet gateway"),
+        ("gateway", "internet gateway"),
     ],
 )
 def test_ensure_restores_a_removed_part(account: RecordingAccount, work: StackContext, part: str, label: str) -> None:
     created = network.ensure(work)
-    table, gateway, endpoint = stack_parts(account)
-    params_by_call: dict[str, Any] = {
-        "delete_route": {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"},
-        "detach_internet_gateway": {"InternetGatewayId": gateway["InternetGatewayId"], "VpcId": created.vpc},
-        "delete_vpc_endpoints": {"VpcEndpointIds": [endpoint["VpcEndpointId"]]},
-        "disassociate_route_table": {"AssociationId": table["Associations"][0]["RouteTableAssociationId"]},
-    }
-    getattr(account.ec2, part)(**params_by_call[part])
+    remove_part(account, part)
     assert label in network.inspect_network(work).missing_parts
     assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()
 
@@ -96,11 +103,3 @@ def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(account: RecordingAccou
         account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=work.tag_specifications("vpc"))
     assert network.inspect_network(work) == created and network.ensure(work) == created
     assert count_resources(account)["Vpcs"] == 1
-
-
-def test_ensure_replaces_a_stale_route(account: RecordingAccount, work: StackContext) -> None:
-    created = network.ensure(work)
-    gateway_id = stack_parts(account)[1]["InternetGatewayId"]
-    account.ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=created.vpc)
-    account.ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
-    assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()

@@ -5,13 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount
 
 from infra.aws.stack import resources
 from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
-
-__all__ = ["account", "aws", "home", "work"]
 
 
 def resource_with(id: str, used: bool = False) -> dict[str, Any]:
@@ -61,9 +59,7 @@ def test_ensure_single_takes_a_used_or_the_first_and_deletes_idle(
     assert [resource["Id"] for resource in existing] == left
 
 
-def test_ensure_single_reports_a_resource_that_stays_invisible(
-    work: StackContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ensure_single_reports_an_invisible_resource(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "RESOURCE_VISIBILITY_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was created, but AWS does not show it .*run the same command again"):
         work.ensure_single("thing", list, lambda: None, lambda Id: None, id_key="Id", is_used=lambda _: False)

@@ -4,15 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from support.aws_stack import RecordingAccount, account, aws, home, work
+from support.aws_stack import RecordingAccount
 
 from infra.aws.stack import key_pairs, policies, role, security_group
 from infra.aws.stack.resources import StackContext
 from infra.errors import CloudError
-
-__all__ = ["account", "aws", "home", "work"]
-TRUST = json.dumps(policies.trust_policy())
-
 
 # --- the security group ---------------------------------------------------------------------------------------------
 
@@ -20,18 +16,6 @@ TRUST = json.dumps(policies.trust_policy())
 @pytest.fixture
 def vpc(work: StackContext) -> str:
     return str(work.account.ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"])
-
-
-def test_foreign_security_group_is_refused_and_stays(account: RecordingAccount, work: StackContext, vpc: str) -> None:
-    account.ec2.create_security_group(GroupName="imgnet", Description="theirs", VpcId=vpc)
-    account.calls.clear()
-    with pytest.raises(
-        CloudError,
-        match=rf"security group imgnet in {vpc} does not belong to imgnet-cluster: it has no tag imgnet:stack",
-    ):
-        security_group.ensure_security_group(work, vpc)
-    security_group.remove_security_groups(work, vpc)
-    assert not account.changes() and not work.leftovers
 
 
 def test_ensure_security_group_restores_a_removed_rule(account: RecordingAccount, work: StackContext, vpc: str) -> None:
@@ -91,15 +75,6 @@ def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAcc
     assert [key_pair["KeyName"] for key_pair in account.ec2.describe_key_pairs()["KeyPairs"]] == ["theirs"]
 
 
-def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackContext) -> None:
-    public = key_pairs.generate_key_pair()[1]
-    account.ec2.import_key_pair(KeyName=key_pairs.key_pair_name(public), PublicKeyMaterial=public.encode())
-    with pytest.raises(
-        CloudError, match=r"does not belong to imgnet-cluster: .*type: aws ec2 delete-key-pair --key-name imgnet-"
-    ):
-        key_pairs.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
-
-
 # --- the role -------------------------------------------------------------------------------------------------------
 
 
@@ -130,9 +105,7 @@ def test_remove_keeps_a_role_that_another_region_uses(account: RecordingAccount,
 
 
 @pytest.mark.parametrize("action", ["CreateRole", "CreateInstanceProfile", "PutRolePolicy"])
-def test_role_without_permission_names_the_admin_command(
-    account: RecordingAccount, work: StackContext, action: str
-) -> None:
+def test_missing_permission_names_the_admin_command(account: RecordingAccount, work: StackContext, action: str) -> None:
     account.denied = {action: "AccessDenied"}
     with pytest.raises(CloudError, match=r"^role imgnet-machine .*an admin types once: .*imgnet-cluster check --iam$"):
         role.ensure(work)
@@ -147,15 +120,3 @@ def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work:
     role.ensure(work)
     role.grant_access(work, "fs-1", None)
     assert role.missing_parts(work, "fs-1", None) == []
-
-
-def test_foreign_role_and_profile_are_refused_and_stay(account: RecordingAccount, work: StackContext) -> None:
-    foreign = "imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack"
-    account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument=TRUST)
-    with pytest.raises(CloudError, match=f"^role {foreign}"):
-        role.ensure(work)
-    account.iam.create_instance_profile(InstanceProfileName="imgnet-machine")
-    with pytest.raises(CloudError, match=f"^instance profile {foreign}"):
-        role.ensure(work)
-    role.remove(work)
-    assert account.iam.get_role(RoleName="imgnet-machine") and account.iam.list_instance_profiles()["InstanceProfiles"]
