@@ -11,7 +11,7 @@ import pytest
 from support.aws_stack import COMPLETE_STACK, NO_RESOURCES, OWN_CIDR, REGION, Killed, RecordingAccount, count_resources
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
-from support.simcloud.in_process import IMAGE_PARAMETER
+from support.simcloud.fixture import IMAGE
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -68,7 +68,7 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     cloud.stop_seconds, cloud.efs_seconds = 1000.0, 0.2
     account = RecordingAccount()
     own_stack = stack.ensure(account, OWN_CIDR)
-    image = account.ssm.get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"]
+    image = account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
     (machine,) = account.ec2.run_instances(
         ImageId=image,
         MinCount=1,
