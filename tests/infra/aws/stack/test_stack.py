@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.aws_stack import COMPLETE_STACK, NO_RESOURCES, OWN_CIDR, REGION, Killed, RecordingAccount, count_resources
 from support.log_lines import log_lines
-from support.simcloud.http_server import AwsFrontend
 from support.simcloud.fixture import IMAGE
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import tags
 from infra.aws.client import Account
