@@ -7,6 +7,7 @@ A login shell may print what it likes before the script runs: greetings of ~/.ba
 first line of an answer is a mark that only this question has, and everything before it is dropped.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -84,7 +85,8 @@ class SSHChannel:
             self.paramiko_channel.exec_command(START_SCRIPT.format(mark=self.mark, length=len(script)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise EOFError(str(error)) from None
-        self.send(f"{self.mark}\n".encode() + script)
+        with contextlib.suppress(BrokenPipeError):  # the login shell has ended already; its exit code says why
+            self.send(f"{self.mark}\n".encode() + script)
 
     def send(self, content: bytes) -> None:
         """Send all of the content to the script's stdin. Raises `BrokenPipeError` if the script has ended."""

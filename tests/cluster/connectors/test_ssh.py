@@ -22,7 +22,7 @@ from cluster.connectors import ssh, ssh_channel, ssh_connection, untrusted
 from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.ssh import CommandFailed, SSHConnector, SSHRefused, Unreachable
-from cluster.connectors.ssh_channel import AnswerTimeLimit
+from cluster.connectors.ssh_channel import AnswerTimeLimit, SSHChannel
 from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
@@ -200,10 +200,23 @@ def test_run_waits_for_a_free_sshd_session(server: Any, connector: SSHConnector,
     ],
 )
 def test_login_shell_that_runs_no_scripts_is_one_line(
-    server: Any, connector: SSHConnector, config: str, start_up_file: str, problem: str
+    server: Any,
+    connector: SSHConnector,
+    config: str,
+    start_up_file: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A script of which a start-up file has read a part does not run."""
+    """A script of which a start-up file has read a part does not run. A forced command has ended before it is sent."""
     server.configure(config)
+    send = SSHChannel.send
+
+    def send_late(channel: SSHChannel, content: bytes) -> None:
+        wait_for(lambda: channel.paramiko_channel.closed)
+        send(channel, content)
+
+    if config:
+        monkeypatch.setattr(SSHChannel, "send", send_late)
     (server.home / ".bashrc").write_text(start_up_file)
     for ask in (lambda: connector.run(["true"]), lambda: connector.write("~/file", b"\ntouch ~/ran\n" * 1000)):
         with pytest.raises(ClusterError) as caught:
