@@ -130,6 +130,7 @@ def down(
     AWS reports that everything is terminated. Exit code 1 if anything is left. JOB may have been launched from another
     computer: give its name or uid, as `imgnet-cluster ls --cloud` shows it.
     """
+    from cluster.display.terminal import shown_on_stderr
     from cluster.jobs import billing, store
     from cluster.planning.config_file import read_config
 
@@ -147,7 +148,9 @@ def down(
         if dry_run:
             return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)
-        fail_if_resources_remain(cloud.remove_stack(region, delete_data))
+        with shown_on_stderr("infra"):
+            leftovers = cloud.remove_stack(region, delete_data)
+        fail_if_resources_remain(leftovers)
         return click.echo(f"removed {target}")
     if all_jobs:
         return _down_all(open_cloud(backend), regions, dry_run, yes)

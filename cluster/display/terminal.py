@@ -8,6 +8,7 @@ through the console of `cluster/display/tables.py`, which cleans each piece of t
 import codecs
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -113,3 +114,17 @@ def prepare_standard_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper) and descriptor > 0:
             encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else None
             stream.reconfigure(encoding=encoding, errors="replace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def shown_on_stderr(logger_name: str) -> Iterator[None]:
+    """Print what a part of the program logs, from INFO on, while the context lasts: what it does and waits for."""
+    logger = logging.getLogger(logger_name)
+    handler, level = logging.StreamHandler(sys.stderr), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

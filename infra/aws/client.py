@@ -8,6 +8,7 @@ All other clients retry up to eight times.
 import contextlib
 import email.utils
 import getpass
+import logging
 import os
 import re
 import socket
@@ -27,6 +28,8 @@ from train.tools import host
 
 from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
 from .tags import Resource, Tags, make_filters
+
+logger = logging.getLogger(__name__)
 
 PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the price list
 CHECK_IP_URL = "https://checkip.amazonaws.com"
@@ -139,15 +142,21 @@ def call_with_retry(
 ) -> Response:
     """Call a boto3 function, and repeat the call every 2 s while its error is one of `retry_on`.
 
-    Raises `CloudError` for every other error, and for the last one when `timeout_seconds` have passed.
+    Raises `CloudError` for every other error, and for the last one when `timeout_seconds` have passed. A resource that
+    is in use is logged.
     """
     deadline = time.monotonic() + timeout_seconds
+    is_waiting = False
     while True:
         try:
             return function(**params)
         except Exception as error:
-            if classify_error(error) not in retry_on or time.monotonic() > deadline:
+            kind = classify_error(error)
+            if kind not in retry_on or time.monotonic() > deadline:
                 raise explain_error(error, action) from error
+            if kind is ErrorKind.IN_USE and not is_waiting:
+                is_waiting = True
+                logger.info(f"{action} is still in use: waiting at most {timeout_seconds:.0f} s")
             time.sleep(CONSISTENCY_POLL_SECONDS)
 
 

@@ -252,7 +252,10 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
     renter.run("down", "-y", "job-1")
     renter.run("down", "--all", "-y")
     assert renter.run("gc", "--yes", "--unknown") == "nothing to remove in us-east-1\n"
-    assert renter.cli("down", "--stack", "--delete-data", "-y").code == 0
+    kept = renter.cli("down", "--stack", "-y")
+    assert kept.code == 0 and "stays with its data" in kept.err and "$ a month" in kept.err
+    removed = renter.cli("down", "--stack", "--delete-data", "-y")
+    assert removed.code == 0 and "deleting file system" in removed.err
     renter.cloud.assert_clean()
 
 

@@ -160,6 +160,7 @@ class Gang:
         refusals = dict[str, str]()
         exhausted_quotas = set[tuple[str, str]]()  # code and region
         unsuitable_places = set[Place]()
+        in_one_group = False
         while True:
             is_hopeless = True  # until a place may have the machines later
             for place in places:
@@ -174,6 +175,7 @@ class Gang:
                     continue
                 try:
                     instance_request = _build_for_place(build_request, place)
+                    in_one_group = in_one_group or (instance_request.use_placement_group and len(names) > 1)
                     return self.request_instances(place, names, instance_request, instance_type)
                 except LaunchRefused as refusal:
                     refusals[label] = str(refusal)
@@ -191,6 +193,7 @@ class Gang:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(
                     f"EC2 cannot provide {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
+                    + ("; machines that need not be close together: --no-group" if in_one_group else "")
                 )
             logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
             self.pause(round_pause)

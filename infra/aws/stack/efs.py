@@ -148,8 +148,11 @@ def remove(context: StackContext, delete_data: bool) -> None:
         return
     for point in _access_points(context, file_system.id):
         context.delete("access point", efs.delete_access_point, AccessPointId=point["AccessPointId"])
-    logger.info(f"deleting file system {file_system.id} and its {file_system.size_gb:.1f} GB")
-    if context.delete(f"file system {file_system.id}", efs.delete_file_system, FileSystemId=file_system.id):
+    if context.delete(
+        f"file system {file_system.id} ({file_system.size_gb:.1f} GB)",
+        efs.delete_file_system,
+        FileSystemId=file_system.id,
+    ):
         wait_for(lambda: not describe_own(context), f"file system {file_system.id} is still being deleted")
 
 

@@ -74,6 +74,7 @@ class StackContext:
     def delete(self, label: str, function: Callable[..., object], /, **params: object) -> bool:
         """Delete a resource, waiting while it is in use. On failure add a line to `leftovers` and return False."""
         self._record_intent(f"remove {label}", params)
+        logger.info(f"deleting {label}")
         try:
             ignore_errors(
                 NOT_FOUND_KINDS,
@@ -150,9 +151,16 @@ def find(action: str, function: Callable[..., Response], **params: object) -> Re
 def wait_for(
     condition: Callable[[], Response | None], timeout_message: str, timeout_seconds: float = RESOURCE_IN_USE_SECONDS
 ) -> Response:
-    """Return the value of `condition` as soon as it is true. Raises `CloudError` after `timeout_seconds`."""
+    """Return the value of `condition` as soon as it is true, and log that it is waited for.
+
+    Raises `CloudError` after `timeout_seconds`.
+    """
     deadline = time.monotonic() + timeout_seconds
+    is_waiting = False
     while not (value := condition()):
+        if not is_waiting:
+            is_waiting = True
+            logger.info(f"{timeout_message}: waiting at most {timeout_seconds:.0f} s")
         if time.monotonic() > deadline:
             raise CloudError(f"{timeout_message} (after {timeout_seconds:g} s); run the same command again to go on")
         time.sleep(RESOURCE_POLL_SECONDS)

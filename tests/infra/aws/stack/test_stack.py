@@ -84,8 +84,10 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     assert "\n" not in str(caught.value) and not account.changes() and stack.find(account) == own_stack
     account.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
     account.after["DeleteSecurityGroup"] = lambda: setattr(cloud, "stop_seconds", 0)  # the group is in use until then
-    assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
+    with log_lines("infra", logging.INFO) as lines:
+        assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
     assert account.changes().count("DeleteSecurityGroup") == 2
+    assert any(line.endswith("still in use: waiting at most 30 s") for line in lines)
     assert not cloud.leaks() and not cloud.leftovers()
 
 
