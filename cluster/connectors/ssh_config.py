@@ -35,13 +35,20 @@ class Route:
     key_files: tuple[Path, ...]
     certificate_files: tuple[Path, ...]  # for these keys; those beside a key file, named -cert.pub, need no entry
     requires_keys: bool  # hosts.toml names the key file, so it is an error if the file is missing
-    agent_socket: str | None  # of the ssh-agent whose keys are offered as well; None: of no agent
+    identity_agent: str  # whose keys are offered as well: the path of its socket, "SSH_AUTH_SOCK", or "none"
     identities_only: bool  # of the agent's keys, only those whose public keys lie in the key files
     host_key_alias: str | None
     known_hosts_files: tuple[Path, ...]
     pinned_host_key: str | None
     proxy_command: str | None
     jump_route: "Route | None"
+
+    @property
+    def agent_socket(self) -> str | None:
+        """The socket of the ssh-agent whose keys are offered as well; None: of no agent."""
+        if self.identity_agent == "SSH_AUTH_SOCK":
+            return os.environ.get("SSH_AUTH_SOCK")
+        return None if self.identity_agent == "none" else self.identity_agent
 
     @property
     def known_hosts_name(self) -> str:
@@ -80,7 +87,7 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         key_files=tuple(_expand_path(path, tokens) for path in key_files),
         certificate_files=tuple(_expand_path(path, tokens) for path in options.get("certificatefile", [])),
         requires_keys=bool(host.key),
-        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
+        identity_agent=_identity_agent(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         identities_only=not host.key and _first_value(options, "identitiesonly") == "yes",
         host_key_alias=_first_value(options, "hostkeyalias"),
         known_hosts_files=tuple(
@@ -164,13 +171,13 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> Path:
     return Path(os.path.expandvars(_expand_tokens(text, tokens))).expanduser()
 
 
-def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
-    """Return the socket that IdentityAgent names: a path, a variable such as $SSH_AUTH_SOCK, or none."""
-    if value.lower() == "none":
-        return None
-    if value == "SSH_AUTH_SOCK" or value.startswith("$"):
-        return os.environ.get(value.lstrip("$").strip("{}"))
-    return str(_expand_path(value.strip('"'), tokens))
+def _identity_agent(value: str, tokens: Mapping[str, str]) -> str:
+    """Return what IdentityAgent names, a path, a variable such as $SSH_AUTH_SOCK or none, as `Route.identity_agent`."""
+    if value in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK", "${SSH_AUTH_SOCK}"):
+        return "SSH_AUTH_SOCK"
+    if value.startswith("$"):
+        return os.environ.get(value.lstrip("$").strip("{}"), "none")
+    return "none" if value.lower() == "none" else str(_expand_path(value.strip('"'), tokens))
 
 
 def _first_value(options: dict[str, list[str]], name: str) -> str | None:
@@ -225,7 +232,8 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
         "HostName": _quote_value(route.host),
         "Port": route.port,
         "User": route.user,
-        "IdentitiesOnly": "yes" if route.requires_keys else None,
+        "IdentitiesOnly": "yes" if route.requires_keys or route.identities_only else None,
+        "IdentityAgent": None if route.identity_agent == "SSH_AUTH_SOCK" else _quote_value(route.identity_agent),
         "HostKeyAlias": name if route.pinned_host_key else route.host_key_alias,
         "UserKnownHostsFile": " ".join(_quote_value(path) for path in known_hosts_files),
         "StrictHostKeyChecking": "yes",
@@ -238,7 +246,7 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
         f"    {option} {_quote_value(path)}"
         for option, paths in (("IdentityFile", route.key_files), ("CertificateFile", route.certificate_files))
         for path in paths
-        if path.exists()
+        if path.exists() or path.with_name(f"{path.name}.pub").exists()  # then the key is in an agent
     ]
     option_lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
     jump_lines = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []

@@ -14,6 +14,7 @@ from support.waiting import wait_for
 
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector, SSHRefused
+from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +115,7 @@ def test_keys_of_an_agent_are_offered_as_openssh_offers_them(
         else:
             with pytest.raises(SSHRefused):
                 connector.run(["true"])
+    write_ssh_config([resolve_route(Host(host="gpu"))], tmp_path / "job/ssh_config")
+    argv = openssh_argv(tmp_path / "job/ssh_config", 0, ["true"], tty=False)
+    completed = subprocess.run([*argv[:1], "-o", "BatchMode=yes", *argv[1:]], capture_output=True)
+    assert (completed.returncode == 0) == is_let_in, "the job's own configuration, for `attach` and `ssh`"
