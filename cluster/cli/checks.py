@@ -159,6 +159,7 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
 @click.command(cls=GroupedCommand)
 @grouped_option("AWS", "--aws", is_flag=True, help="Try an account of AWS.")
 @region_option
+@tag_option
 @grouped_option(
     "AWS",
     "--type",
@@ -200,6 +201,7 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
 def selftest(
     aws: bool,
     region: str | None,
+    tags: tuple[str, ...],
     small_type: str,
     large_type: str,
     max_dollars: float,
@@ -213,17 +215,19 @@ def selftest(
     kill, by `--clean`. The report names no account and can be sent to the project. Exit code: 0 when every step passed.
     """
     from cluster.jobs import store
+    from cluster.planning.launch_options import make_launch_options
     from cluster.selftest.session import SelftestSession
     from train.tools.filesystem import locked
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
+    make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
     cloud = open_cloud("aws")
     folder = folder.absolute() if folder else store.runs_folder() / "selftest"
     os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
     session = SelftestSession(
-        cloud, folder, region=region, small_type=small_type, large_type=large_type, max_dollars=max_dollars
+        cloud, folder, region=region, tags=tags, small_type=small_type, large_type=large_type, max_dollars=max_dollars
     )
     if not clean:
         _show_costs(session)

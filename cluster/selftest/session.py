@@ -63,6 +63,7 @@ class SelftestSession:
         folder: Path,
         *,
         region: str,
+        tags: tuple[str, ...] = (),
         small_type: str,
         large_type: str,
         max_dollars: float,
@@ -70,6 +71,7 @@ class SelftestSession:
         self.cloud = cloud
         self.folder = folder
         self.region = region
+        self.tags = tags  # KEY=VALUE, of all that is created
         self.small_type = small_type
         self.large_type = large_type
         self.max_dollars = max_dollars
@@ -89,6 +91,7 @@ class SelftestSession:
             machines=request.machines,
             market=request.market,
             regions=(self.region,),
+            tags=self.tags,
             internet=request.internet,
             max_dollars=min(request.dollar_share * self.max_dollars, dollars_left),
         )

@@ -12,7 +12,7 @@ from cluster.selftest.report import SelftestReport, StepState
 from train.tools.records import decode
 
 TWO_CARDS = "m6in.32xlarge"  # without GPUs, which no simulated machine has
-ARGUMENTS = ("selftest", "--aws", "--type", TYPE, "--large-type", TWO_CARDS)
+ARGUMENTS = ("selftest", "--aws", "--type", TYPE, "--large-type", TWO_CARDS, "--tag", "Team=vision")
 
 
 def our_resources(renter: Renter) -> list[dict[str, Any]]:
@@ -54,6 +54,7 @@ def test_ctrl_c_removes_everything_and_says_so(renter: Renter) -> None:
 def test_after_a_kill_the_same_command_removes_everything(renter: Renter) -> None:
     assert interrupted_selftest(renter, signal.SIGKILL) == -signal.SIGKILL
     assert our_resources(renter)
+    assert all(row["tags"]["Team"] == "vision" for row in our_resources(renter) if row["kind"] == "instance")
     ran = renter.cli(*ARGUMENTS, "--clean", timeout=120)
     assert ran.code == 0 and "nothing is left" in ran.out, ran
     assert our_resources(renter) == [] and renter.live_instance_ids() == []

@@ -79,6 +79,7 @@ RECIPES = {
         (["logs", "--rank=-1"], 2, ["--rank"]),
         (["train"], 2, ["train"]),
         (["selftest"], 2, ["selftest --aws"]),
+        (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),
         (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
         (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
         (
