@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from train.tools import host
+from train.tools.filesystem import open_regular, read_file
 
 from .journal_events import (
     InstanceEnded,
@@ -20,6 +21,7 @@ from .journal_events import (
     encode_event,
 )
 
+OWNER_ONLY = 0o600  # a recorded request holds the boot host key of its machines
 EventT = TypeVar("EventT", bound=JournalEvent)
 
 
@@ -67,8 +69,8 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = "\n".join(json.dumps(encode_event(event)) for event in events)
         is_torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
-        with open(self.path, "a", opener=_open_private) as file:
-            file.write(("\n" if is_torn else "") + line + "\n")
+        with open_regular(self.path, "ab", OWNER_ONLY) as file:
+            file.write((("\n" if is_torn else "") + line + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -78,7 +80,7 @@ class Journal:
 
     def _ends_with_newline(self) -> bool:
         """Whether the last line is complete. A full disk or a kill leaves a part of a line."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
@@ -92,7 +94,7 @@ class Journal:
 
     def _read(self) -> Iterator[JournalEvent]:
         if self.path.exists():
-            for number, text in enumerate(self.path.read_text(errors="replace").splitlines(), 1):
+            for number, text in enumerate(read_file(self.path).decode(errors="replace").splitlines(), 1):
                 with contextlib.suppress(json.JSONDecodeError):
                     data = json.loads(text)
                     if isinstance(data, dict):
@@ -125,8 +127,3 @@ class Journal:
         """The IDs of granted machines whose end is not recorded."""
         ended_ids = self.ended_ids
         return [machine_id for machine_id in self.granted_ids if machine_id not in ended_ids]
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that only this user may read: a recorded request holds the boot host key of its machines."""
-    return os.open(path, flags, 0o600)

@@ -184,18 +184,18 @@ def replace_nonfinite(value: object) -> object:
     return value
 
 
-def open_regular(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
+def open_regular(path: Path, mode: Literal["rb", "ab"] = "rb", permissions: int = 0o666) -> BinaryIO:
     """Open a file. Raises `OSError`, also for a FIFO or a device, whose opening or reading could hang.
 
-    For writing, a symbolic link is refused too.
+    For writing, a symbolic link is refused too, and a new file gets the permissions that the umask leaves.
     """
-    return open(path, mode, opener=_open_regular)
+    return open(path, mode, opener=partial(_open_regular, permissions=permissions))
 
 
-def _open_regular(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int, permissions: int = 0o666) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW  # somebody else may have placed a link in a shared folder
-    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    handle = os.open(path, flags | os.O_NONBLOCK, permissions)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle
