@@ -105,8 +105,10 @@ def assert_done_after_a_loss(sandbox: Sandbox, job: Job) -> int:
     wait_for(lambda: job.has_ended, WAIT_SECONDS, lambda: all_logs(job), poll_seconds=0.1)
     assert job.state == "done", f"{job.status()}\n{all_logs(job)}"
     made = history(job)
-    assert len(made[0].members) == 3 and [*made[1].machine_names] == ["0", "1"], all_logs(job)
-    assert made[1].reason == "machine 2 lost"
+    assert len(made[0].members) == 3 and made[1].reason.startswith("machine 2 lost"), all_logs(job)
+    # A new agent of machine 2 may be there before the loss is noticed; then one attempt does both.
+    is_back = made[1].reason == "machine 2 lost; machine 2 joined"
+    assert [*made[1].machine_names] == (["0", "1", "2"] if is_back else ["0", "1"]), all_logs(job)
     wait_for(lambda: not sandbox.pids("-m cluster.jobs.supervisor"), WAIT_SECONDS, poll_seconds=0.1)
     return last_attempt(job)
 
