@@ -22,4 +22,4 @@ class RentedMachine:
     @property
     def is_billed(self) -> bool:
         """Whether the machine costs money now."""
-        return True
+        return not self.end_reason

@@ -236,7 +236,7 @@ class LocalJob:
         return self.own_machine
 
     def rehearse_loss(self, name: str, *options: str) -> None:
-        """Run the command that lets a machine be lost. Raises `CalledProcessError`."""
+        """Let the job lose a machine, by `rehearse-loss`. Raises `CalledProcessError`."""
         argv = [COMMAND, "rehearse-loss", self.running_job.name, "--machine", name, *options]
         subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
 

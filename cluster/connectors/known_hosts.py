@@ -28,7 +28,7 @@ class KnownHostKey:
 
 
 def known_host_keys(route: Route) -> list[KnownHostKey]:
-    """Return the keys known for a machine, marked ones included. A pinned key replaces the known_hosts files."""
+    """Return the keys that are known for a machine, with their markers. A pinned key replaces the known_hosts files."""
     if route.pinned_host_key:
         key_type, key_base64 = route.pinned_host_key.split()[:2]
         return [KnownHostKey(key_type, key_base64, "hosts.toml")]

@@ -172,7 +172,10 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> Path:
 
 
 def _identity_agent(value: str, tokens: Mapping[str, str]) -> str:
-    """Return what IdentityAgent names, a path, a variable such as $SSH_AUTH_SOCK or none, as `Route.identity_agent`."""
+    """Return `Route.identity_agent` for a value of the option IdentityAgent.
+
+    The value is a path, a variable such as $SSH_AUTH_SOCK, or none.
+    """
     if value in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK", "${SSH_AUTH_SOCK}"):
         return "SSH_AUTH_SOCK"
     if value.startswith("$"):

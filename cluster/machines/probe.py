@@ -218,8 +218,8 @@ def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # A
                 raise OSError(problem)
             return answer
     os.kill(pid, signal.SIGKILL)  # not waited for: it may be in a system call that cannot be interrupted
-    late = f"no answer in {FOLDER_TIMEOUT_SECONDS:g} s; is its file server running? mount it again"
-    raise OSError(f"{folder}: {late}")
+    advice = "is its file server running? mount it again"
+    raise OSError(f"{folder}: no answer in {FOLDER_TIMEOUT_SECONDS:g} s; {advice}")
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:

@@ -32,7 +32,7 @@ def write_recipe(path: Path, data: Path, gpus: int, epochs: int, loss: str = "cr
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:
-    """Return weights, batch-norm statistics and momenta of the last checkpoint in a shared folder."""
+    """Return the weights, batch-norm statistics and momenta in the last checkpoint of a shared folder."""
     path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)

@@ -69,7 +69,7 @@ class ScheduledPhase:
 
     @property
     def lr_endpoints_per_256(self) -> tuple[float, float]:
-        """These learning rates per 256 images of the global batch."""
+        """The learning rates of the first and last step of these epochs, per 256 images of the global batch."""
         first, last = self.scaled_lr_endpoints
         return first * REFERENCE_BATCH / self.global_batch, last * REFERENCE_BATCH / self.global_batch
 

@@ -64,7 +64,7 @@ class FleetJob:
 
     @property
     def fleet(self) -> Fleet:
-        """The first fleet."""
+        """The fleet that was made first."""
         return self.fleets[0]
 
     def agents(self, machine: str) -> list[int]:

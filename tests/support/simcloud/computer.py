@@ -38,7 +38,7 @@ exec "$@"
 
 @dataclass(frozen=True)
 class UserData:
-    """What a simulated machine reads of its user data, which `infra.aws.instances.user_data` writes.
+    """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
 
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
     the id of the EFS, None when nothing sets up the machine.

@@ -28,7 +28,7 @@ def make_schedule(machines: int, **options: Any) -> Schedule:
 
 
 def one_phase(batch: int, gpus: int, images: int = IMAGES, **fields: Any) -> Schedule:
-    """Return a schedule of one epoch at 128 pixels, on other images than ImageNet. `fields` are those of the recipe."""
+    """Return a schedule of one epoch at 128 pixels on a set that is not ImageNet. `fields` are those of the recipe."""
     phase = Phase(epochs=(0, 1), size=128, batch=batch, lr=0.1, copy=fields.pop("copy", None))
     data = Data(name="some", root="some", train=images, val=1)
     return Schedule(Recipe(name="x", data=data, model=Model(name="resnet50"), phases=[phase], **fields), images, gpus)

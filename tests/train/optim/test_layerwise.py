@@ -1,4 +1,4 @@
-"""What a step of LARS and LAMB costs. Their formulas are in tests/train/rules."""
+"""The cost of a step of LARS and LAMB. Their formulas are tested in tests/train/rules."""
 
 from typing import Any
 

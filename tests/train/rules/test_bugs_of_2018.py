@@ -155,7 +155,8 @@ def test_bug_6_no_input_is_executed_as_code(tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
         read_recipes(f"__import__('os').mkdir({str(harm)!r})")
     phases = f"[__import__('os').mkdir({str(harm)!r})]"
-    (tmp_path / "x.json").write_text(json.dumps({"name": "x", "data": {}, "model": {}, "phases": phases}))
+    recipe = make_recipe(make_phase((0, 1), 8, 0.05)).to_json()  # valid, but for its phases
+    (tmp_path / "x.json").write_text(json.dumps({**recipe, "phases": phases}))
     with pytest.raises(RecipeError):
         read_recipes(str(tmp_path / "x.json"))
 

@@ -156,7 +156,10 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
 
 
 def choose_reserved_place(account: Account, reservation: Reservation, machine_count: int) -> Place:
-    """Return the place of reserved machines at what they cost from now on. Raises `ClusterError`, `CloudError`."""
+    """Return the place of reserved machines, with the price that they cost from now on.
+
+    Raises `ClusterError` when too few of them are free, and `CloudError`.
+    """
     free_count = reservation.free_count
     if free_count < machine_count:
         next_step = f"pass --machines {free_count}" if free_count else "wait until others end"
