@@ -28,6 +28,7 @@ PYTHON_VARIABLES = ("PYTHON", "LC_", "LANG", "LD_")
 # If a command has this variable, a stack's new resources settle in this time: no other process creates them meanwhile.
 SETTLE_VARIABLE = "TEST_SETTLE_SECONDS"
 TESTS = Path(__file__).resolve().parents[1]
+QUICK_START = str(TESTS / "support/quick_start")  # in PYTHONPATH it changes trainers only
 ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
@@ -123,7 +124,7 @@ def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a Python with this environment would start as the server's has started."""
     names = {name for name in (*environment, *ENVIRONMENT) if name.startswith(PYTHON_VARIABLES)}
     return all(
-        name not in environment if name == "PYTHONPATH" else environment.get(name) == ENVIRONMENT.get(name)
+        environment.get(name) in ((None, QUICK_START) if name == "PYTHONPATH" else (ENVIRONMENT.get(name),))
         for name in names - {"PYTHONUNBUFFERED"}
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 from cluster.jobs.job import Job
 from train.tools.process import descendant_pids
 
-from .command_server import can_fork, command_server
+from .command_server import QUICK_START, can_fork, command_server
 from .waiting import DEADLINE_SECONDS, PATIENCE, wait_for
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
@@ -103,6 +103,7 @@ class Sandbox:
             "AWS_EC2_METADATA_DISABLED": "true",
             "IMGNET_NO_REPORT": "1",  # a report takes seconds
             "TERM": "xterm",
+            "PYTHONPATH": QUICK_START,
         }
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -321,7 +322,8 @@ class FinishedSandbox(Sandbox):
     def run_job(self, *options: str) -> None:
         """Launch a job, follow it to its end, and note which tmux windows it had and what still ran at its end."""
         self.tmux_windows = set()
-        del self.env["IMGNET_NO_REPORT"]
+        for name in ("IMGNET_NO_REPORT", "PYTHONPATH"):
+            del self.env[name]
         launch = self.start("launch", "--local", *options)
         while launch.poll() is None:
             self.tmux_windows |= set(self.tmux("list-windows", "-t", "=job-1", "-F", "#W").split())
