@@ -96,17 +96,20 @@ experiments: .venv/.installed-dev
 simcloud: .venv/.installed-simcloud
 	PYTHONPATH=.:tests $(BIN)/python -m support.simcloud $(if $(PORT),--port $(PORT))
 
-.venv/.installed: pyproject.toml constraints.txt tools.sh
+.venv/.torch: pyproject.toml constraints.txt tools.sh
 	PYTHON=$(PYTHON) sh tools.sh
 	@echo "installing PyTorch and other packages into .venv: 1 GB, or several GB with an NVIDIA driver; takes minutes"
 	sh tools.sh torch
+	touch $@
+
+.venv/.installed: .venv/.torch
 	$(PIP) --editable .
 	touch $@
 
-.venv/.installed-dev: .venv/.installed
+.venv/.installed-dev: .venv/.torch
 	$(PIP) --editable ".[dev]"
 	sh tools.sh browser
-	touch $@
+	touch .venv/.installed $@
 
 .venv/.installed-simcloud: .venv/.installed
 	$(PIP) --editable ".[simcloud]"
