@@ -1,6 +1,5 @@
 """EC2 instances: parsed, found, terminated, and their leftovers removed."""
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ from support.aws_gang import START, ZONES, GangTestbed
 
 from infra.aws import tags
 from infra.aws.instances import instances
-from infra.aws.instances.instances import Instance
 from infra.aws.journal_events import TerminationFinished
 from infra.errors import CloudError
 
@@ -28,42 +26,7 @@ def ignore_termination(bed: GangTestbed) -> None:
     bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accept)
 
 
-def parse(**changes: Any) -> Instance:
-    description = {
-        "InstanceId": "i-1",
-        "InstanceType": "g5.xlarge",
-        "State": {"Name": "running"},
-        "AmiLaunchIndex": 2,
-        "LaunchTime": datetime.fromtimestamp(START, UTC),
-        "Placement": {"AvailabilityZone": A},
-        "Tags": tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.MACHINE: "6", tags.JOB: "job-3"}),
-    }
-    return instances.parse_instance({**description, **changes}, "us-east-1")
-
-
 # --- descriptions ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "name"), [("4-7", ""), ("3", "3"), ("15", "15"), ("", ""), ("x", ""), ("-3", "")])
-def test_parse_instance_name_from_its_own_tag_only(text: str, name: str) -> None:
-    instance = parse(Tags=tags.to_aws_tags({tags.MACHINE: text}))
-    assert instance.name == name and instance.job_uid == "" and instance.launch_index == 2
-
-
-def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
-    reason = "User initiated (2026-11-21 20:01:40 GMT)"
-    ended = parse(State={"Name": "terminated"}, StateTransitionReason=reason, StateReason={"Code": "Client.X"})
-    assert (ended.end_time, ended.end_reason, ended.is_billed) == (START + 100, "Client.X", False)
-    bed.sim.advance(30)
-    assert parse(State={"Name": "shutting-down"}).end_time == START + 30
-    running = parse()
-    assert running.end_time is None and running.is_billed and running.end_reason == "" and running.name == "6"
-
-
-def test_live_by_name_takes_the_later_of_two() -> None:
-    late = parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC))
-    over = parse(InstanceId="i-3", State={"Name": "terminated"})
-    assert instances.live_by_name([parse(), late, over]) == {"6": late} and instances.live_by_name([over]) == {}
 
 
 # --- termination -----------------------------------------------------------------------------------------------------
@@ -138,16 +101,6 @@ def test_terminate_with_an_unknown_id_terminates_the_others(bed: GangTestbed) ->
 
 
 # --- leftovers ------------------------------------------------------------------------------------------------------
-
-
-def test_attach_elastic_ip_moves_the_jobs_address(bed: GangTestbed) -> None:
-    first, second = bed.acquire(bed.place(A, type="p4d.24xlarge"), n=2)
-    own_tags = {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
-    instances.attach_elastic_ip(bed.account, first, own_tags)
-    instances.attach_elastic_ip(bed.account, second, own_tags)
-    (address,) = bed.account.ec2.describe_addresses()["Addresses"]
-    assert address["NetworkInterfaceId"] == second.primary_interface_id
-    assert bed.gang().list_instances()[1].public_ip
 
 
 def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangTestbed) -> None:

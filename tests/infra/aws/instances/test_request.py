@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import botocore.session
 import pytest
-from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.aws_journal import IMAGE, INSTANCE_REQUEST
 
@@ -119,14 +117,6 @@ def test_parameters_of_a_request_by_market_place_and_reservation(
     assert request == {name: value for name, value in {**PARAMETERS, **expected}.items() if value is not None}
 
 
-@pytest.mark.parametrize(("type", "count"), [("g5.xlarge", 1), ("p5.48xlarge", 32)])
-def test_machine_has_a_public_address_with_one_card_only(type: str, count: int) -> None:
-    nics = build(type)["NetworkInterfaces"]
-    assert [(nic["NetworkCardIndex"], nic["DeviceIndex"]) for nic in nics] == [(card, 0) for card in range(count)]
-    assert {nic["SubnetId"] for nic in nics} == {"subnet-0b2"} and all(nic["DeleteOnTermination"] for nic in nics)
-    assert [nic.get("AssociatePublicIpAddress", False) for nic in nics] == [count == 1] * count
-
-
 def test_network_interfaces_of_every_type_fit_its_cards() -> None:
     for type in BUILTIN_TYPES:
         network = INSTANCE_TYPES[type]["NetworkInfo"]  # EC2's own description
@@ -138,17 +128,7 @@ def test_network_interfaces_of_every_type_fit_its_cards() -> None:
         efa_count = sum(nic["InterfaceType"].startswith("efa") for nic in nics)
         assert efa_count == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
         assert sum(nic["InterfaceType"] != "efa-only" for nic in nics) == 1, "one IP address"
-
-
-@pytest.mark.parametrize(
-    ("market", "reserved"),
-    [("spot", UNRESERVED), ("on-demand", UNRESERVED), ("on-demand", GROUP), ("capacity-block", BLOCK)],
-)
-def test_request_of_every_type_is_valid_by_botocores_model(market: str, reserved: Mapping[str, Any]) -> None:
-    shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
-    for type in BUILTIN_TYPES:
-        report = ParamValidator().validate(build(type, market, SIXTEEN, reserved), shape)
-        assert not report.has_errors(), f"{type}: {report.generate_report()}"
+        assert [nic.get("AssociatePublicIpAddress", False) for nic in nics] == [len(nics) == 1] * len(nics)
 
 
 @pytest.mark.parametrize(
@@ -178,16 +158,10 @@ def test_client_token_differs_for_every_other_request() -> None:
         {},
         {"number": 2},
         {"names": ["0", "1", "2"]},
-        {"market": "on-demand"},
-        {"type": "g5.2xlarge"},
         {"region": "us-west-2"},
         {"job_uid": "job-4"},
-        {"expires": INSTANCE_REQUEST.expires + 1},
-        {"owner": "bob"},
         {"user_data": "#cloud-config\n{}"},
-        {"use_placement_group": False},
         {"use_placement_group": False, "number": 2},
-        {"market": "on-demand", "reserved": BLOCK},
         {"market": "on-demand", "reserved": GROUP},
     ]
     tokens = [build(**change)["ClientToken"] for change in changes]
