@@ -9,7 +9,6 @@ import torch
 
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.planner import checkpoint_bytes
-from cluster.display import cloud as display_cloud
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes
@@ -108,17 +107,3 @@ def test_images_fetched_once_from_the_shared_folder_are_counted_once_a_machine()
     image_dollars = 16 * fetch_bytes(plan.schedule, 50_000) / 1e9 * prices.EFS_PER_GB_READ
     assert rental_spec.traffic.dollars_once == pytest.approx(image_dollars + HOME_DOLLARS, abs=0.001)
     assert image_dollars > 70
-
-
-def test_plan_shows_the_traffic_and_holds_it_back_from_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    plan, rental_spec, _ = rental_of(max_dollars=40.0, market="on-demand")
-    display_cloud.show_rental_plan(plan.rental_plan)
-    text = capsys.readouterr().out
-    assert "\n  traffic        about $" in text and "an hour, and $0.02 once\n" in text
-    assert "\n                 checkpoints of 204 MB" in text
-    place = rental_spec.places[0]
-    rate = rental_spec.dollars_per_hour(1, place)
-    without = replace(rental_spec, traffic=type(rental_spec.traffic)()).dollars_per_hour(1, place)
-    assert rate - without == pytest.approx(rental_spec.traffic.dollars_per_hour)
-    hours, grace_seconds = rental_spec.compute_limits(1, place, 10.0)
-    assert (hours + grace_seconds / 3600) * rate + rental_spec.traffic.dollars_once <= 40.000001

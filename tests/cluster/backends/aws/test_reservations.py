@@ -103,15 +103,6 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
     assert (place.region, place.zone, place.reservation) == ("us-west-2", "us-west-2a", group)
 
 
-def test_users_limits_hold_in_a_capacity_block_too(front: AwsFrontend) -> None:
-    id = reserve_block(front, hours=3.0)
-    assert rental_of(make_plan(id, max_hours=1.0))[0].max_hours == 1.0
-    late, _ = rental_of(make_plan(id, max_hours=5.0))
-    assert late.max_hours * HOUR + late.poweroff_grace == pytest.approx(2.5 * HOUR, abs=60)
-    paid, paid_spec = rental_of(make_plan(id, max_dollars=0.01))  # of disks and addresses
-    assert paid.max_hours < 1.0 and paid_spec.max_dollars == 0.01
-
-
 def test_equal_launches_into_a_block_are_recognized(front: AwsFrontend) -> None:
     id = reserve_block(front)
     specs = []

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
@@ -14,6 +15,7 @@ from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
+    get_quota_family,
 )
 from infra.errors import CloudError
 
@@ -46,6 +48,24 @@ def test_list_instance_types_leaves_out_unknown_names_arm_and_other_gpus(
     assert offers.list_instance_types(account, []) == {}
     assert list(offers.list_instance_types(account, [*BUILTIN_TYPES][:25])) == [*BUILTIN_TYPES][:25]
     assert sizes == [10, 10, 5]
+
+
+def test_builtin_types_equal_ec2s_descriptions() -> None:
+    assert {name: offers._parse_instance_type(INSTANCE_TYPES[name]) for name in BUILTIN_TYPES} == BUILTIN_TYPES
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("P", "p3dn.24xlarge p4de.24xlarge p2.xlarge"),
+        ("P5", "p5en.48xlarge p6-b200.48xlarge"),
+        ("G", "g4dn.xlarge gr6.4xlarge vt1.3xlarge"),
+        ("Standard", "c7i.4xlarge t3.micro m8gd.large"),
+        ("", "inf2.xlarge trn1.2xlarge x1.16xlarge u-6tb1.112xlarge hpc7g.4xlarge mac1.metal dl1.24xlarge"),
+    ],
+)
+def test_get_quota_family(family: str, names: str) -> None:
+    assert {get_quota_family(name) for name in names.split()} == {family}
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
@@ -127,20 +147,13 @@ def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
     found_offers = offers.list_offers(shared_account(), "a100")
-    assert [(offer.type, offer.zone[-1]) for offer in found_offers if offer.type.startswith("p4d.")] == [
-        ("p4d.24xlarge", zone) for zone in "abcd"
-    ]
     assert {offer.instance_type.gpu for offer in found_offers} == {"A100"}
-    zone_d_offers = [offer for offer in found_offers if offer.zone == "us-east-1d" and offer.type == "p4d.24xlarge"]
-    assert zone_d_offers == [
-        offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)
-    ]
-
-
-def test_list_offers_uses_builtin_prices_in_their_region_only(front: AwsFrontend) -> None:
+    found = {offer.zone[-1]: offer for offer in found_offers if offer.type == "p4d.24xlarge"}
+    assert [*found] == ["a", "b", "c", "d"]
+    assert found["d"] == offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
     (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"])
-    assert (offer.on_demand_price, offer.is_builtin_price) == (None, False) and offer.spot_price
+    assert (offer.on_demand_price, offer.is_builtin_price) == (None, False), "built-in prices are those of one region"
 
 
 # --- choose_types -------------------------------------------------------------------------------------------------
