@@ -39,8 +39,6 @@ def test_backend_class_unknown_name_is_refused(name: str, hand_made: Fixture) ->
         _ = run.job.backend
 
 
-# --- backends of other packages ---------------------------------------------------------------------------------------
-
 PLUG_IN = """
 from cluster.backends.local import LocalBackend
 from cluster.backends.base import Backend

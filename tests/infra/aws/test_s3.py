@@ -57,9 +57,6 @@ def test_s3_prefix_rejects_other_addresses(front: AwsFrontend, url: str) -> None
         S3Prefix(url)
 
 
-# --- errors -------------------------------------------------------------------------------------
-
-
 def test_read_missing_object_or_bucket_is_named(place: S3Prefix, tmp_path: Path) -> None:
     for read in (place.read, lambda path: download(place, tmp_path, path)):
         with pytest.raises(ObjectNotFound, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: does not exist"):
@@ -123,9 +120,6 @@ def test_download_cut_in_the_middle_begins_anew(
     with pytest.raises(CloudError, match=r"train/a\.bin: "):
         download(place, tmp_path)
     assert not [*tmp_path.iterdir()]
-
-
-# --- uploads ---------------------------------------------------------------------------------------------------------
 
 
 def test_upload_sends_parts_and_skips_what_the_bucket_has(

@@ -26,9 +26,6 @@ def ignore_termination(bed: GangTestbed) -> None:
     bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accept)
 
 
-# --- descriptions ---------------------------------------------------------------------------------------------------
-
-
 # --- termination -----------------------------------------------------------------------------------------------------
 
 
@@ -98,9 +95,6 @@ def test_terminate_with_an_unknown_id_terminates_the_others(bed: GangTestbed) ->
     machines = bed.acquire()
     instances.terminate(bed.account, [machines[0].id, "i-0123456789abcdef0", machines[2].id])
     assert [machine.id for machine in bed.live_instances()] == [machines[1].id]
-
-
-# --- leftovers ------------------------------------------------------------------------------------------------------
 
 
 def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangTestbed) -> None:

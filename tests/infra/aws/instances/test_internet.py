@@ -81,10 +81,3 @@ def test_creation_killed_at_any_step_and_repeated_has_each_part_once(bed: GangTe
         bed.count_steps(lambda: ensure(bed), step)
         ensure(bed)
         assert count_parts(bed) == PARTS, step
-
-
-def test_end_of_the_job_removes_gateway_address_subnet_and_table(bed: GangTestbed, gateway: str) -> None:
-    bed.sim.nat_seconds = 60.0
-    ensure(bed)
-    assert bed.gang().terminate_job() == []
-    assert set(count_parts(bed).values()) == {0}

@@ -68,9 +68,6 @@ def test_get_quota_family(family: str, names: str) -> None:
     assert {get_quota_family(name) for name in names.split()} == {family}
 
 
-# --- prices -------------------------------------------------------------------------------------------------------
-
-
 def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
     account = shared_account(region)
     return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
@@ -141,9 +138,6 @@ def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
     assert prices.get(offers.PriceKey("us-east-1a", "p4d.24xlarge", "on-demand")) == price
 
 
-# --- offers -------------------------------------------------------------------------------------------------------
-
-
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
     found_offers = offers.list_offers(shared_account(), "a100")
@@ -154,9 +148,6 @@ def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> Non
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
     (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"])
     assert (offer.on_demand_price, offer.is_builtin_price) == (None, False), "built-in prices are those of one region"
-
-
-# --- choose_types -------------------------------------------------------------------------------------------------
 
 
 Q9_IS_NOT_OFFERED = "EC2 offers no q9.large with x86_64 in"

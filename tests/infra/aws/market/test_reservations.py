@@ -85,9 +85,6 @@ def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, detail
     assert refusal(reserve_block(front, **details)).startswith(reason)
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
-
-
 def test_group_is_the_sum_of_its_usable_members_of_one_kind(front: AwsFrontend) -> None:
     reserve_block(front, 2, groups=[GROUP], hours=48)
     reserve_block(front, 3, groups=[GROUP], hours=24)
@@ -110,9 +107,6 @@ def test_group_without_usable_members_is_refused(front: AwsFrontend) -> None:
     second = front.sim.reserve(TYPE, ZONE, 2, groups=[GROUP], state="failed")
     text = refusal(GROUP)
     assert text.startswith(f"{first}: it is not active yet") and f"; {second}: it is failed" in text
-
-
-# --- blocks that can be bought --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
