@@ -1,6 +1,7 @@
 """What a plan says about traffic: its expected cost, the assumptions, and the advice that saves money."""
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +94,8 @@ def test_fewer_checkpoints_cost_less_by_the_hour() -> None:
 def test_images_read_from_the_shared_folder_name_their_price_and_that_of_s3() -> None:
     plan, rental_spec, lines = rental_of(data="data/imagenet")
     (line,) = (line for line in lines if line.startswith("images from the shared folder, read anew in each epoch"))
-    gigabytes = float(line.partition("at most ")[2].partition(" GB")[0].replace(",", ""))
+    gigabytes, dollars = (float(text.replace(",", "")) for text in re.findall(r"([\d,.]+) GB, \$([\d,.]+);", line)[0])
     assert 17 < gigabytes / len(plan.schedule.epochs) < 146, "between the smallest copy and the full size"
-    dollars = float(line.partition(" GB, $")[2].partition(";")[0].replace(",", ""))
     assert dollars == pytest.approx(gigabytes * 0.03, rel=1e-3)
     assert "; from S3 $0.00, and $" in line and "(imgnet-cluster data put)" in line
     assert rental_spec.traffic.dollars_per_hour > 10 * rental_of()[1].traffic.dollars_per_hour

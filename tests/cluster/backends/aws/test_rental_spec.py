@@ -251,9 +251,7 @@ def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: py
     _, *launches = planned.rental_plan.requests
     requests: list[Any] = [request for _, request in launches]
     specifications = [specification for request in requests for specification in request["TagSpecifications"]]
-    assert {"instance", "volume", "network-interface", "spot-instances-request"} == {
-        specification["ResourceType"] for specification in specifications
-    }
+    assert len(specifications) == 4 + 3, "the second launch is on demand: it has no spot request"
     for specification in specifications:
         assert {"Key": "CostCenter", "Value": "ml research"} in specification["Tags"]
         assert len(specification["Tags"]) < 50, "EC2 takes 50; a machine gets one more of ours"

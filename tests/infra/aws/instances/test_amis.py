@@ -44,15 +44,12 @@ def account_with_image(**changes: Any) -> Account:
     return account
 
 
-def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
+def test_resolve_image_prefers_one_with_pytorch_then_the_base_image_then_asks_for_ami(front: AwsFrontend) -> None:
     image = amis.resolve_image(shared_account(), "sm_80")
     assert image == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python", "2.13"
     )
     assert amis.resolve_image(shared_account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
-
-
-def test_resolve_image_without_pytorch_uses_the_base_image_or_asks_for_ami(front: AwsFrontend) -> None:
     front.sim.name_images(["base-oss-nvidia-driver-gpu-ubuntu-24.04"])
     image = amis.resolve_image(shared_account(), "sm_89")
     assert (image.name, image.python) == (PLAIN, "")

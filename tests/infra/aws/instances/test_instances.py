@@ -26,9 +26,6 @@ def ignore_termination(bed: GangTestbed) -> None:
     bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accept)
 
 
-# --- termination -----------------------------------------------------------------------------------------------------
-
-
 def test_f44_terminate_job_reports_machines_that_stay_and_repeats_a_request_without_effect(bed: GangTestbed) -> None:
     machines = bed.acquire()
     ignore_termination(bed)
@@ -70,16 +67,16 @@ def test_f50_terminate_job_leaves_resources_of_others_alone(bed: GangTestbed) ->
     ec2, job = bed.account.ec2, {tags.JOB: bed.uid, tags.NAME: "imgnet job-3"}
     cases = [job, {**job, tags.STACK: "imgnet2"}, {tags.STACK: tags.STACK_VALUE, tags.JOB: f"{bed.uid}0"}]
     groups = [f"imgnet-{bed.uid}-{number}" for number in (2, 3, 4)]
+    params = {"ImageId": bed.image_id(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
     for group, foreign_tags in zip(groups, cases, strict=True):
-
-        def tagged(*types: str, foreign_tags: dict[str, str] = foreign_tags) -> Any:
-            return {"TagSpecifications": tags.tag_specifications(types, foreign_tags)}
-
-        params = {"ImageId": bed.image_id(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-        ec2.run_instances(**params, **tagged("instance", "volume"))
-        ec2.create_placement_group(GroupName=group, Strategy="cluster", **tagged("placement-group"))
-        ec2.allocate_address(Domain="vpc", **tagged("elastic-ip"))
-        ec2.create_volume(AvailabilityZone=A, Size=10, **tagged("volume"))
+        instance, group_tags, address, volume = (
+            {"TagSpecifications": tags.tag_specifications([kind], foreign_tags)}
+            for kind in ("instance", "placement-group", "elastic-ip", "volume")
+        )
+        ec2.run_instances(**params, **instance)
+        ec2.create_placement_group(GroupName=group, Strategy="cluster", **group_tags)
+        ec2.allocate_address(Domain="vpc", **address)
+        ec2.create_volume(AvailabilityZone=A, Size=10, **volume)
     own_ids = {machine.id for machine in own_machines}
     foreign_ids = {row["id"] for row in bed.sim.leaks() if row["kind"] != "volume"} - own_ids
     assert len(foreign_ids) == 3 + 3 and bed.gang().terminate_job() == []

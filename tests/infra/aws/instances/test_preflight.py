@@ -154,13 +154,6 @@ def test_quota_that_cannot_be_looked_up_is_a_warning(front: AwsFrontend, tools: 
     assert "quota (unknown) cannot be looked up" in findings[1].message and not findings[1].next_command
 
 
-def test_region_without_the_types_is_an_error_and_checks_go_on(front: AwsFrontend, tools: Path) -> None:
-    findings = check(types=("p3.16xlarge", "q9.large"))
-    problem = find_one(findings, "p3.16xlarge")
-    assert problem.level == ERROR and "imgnet-cluster offers" in problem.next_command
-    assert find_one(findings, "ec2:CreatePlacementGroup").level == OK and find_one(findings, "tmux").level == OK
-
-
 def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:
     findings = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     problem = find_one(findings, "sm_70")
