@@ -17,6 +17,7 @@ from infra.aws.market.instance_types import (
     DEFAULT_TYPES,
     get_quota_family,
 )
+from infra.errors import CloudError
 
 PREFERRED = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 P3_IS_GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"
