@@ -67,6 +67,12 @@ def aws_action(action: str) -> dict[str, Any]:
     return description
 
 
+def aws_dependent_actions(action: str) -> set[str]:
+    """Return the further actions that AWS may authorize for an action."""
+    resource_types = aws_action(action)["resource_types"].values()
+    return {dependent for resource_type in resource_types for dependent in resource_type["dependent_actions"]}
+
+
 def aws_condition_keys(action: str, resource_type: str) -> set[str]:
     """Return the condition keys that an action takes for one of its resource types, as AWS writes them."""
     service = action.partition(":")[0]

@@ -87,6 +87,13 @@ def test_policies_allow_every_aws_call_of_infra(path: Path) -> None:
     )
 
 
+def test_user_policy_allows_the_further_actions_that_aws_authorizes_for_an_action() -> None:
+    allowed = allowed_actions(policies.user_policy())
+    needed = {name for action in allowed if "*" not in action for name in iam.aws_dependent_actions(action)}
+    missing = {name for name in needed if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)}
+    assert missing == {"route53:AssociateVPCWithHostedZone"}, "our endpoint has no private DNS"
+
+
 STACK_REQUEST_TAG = {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE}
 
 
