@@ -45,12 +45,8 @@ def test_backend_has_name_and_description(backend: Backend) -> None:
     assert backend.description and "\n" not in backend.description and type(backend).__doc__
 
 
-def test_job_that_never_started_has_no_life(backend: Backend) -> None:
-    assert not backend.is_supervised() and not backend.agents_alive()
-
-
 def test_terminate_of_a_job_that_never_started_does_nothing(backend: Backend) -> None:
-    assert backend.terminate() == []
+    assert not backend.is_supervised() and not backend.agents_alive() and backend.terminate() == []
     shutil.rmtree(backend.run.folder.path)
     assert not backend.is_supervised() and not backend.agents_alive()
     assert registry.open_backend(backend.run).terminate() == []
@@ -66,10 +62,6 @@ def test_commands_for_a_job_that_never_started_raise_one_line(backend: Backend) 
 
 def test_cost_of_a_job_that_never_started_is_zero(backend: Backend) -> None:
     assert backend.job_cost() == backend.job_cost(0.0) == JobCost()
-
-
-def test_reserved_names_are_names(backend: Backend) -> None:
-    assert all(isinstance(name, str) for name in type(backend).reserved_names())
 
 
 def test_command_line_offers_the_backend(backend: Backend) -> None:

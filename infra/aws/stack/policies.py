@@ -4,8 +4,6 @@ A person may describe everything, create only resources that get the stack tag i
 delete only resources that have the stack tag. A test compares `user_policy` with every AWS call in infra/.
 `ADMIN_ACTIONS` are what only an admin does, once.
 
-For some operations AWS authorizes a second action, which its user needs too: `DEPENDENT_ACTIONS`.
-
 Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM; "Controlling access during launch";
 "Granting permissions to tag resources during creation";
 "Using IAM to control access to file systems" (which condition keys apply to a mount).
@@ -61,16 +59,8 @@ iam:CreateRole iam:TagRole iam:PutRolePolicy iam:DeleteRolePolicy iam:DeleteRole
 iam:TagInstanceProfile iam:AddRoleToInstanceProfile iam:RemoveRoleFromInstanceProfile iam:DeleteInstanceProfile
 """
 
-# Tags in a creating call need the service's tag action. A launch with a role needs the right to pass the role.
+# Tags in a creating call need the service's tag action.
 TAG_ACTIONS = {"ec2": "ec2:CreateTags", "elasticfilesystem": "elasticfilesystem:TagResource"}
-TAGGED_OPERATIONS = [*CREATE_ACTIONS.split(), "ec2:RunInstances", "elasticfilesystem:CreateAccessPoint"]
-DEPENDENT_ACTIONS = {
-    **{operation: [TAG_ACTIONS[operation.partition(":")[0]]] for operation in TAGGED_OPERATIONS},
-    "ec2:RunInstances": ["ec2:CreateTags", "iam:PassRole"],
-    "iam:CreateRole": ["iam:TagRole"],
-    "iam:CreateInstanceProfile": ["iam:TagInstanceProfile"],
-    "iam:AddRoleToInstanceProfile": ["iam:PassRole"],
-}
 
 Condition = Mapping[str, Mapping[str, str | list[str]]]  # operator -> condition key -> values
 

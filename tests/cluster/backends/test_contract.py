@@ -39,10 +39,9 @@ def test_backend_class_unknown_name_is_refused(name: str, hand_made: Fixture) ->
         _ = run.job.backend
 
 
-# --- backends of other packages ---------------------------------------------------------------------------------------
-
 PLUG_IN = """
 from cluster.backends.local import LocalBackend
+from cluster.cli.launch import launch
 from cluster.backends.base import Backend
 from cluster.backends.options import BackendOptions
 from dataclasses import dataclass
@@ -122,17 +121,11 @@ def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixtu
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("broken_package:Any", "the backend other (broken_package:Any) cannot be imported: Module"),
-        ("plug_in_package:ClashingBackend", "the backend other has the flag --type, which the backend aws"),
-    ],
-)
-def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reason: str) -> None:
-    register("other", value)
+def test_launch_on_a_backend_with_a_flag_of_another_says_why(register: Any) -> None:
+    register("other", "plug_in_package:ClashingBackend")
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
-    assert printed.exit_code == 2 and f"--other: {reason}" in printed.output.splitlines()[-1]
+    reason = "--other: the backend other has the flag --type, which the backend aws"
+    assert printed.exit_code == 2 and reason in printed.output.splitlines()[-1]
 
 
 def test_registered_object_store_is_opened_by_the_scheme_of_its_urls(register: Any) -> None:

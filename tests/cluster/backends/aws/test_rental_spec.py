@@ -1,16 +1,21 @@
-"""RentalSpec and the rental plan: limits that hold together, the order of places, and equal launches."""
+"""RentalSpec and the rental plan: limits that hold together, the order of places, equal launches, images, terms."""
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.specs import TINY
 
+from cluster.backends.aws.planning.image_location import find_obstacle
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
+from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     DISK_DOLLARS_PER_HOUR,
     RentalSpec,
+    RentalTerms,
     drop_unpriced_places,
     internet_dollars,
     sort_places,
@@ -21,22 +26,15 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
-from cluster.state.spec import RentalFacts
+from cluster.state.spec import MAX_MACHINES, RentalFacts
 from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
-from train.recipe import SAMPLE, Model, Phase, Recipe
+from train.recipe import IMAGENET
 from train.tools.records import DamagedRecord
 
 OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
-RECIPE = Recipe(
-    name="tiny",
-    data=SAMPLE,
-    model=Model(name="resnet10_tiny"),
-    gpus=1,
-    types=("c7i.2xlarge", "c6i.2xlarge"),
-    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
-)
+RECIPE = replace(TINY, types=("c7i.2xlarge", "c6i.2xlarge"))
 
 
 def place(price: float | None = 1.0, **fields: Any) -> Place:
@@ -57,10 +55,6 @@ def test_compute_limits_power_off_before_the_price_limit(max_dollars: float, max
     assert spent <= max_dollars * 1.000001 and hours > 0 and 0 < grace_seconds <= POWEROFF_GRACE_SECONDS
     assert hours <= time_limit
     assert spent > max_dollars * 0.999999 or hours == time_limit
-
-
-def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
-    assert rental_spec().compute_limits(4, place(), 2.0) == (2.0, 900.0)
 
 
 @pytest.mark.parametrize(
@@ -177,39 +171,25 @@ def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest
         offline_plan(**types, **{option: smallest - 0.02})
 
 
-def test_several_types_are_tried_in_the_users_order_and_each_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
-    types = ["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"]
-    text = shown(offline_plan(types=types, market="on-demand", machines=2), capsys)
-    assert text.startswith("rents 2 x p5.48xlarge (8 x H100 each), on-demand: $110.08 an hour\n")
-    assert "  then           p4d.24xlarge on-demand in us-east-1: $43.92 an hour" in text
-    assert text.count("p4d.24xlarge") == 1
-    text = shown(offline_plan(types=["p4d.24xlarge"], market="on-demand"), capsys)
-    assert "  then  " not in text, "a type of the recipe is not taken when the user names others"
+def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_price() -> None:
+    planned = offline_plan(types=["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"], market="on-demand", machines=2)
+    places = RentalSpec.from_json(planned.spec.cloud).places
+    assert [(place.type, place.price) for place in places] == [("p5.48xlarge", 55.04), ("p4d.24xlarge", 21.957642)]
 
 
-def on_demand_spares(**fields: Any) -> RentalSpec:
-    """Return a rental of machines on spot with one spare on demand."""
-    return replace(
-        rental_spec(place(1.0), place(2.0, zone="us-east-1b")),
+def test_on_demand_spares_cost_the_price_of_their_zone_and_a_place_without_one_is_dropped() -> None:
+    first, second = place(1.0), place(2.0, zone="us-east-1b")
+    rental = replace(
+        rental_spec(first, second, max_dollars=9.0),
         on_demand_spares=1,
         spare_places=(place(5.0, market="on-demand"), place(None, zone="us-east-1b", market="on-demand")),
-        **fields,
     )
-
-
-def test_price_of_on_demand_spares_is_that_of_their_zone() -> None:
-    rental = on_demand_spares()
-    first, second = rental.places
     assert rental.dollars_per_hour(3, first) == pytest.approx(2 * 1.0 + 5.0 + 3 * OVERHEAD_DOLLARS_PER_HOUR)
     assert rental.dollars_per_hour(3, second) is None, "the price on demand is unknown there"
     assert rental.split_spares(("0", "1", "2")) == (("0", "1"), ("2",))
-    assert rental.spare_place(first).market == "on-demand" and rental_spec(first).spare_place(first) == first
     assert rental_spec(first).split_spares(("0", "1")) == (("0", "1"), ())
-
-
-def test_place_whose_spares_have_no_known_price_is_dropped_with_a_price_limit() -> None:
-    priced, unpriced = drop_unpriced_places(on_demand_spares(max_dollars=9.0), 3)
-    assert [kept.zone for kept in priced.places] == ["us-east-1a"] and unpriced == ["g5.xlarge on-demand"]
+    priced, unpriced = drop_unpriced_places(rental, 3)
+    assert priced.places == (first,) and unpriced == ["g5.xlarge on-demand"]
 
 
 @pytest.mark.parametrize(
@@ -271,9 +251,7 @@ def test_tags_of_the_user_are_shown_and_on_all_that_a_launch_requests(capsys: py
     _, *launches = planned.rental_plan.requests
     requests: list[Any] = [request for _, request in launches]
     specifications = [specification for request in requests for specification in request["TagSpecifications"]]
-    assert {"instance", "volume", "network-interface", "spot-instances-request"} == {
-        specification["ResourceType"] for specification in specifications
-    }
+    assert len(specifications) == 4 + 3, "the second launch is on demand: it has no spot request"
     for specification in specifications:
         assert {"Key": "CostCenter", "Value": "ml research"} in specification["Tags"]
         assert len(specification["Tags"]) < 50, "EC2 takes 50; a machine gets one more of ours"
@@ -287,3 +265,87 @@ def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits
     assert "ami-0123456789abcdef0 must have NVIDIA's proprietary driver, R580 or older" in note
     newer = offline_plan(types=["p4d.24xlarge"]).spec
     assert (newer.rental_facts.torch_index_url, newer.rental_facts.torch_requirement) == (None, None)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "ami", "has_file_system", "expected"),
+    [
+        ("~/data/imagenet", "", True, "no folder of this computer"),
+        (str(Path.home() / "data/imagenet"), "", True, "no folder of this computer"),
+        ("~/data/imagenet", "ami-1", True, ""),
+        ("/data/imagenet", "", False, ""),
+        ("~/.imgnet/shared/data/own", "", True, ""),
+        ("~/.imgnet/shared/data/own", "ami-1", False, "does not exist yet"),
+        ("/home/ubuntu/.imgnet/shared/own", "", False, "does not exist yet"),
+    ],
+)
+def test_folder_without_images_is_an_obstacle(folder: str, ami: str, has_file_system: bool, expected: str) -> None:
+    obstacle = find_obstacle(Path(folder), ami, has_file_system)
+    assert expected in obstacle and bool(expected) == bool(obstacle)
+    assert not obstacle or "imgnet-cluster data put FOLDER s3://BUCKET/NAME" in obstacle
+
+
+def test_launch_with_images_of_this_computer_alone_rents_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
+    planned = submit.plan(replace(RECIPE, data=IMAGENET), make_launch_options("aws"), offline=True)
+    assert planned.obstacles == (find_obstacle(Path("~/data/imagenet"), "", True),)
+    with pytest.raises(BadInput, match=r"^~/data/imagenet: rented machines have no folder of this computer"):
+        submit.launch(planned)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- terms, as a tag of the instances --------------------------------------------------------------------------------
+
+MAX_TAG_CHARACTERS = 256  # AWS, "Tag restrictions"
+LONGEST = RentalTerms(
+    machines=MAX_MACHINES,
+    spares=MAX_MACHINES - 1,
+    exchanges=MAX_MACHINES,
+    hours=99999.9999,
+    dollars=999999.99,
+    spent=999999.9999,
+    at=1795291200,
+    start=1795291200,
+    internet=Internet.PUBLIC,
+    on_demand_spares=MAX_MACHINES - 1,
+    late_spares=MAX_MACHINES - 1,
+    traffic=(9999.99, 9999.99),
+)
+
+
+def test_longest_terms_fit_into_a_tag_and_come_back() -> None:
+    text = LONGEST.to_tag()
+    assert len(text) <= MAX_TAG_CHARACTERS and RentalTerms.from_tag(text) == LONGEST
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"machines": "many"}', "[" * 1000])
+def test_damaged_terms_are_refused(text: str) -> None:
+    with pytest.raises(DamagedRecord, match="the tag imgnet:terms"):
+        RentalTerms.from_tag(text)
+
+
+def test_resume_of_an_adopted_job_keeps_its_place_and_its_limit_of_dollars() -> None:
+    place = Place(region="us-east-1", zone="us-east-1b", type="m7i.2xlarge", market="on-demand", price=0.4)
+    rental_spec = RentalSpec(
+        places=(place,),
+        ssh_address="203.0.113.7/32",
+        owner="somebody",
+        max_dollars=0.25,
+        use_placement_group=False,
+        internet=Internet.NAT,
+    )
+    options = adopted_options(rental_spec)
+    assert options == AwsOptions(
+        types=("m7i.2xlarge",),
+        market="on-demand",
+        regions=("us-east-1",),
+        zones=("us-east-1b",),
+        internet=Internet.NAT,
+        use_placement_group=False,
+        max_dollars=0.25,
+    )

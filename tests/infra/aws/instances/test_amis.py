@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
-from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
+from support.simcloud.spot_market import image_id
 
 from infra.aws.client import Account
 from infra.aws.instances import amis
@@ -45,15 +44,12 @@ def account_with_image(**changes: Any) -> Account:
     return account
 
 
-def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
+def test_resolve_image_prefers_one_with_pytorch_then_the_base_image_then_asks_for_ami(front: AwsFrontend) -> None:
     image = amis.resolve_image(shared_account(), "sm_80")
     assert image == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python", "2.13"
     )
     assert amis.resolve_image(shared_account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
-
-
-def test_resolve_image_without_pytorch_uses_the_base_image_or_asks_for_ami(front: AwsFrontend) -> None:
     front.sim.name_images(["base-oss-nvidia-driver-gpu-ubuntu-24.04"])
     image = amis.resolve_image(shared_account(), "sm_89")
     assert (image.name, image.python) == (PLAIN, "")
@@ -61,32 +57,22 @@ def test_resolve_image_without_pytorch_uses_the_base_image_or_asks_for_ami(front
     assert refusal(shared_account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
-def project_torch() -> tuple[SpecifierSet, str]:
-    """Return the versions of PyTorch that the project accepts, and the one with which it is tested."""
+def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_with() -> None:
+    """The order follows pyproject.toml and constraints.txt: a new range or version of torch changes it.
+
+    If the project needs a newer torch than V100 can have, this fails: then V100 can no longer be used.
+    """
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (accepted,) = [Requirement(text).specifier for text in dependencies if Requirement(text).name == "torch"]
     (tested,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    return accepted, tested
-
-
-def test_images_have_a_torch_that_the_project_accepts_and_the_tested_one_first() -> None:
-    """The order follows pyproject.toml and constraints.txt: a new range or version of torch changes it."""
-    accepted, tested = project_torch()
     versions = [version for name in amis.AMI_PARAMETERS if (version := amis.read_torch_version(name))]
     assert tested.startswith(f"{versions[0]}.") and all(accepted.contains(f"{version}.0") for version in versions)
     others = [tuple(map(int, version.split("."))) for version in versions[1:]]
     assert others == sorted(others, reverse=True)
     assert not any(map(amis.read_torch_version, amis.AMI_PARAMETERS[len(versions) :])), "images without it come last"
-
-
-def test_each_image_is_one_that_aws_publishes(front: AwsFrontend) -> None:
-    """The simulated cloud has the parameters of November 2026."""
-    assert {*amis.AMI_PARAMETERS} <= {PARAMETER.format(name) for name in IMAGES}
-    for number, parameter in enumerate(amis.AMI_PARAMETERS):
-        front.sim.name_images([name for name in IMAGES if PARAMETER.format(name) in amis.AMI_PARAMETERS[number:]])
-        image = amis.resolve_image(shared_account(), "sm_80")
-        version = amis.read_torch_version(parameter)
-        assert bool(image.python) is bool(version) and version in image.name
+    fitting = Requirement(amis.LEGACY_TORCH).specifier
+    assert fitting.contains(tested) and not fitting.contains("2.15.0"), "its builds for CUDA 12.6 have no sm_70"
+    assert amis.get_torch_requirement("sm_70") == amis.LEGACY_TORCH and amis.get_torch_requirement("sm_75") is None
 
 
 @pytest.mark.parametrize(
@@ -134,12 +120,3 @@ def test_resolve_image_for_v100_needs_an_own_image(front: AwsFrontend) -> None:
     archs = ("sm_60", "sm_70", "sm_72", "sm_75", "sm_80", "sm_100", "", "sm_x")
     cu126 = "https://download.pytorch.org/whl/cu126"
     assert [amis.get_torch_index_url(arch) for arch in archs] == [cu126] * 3 + [None] * 5, "until Turing"
-
-
-def test_torch_for_v100_is_one_that_the_project_accepts_and_is_tested_with() -> None:
-    """If the project needs a newer one some day, this fails: then V100 can no longer be used."""
-    accepted, tested = project_torch()
-    fitting = Requirement(amis.LEGACY_TORCH).specifier
-    assert fitting.contains(tested) and accepted.contains("2.14.1") and fitting.contains("2.14.1+cu126")
-    assert not fitting.contains("2.15.0"), "its builds for CUDA 12.6 have no sm_70"
-    assert amis.get_torch_requirement("sm_70") == amis.LEGACY_TORCH and amis.get_torch_requirement("sm_75") is None

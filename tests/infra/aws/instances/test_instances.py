@@ -1,6 +1,5 @@
 """EC2 instances: parsed, found, terminated, and their leftovers removed."""
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ from support.aws_gang import START, ZONES, GangTestbed
 
 from infra.aws import tags
 from infra.aws.instances import instances
-from infra.aws.instances.instances import Instance
 from infra.aws.journal_events import TerminationFinished
 from infra.errors import CloudError
 
@@ -26,47 +24,6 @@ def ignore_termination(bed: GangTestbed) -> None:
         return AWSResponse(request.url, 200, {}, raw)
 
     bed.hook(bed.account.ec2, "before-send.ec2.TerminateInstances", accept)
-
-
-def parse(**changes: Any) -> Instance:
-    description = {
-        "InstanceId": "i-1",
-        "InstanceType": "g5.xlarge",
-        "State": {"Name": "running"},
-        "AmiLaunchIndex": 2,
-        "LaunchTime": datetime.fromtimestamp(START, UTC),
-        "Placement": {"AvailabilityZone": A},
-        "Tags": tags.to_aws_tags({tags.STACK: tags.STACK_VALUE, tags.MACHINE: "6", tags.JOB: "job-3"}),
-    }
-    return instances.parse_instance({**description, **changes}, "us-east-1")
-
-
-# --- descriptions ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "name"), [("4-7", ""), ("3", "3"), ("15", "15"), ("", ""), ("x", ""), ("-3", "")])
-def test_parse_instance_name_from_its_own_tag_only(text: str, name: str) -> None:
-    instance = parse(Tags=tags.to_aws_tags({tags.MACHINE: text}))
-    assert instance.name == name and instance.job_uid == "" and instance.launch_index == 2
-
-
-def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
-    reason = "User initiated (2026-11-21 20:01:40 GMT)"
-    ended = parse(State={"Name": "terminated"}, StateTransitionReason=reason, StateReason={"Code": "Client.X"})
-    assert (ended.end_time, ended.end_reason, ended.is_billed) == (START + 100, "Client.X", False)
-    bed.sim.advance(30)
-    assert parse(State={"Name": "shutting-down"}).end_time == START + 30
-    running = parse()
-    assert running.end_time is None and running.is_billed and running.end_reason == "" and running.name == "6"
-
-
-def test_live_by_name_takes_the_later_of_two() -> None:
-    late = parse(InstanceId="i-2", LaunchTime=datetime.fromtimestamp(START + 9, UTC))
-    over = parse(InstanceId="i-3", State={"Name": "terminated"})
-    assert instances.live_by_name([parse(), late, over]) == {"6": late} and instances.live_by_name([over]) == {}
-
-
-# --- termination -----------------------------------------------------------------------------------------------------
 
 
 def test_f44_terminate_job_reports_machines_that_stay_and_repeats_a_request_without_effect(bed: GangTestbed) -> None:
@@ -110,16 +67,16 @@ def test_f50_terminate_job_leaves_resources_of_others_alone(bed: GangTestbed) ->
     ec2, job = bed.account.ec2, {tags.JOB: bed.uid, tags.NAME: "imgnet job-3"}
     cases = [job, {**job, tags.STACK: "imgnet2"}, {tags.STACK: tags.STACK_VALUE, tags.JOB: f"{bed.uid}0"}]
     groups = [f"imgnet-{bed.uid}-{number}" for number in (2, 3, 4)]
+    params = {"ImageId": bed.image_id(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
     for group, foreign_tags in zip(groups, cases, strict=True):
-
-        def tagged(*types: str, foreign_tags: dict[str, str] = foreign_tags) -> Any:
-            return {"TagSpecifications": tags.tag_specifications(types, foreign_tags)}
-
-        params = {"ImageId": bed.image_id(), "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-        ec2.run_instances(**params, **tagged("instance", "volume"))
-        ec2.create_placement_group(GroupName=group, Strategy="cluster", **tagged("placement-group"))
-        ec2.allocate_address(Domain="vpc", **tagged("elastic-ip"))
-        ec2.create_volume(AvailabilityZone=A, Size=10, **tagged("volume"))
+        instance, group_tags, address, volume = (
+            {"TagSpecifications": tags.tag_specifications([kind], foreign_tags)}
+            for kind in ("instance", "placement-group", "elastic-ip", "volume")
+        )
+        ec2.run_instances(**params, **instance)
+        ec2.create_placement_group(GroupName=group, Strategy="cluster", **group_tags)
+        ec2.allocate_address(Domain="vpc", **address)
+        ec2.create_volume(AvailabilityZone=A, Size=10, **volume)
     own_ids = {machine.id for machine in own_machines}
     foreign_ids = {row["id"] for row in bed.sim.leaks() if row["kind"] != "volume"} - own_ids
     assert len(foreign_ids) == 3 + 3 and bed.gang().terminate_job() == []
@@ -135,19 +92,6 @@ def test_terminate_with_an_unknown_id_terminates_the_others(bed: GangTestbed) ->
     machines = bed.acquire()
     instances.terminate(bed.account, [machines[0].id, "i-0123456789abcdef0", machines[2].id])
     assert [machine.id for machine in bed.live_instances()] == [machines[1].id]
-
-
-# --- leftovers ------------------------------------------------------------------------------------------------------
-
-
-def test_attach_elastic_ip_moves_the_jobs_address(bed: GangTestbed) -> None:
-    first, second = bed.acquire(bed.place(A, type="p4d.24xlarge"), n=2)
-    own_tags = {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid}
-    instances.attach_elastic_ip(bed.account, first, own_tags)
-    instances.attach_elastic_ip(bed.account, second, own_tags)
-    (address,) = bed.account.ec2.describe_addresses()["Addresses"]
-    assert address["NetworkInterfaceId"] == second.primary_interface_id
-    assert bed.gang().list_instances()[1].public_ip
 
 
 def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangTestbed) -> None:

@@ -54,7 +54,10 @@ def own_stack(front: AwsFrontend, tools: Path, tmp_path: Path, monkeypatch: pyte
         return stack.ensure(Account(), "203.0.113.7/32")
 
 
-def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, own_stack: Stack) -> None:
+def test_run_preflight_with_the_least_policy_and_without_problems_lists_every_check(
+    front: AwsFrontend, own_stack: Stack
+) -> None:
+    front.sim.policy = policies.user_policy(region="us-east-1")
     findings = check(own_stack=own_stack)
     assert {(finding.level, finding.next_command) for finding in findings} == {(OK, "")}
     text = " | ".join(finding.message for finding in findings)
@@ -96,22 +99,6 @@ def test_run_preflight_sends_changing_calls_as_dry_runs(
         assert (launch.level, launch.next_command) == (WARNING, "imgnet-cluster up --stack")
 
 
-@pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_least_policy_permits_the_launch_that_is_tried(front: AwsFrontend, own_stack: Stack, market: str) -> None:
-    front.sim.policy = policies.user_policy(region="us-east-1")
-    assert {finding.level for finding in check(own_stack=own_stack, market=market)} == {OK}
-
-
-@pytest.mark.parametrize("missing", ["ec2:CreateTags", "iam:PassRole", "ec2:RunInstances"])
-def test_policy_without_a_dependent_action_does_not_permit_a_launch(
-    front: AwsFrontend, tools: Path, own_stack: Stack, missing: str
-) -> None:
-    policy = policies.user_policy(region="us-east-1")
-    kept = [statement for statement in policy["Statement"] if missing not in statement["Action"]]
-    front.sim.policy = {**policy, "Statement": kept}
-    assert find_one(check(own_stack=own_stack), "ec2:RunInstances").level == ERROR
-
-
 def test_run_preflight_without_credentials_or_region_checks_tools_only(
     front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +131,6 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
         assert (finding.level, finding.next_command) == (level, next_command) and finding.message.startswith(message)
 
 
-# --- quotas -------------------------------------------------------------------------------------------------------
-
-
 def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[str]:
     """Return the level of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
@@ -168,16 +152,6 @@ def test_quota_that_cannot_be_looked_up_is_a_warning(front: AwsFrontend, tools: 
     assert "quota L-7212CCBC cannot be looked up" in findings[0].message
     assert findings[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
     assert "quota (unknown) cannot be looked up" in findings[1].message and not findings[1].next_command
-
-
-# --- types, image, addresses, permissions --------------------------------------------------------------------------
-
-
-def test_region_without_the_types_is_an_error_and_checks_go_on(front: AwsFrontend, tools: Path) -> None:
-    findings = check(types=("p3.16xlarge", "q9.large"))
-    problem = find_one(findings, "p3.16xlarge")
-    assert problem.level == ERROR and "imgnet-cluster offers" in problem.next_command
-    assert find_one(findings, "ec2:CreatePlacementGroup").level == OK and find_one(findings, "tmux").level == OK
 
 
 def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:

@@ -52,14 +52,17 @@ def test_machine_costs_equal_the_meter_during_and_after_a_job(bed: GangTestbed, 
 
 
 def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: GangTestbed) -> None:
+    """The replacement joins the placement group of the others."""
     first = bed.acquire()
     bed.sim.advance(1000)
     bed.sim.interrupt(first[1].id, 0)
     place = bed.place(A)
     bed.gang().list_instances()
-    bed.gang().request_instances(
-        place, ["1"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group
+    group = first[0].placement_group
+    (replacement,) = bed.gang().request_instances(
+        place, ["1"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], group
     )
+    assert (replacement.name, replacement.placement_group, bed.placement_group_names()) == ("1", group, [group])
     bed.sim.advance(1000)
     assert_near_meter(bed)
     costs = billing.machine_costs(bed.journal, bed.sim.now())
@@ -170,4 +173,11 @@ def test_traffic_of_a_job_equals_the_meter(bed: GangTestbed) -> None:
     assert cost.dollars == pytest.approx(meter["total"], rel=0.01)
     assert [row.name for row in cost.traffic] == ["shared folder, read", "shared folder, written"]
     bed.journal.write(NatGatewayRequested(region="us-east-1"))
-    assert "NAT gateway" in {row.name for row in billing.job_cost(bed.journal, bed.sim.now(), traffic).traffic}
+    more = replace(traffic, home_bytes=4 * 10**9, object_reads=5000)
+    assert {row.name: row.dollars for row in billing.job_cost(bed.journal, bed.sim.now(), more).traffic} == {
+        "shared folder, read": 0.09,
+        "shared folder, written": 0.36,
+        "NAT gateway": 0.045,
+        "data out to this computer": 0.36,
+        "S3": 0.002,
+    }

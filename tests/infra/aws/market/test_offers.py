@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
@@ -14,19 +15,12 @@ from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
+    get_quota_family,
 )
 from infra.errors import CloudError
 
 PREFERRED = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 P3_IS_GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"
-
-
-def refusal(*args: Any, **options: Any) -> str:
-    """Return the message of the `CloudError` of `choose_types`, which must be one line."""
-    with pytest.raises(CloudError) as caught:
-        offers.choose_types(*args, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_list_instance_types_leaves_out_unknown_names_arm_and_other_gpus(
@@ -48,7 +42,22 @@ def test_list_instance_types_leaves_out_unknown_names_arm_and_other_gpus(
     assert sizes == [10, 10, 5]
 
 
-# --- prices -------------------------------------------------------------------------------------------------------
+def test_builtin_types_equal_ec2s_descriptions() -> None:
+    assert {name: offers._parse_instance_type(INSTANCE_TYPES[name]) for name in BUILTIN_TYPES} == BUILTIN_TYPES
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("P", "p3dn.24xlarge p4de.24xlarge p2.xlarge"),
+        ("P5", "p5en.48xlarge p6-b200.48xlarge"),
+        ("G", "g4dn.xlarge gr6.4xlarge vt1.3xlarge"),
+        ("Standard", "c7i.4xlarge t3.micro m8gd.large"),
+        ("", "inf2.xlarge trn1.2xlarge x1.16xlarge u-6tb1.112xlarge hpc7g.4xlarge mac1.metal dl1.24xlarge"),
+    ],
+)
+def test_get_quota_family(family: str, names: str) -> None:
+    assert {get_quota_family(name) for name in names.split()} == {family}
 
 
 def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
@@ -121,29 +130,16 @@ def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
     assert prices.get(offers.PriceKey("us-east-1a", "p4d.24xlarge", "on-demand")) == price
 
 
-# --- offers -------------------------------------------------------------------------------------------------------
-
-
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
     found_offers = offers.list_offers(shared_account(), "a100")
-    assert [(offer.type, offer.zone[-1]) for offer in found_offers if offer.type.startswith("p4d.")] == [
-        ("p4d.24xlarge", zone) for zone in "abcd"
-    ]
     assert {offer.instance_type.gpu for offer in found_offers} == {"A100"}
-    zone_d_offers = [offer for offer in found_offers if offer.zone == "us-east-1d" and offer.type == "p4d.24xlarge"]
-    assert zone_d_offers == [
-        offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)
-    ]
-
-
-def test_list_offers_uses_builtin_prices_in_their_region_only(front: AwsFrontend) -> None:
+    found = {offer.zone[-1]: offer for offer in found_offers if offer.type == "p4d.24xlarge"}
+    assert [*found] == ["a", "b", "c", "d"]
+    assert found["d"] == offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
     (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"])
-    assert (offer.on_demand_price, offer.is_builtin_price) == (None, False) and offer.spot_price
-
-
-# --- choose_types -------------------------------------------------------------------------------------------------
+    assert (offer.on_demand_price, offer.is_builtin_price) == (None, False), "built-in prices are those of one region"
 
 
 Q9_IS_NOT_OFFERED = "EC2 offers no q9.large with x86_64 in"
@@ -192,14 +188,17 @@ def test_choose_types_takes_what_is_offered_and_notes_the_others(
 def test_choose_types_with_nothing_offered(
     front: AwsFrontend, region: str, preferred: list[str], requested: list[str], next_step: str
 ) -> None:
-    message = refusal(shared_account(region), preferred, requested)
+    with pytest.raises(CloudError) as caught:
+        offers.choose_types(shared_account(region), preferred, requested)
+    message = str(caught.value)
     assert P3_IS_GONE in message and f"{Q9_IS_NOT_OFFERED} {region}" in message and message.endswith(f"; {next_step}")
 
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
     types = [name for name in PREFERRED if name in BUILTIN_TYPES]
     assert offers.choose_types(None, PREFERRED) == (types, [f"{P3_IS_GONE}: p4d.24xlarge is used instead"])
-    assert "q9.large is not in the built-in table" in refusal(None, ("p5.48xlarge",), ("q9.large",))
+    with pytest.raises(CloudError, match=r"q9\.large is not in the built-in table"):
+        offers.choose_types(None, ("p5.48xlarge",), ("q9.large",))
     first, second = offers.list_offers(None, names=["p4d.24xlarge", "p3.16xlarge", "p5e.48xlarge"])
     assert first == offers.Offer("p4d.24xlarge", "", BUILTIN_TYPES["p4d.24xlarge"], None, 21.957642, True)
     assert (second.on_demand_price, second.is_builtin_price) == (None, False)

@@ -9,7 +9,6 @@ from botocore.validate import ParamValidator
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
-from infra.aws.launch_request import Place, parse_reservation_id
 from infra.aws.market import reservations
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.errors import CloudError, NoMachines
@@ -41,20 +40,6 @@ def refusal(id: str, *regions: str, **wishes: Any) -> str:
 
 def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **details: Any) -> str:
     return front.sim.reserve(TYPE, ZONE, count, **{"is_block": True, "end": START + hours * HOUR, **details})
-
-
-def test_place_of_a_block_closes_before_it_ends(front: AwsFrontend) -> None:
-    block = find(reserve_block(front))
-    assert (block.free_count, block.machine_count, block.state) == (4, 4, "active")
-    assert block.place(0.0) == Place(
-        region="us-east-1", zone=ZONE, type=TYPE, market="capacity-block", price=0.0, reservation=block.id,
-        closing_time=START + 23.5 * HOUR,
-    )  # fmt: skip
-    on_demand = find(front.sim.reserve(TYPE, ZONE, 2, end=START + HOUR, placement_group="theirs"))
-    assert on_demand.place(55.0) == Place(
-        region="us-east-1", zone=ZONE, type=TYPE, market="on-demand", price=55.0, reservation=on_demand.id,
-        placement_group="theirs",
-    )  # fmt: skip
 
 
 def test_unknown_reservation_is_refused_with_the_region_that_has_it(front: AwsFrontend) -> None:
@@ -100,9 +85,6 @@ def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, detail
     assert refusal(reserve_block(front, **details)).startswith(reason)
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
-
-
 def test_group_is_the_sum_of_its_usable_members_of_one_kind(front: AwsFrontend) -> None:
     reserve_block(front, 2, groups=[GROUP], hours=48)
     reserve_block(front, 3, groups=[GROUP], hours=24)
@@ -127,15 +109,6 @@ def test_group_without_usable_members_is_refused(front: AwsFrontend) -> None:
     assert text.startswith(f"{first}: it is not active yet") and f"; {second}: it is failed" in text
 
 
-@pytest.mark.parametrize("text", ["", "cr-", "cr-12 3", "p5.48xlarge", "arn:aws:ec2:us-east-1:1:group/x", "CR-0123"])
-def test_other_texts_are_no_reservations(text: str) -> None:
-    with pytest.raises(ValueError, match="neither a reservation"):
-        parse_reservation_id(text)
-
-
-# --- blocks that can be bought --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("hours", "expected"), [(0.5, 24), (6, 24), (24, 24), (24.5, 48), (336, 336), (337, 504), (4368, 4368)]
 )
@@ -145,18 +118,16 @@ def test_blocks_are_sold_by_the_day_and_by_the_week(hours: float, expected: int)
         reservations.get_block_hours(182 * 24 + 1)
 
 
-def test_offerings_are_listed_by_fee_and_nothing_is_bought(front: AwsFrontend) -> None:
+def test_offerings_are_listed_by_fee_with_a_command_that_buys_one_and_nothing_is_bought(
+    front: AwsFrontend,
+) -> None:
     offerings = reservations.list_block_offerings(shared_account(), [TYPE, "p5.4xlarge"], 4, 6)
     fees = [offering.fee for offering in offerings]
     assert fees == sorted(fees) and {offering.machine_count for offering in offerings} == {4}
     assert {offering.type for offering in offerings} == {TYPE, "p5.4xlarge"}
     assert {offering.usable_hours for offering in offerings} == {23.5}
     assert front.count("PurchaseCapacityBlock") == 0 and front.count("DescribeCapacityBlockOfferings") == 2
-
-
-def test_purchase_command_has_the_parameters_of_the_api(front: AwsFrontend) -> None:
-    offering = reservations.list_block_offerings(shared_account(), [TYPE], 1, 24)[0]
-    program, service, verb, *words = shlex.split(offering.purchase_command)
+    program, service, verb, *words = shlex.split(offerings[0].purchase_command)
     assert (program, service, verb) == ("aws", "ec2", "purchase-capacity-block")
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert options.pop("--region") == "us-east-1"
