@@ -68,8 +68,10 @@ class HandMadeRun:
             if (self.run_folder.shared / folder).exists():
                 shutil.copytree(self.run_folder.shared / folder, self.run_folder.path / folder, dirs_exist_ok=True)
 
-    def write_attempt(self, number: int, *members: str, **more: Any) -> None:
-        """Write an attempt file."""
+    def write_attempt(self, number: int, *members: str, resume_step: int = 0, **more: Any) -> None:
+        """Write an attempt file. The attempt goes on from the checkpoint of `resume_step`, 0 for none."""
+        if resume_step:
+            more["resume"] = f"checkpoints/{number:06d}/resume-{resume_step:08d}-abcd.pt"
         text = json.dumps({"number": number, "members": members, "time": time.time(), **more})
         self.write_shared(f"attempts/{number:06d}.json", text)
 

@@ -27,7 +27,6 @@ from cluster.jobs.job import Job
 from cluster.jobs.supervision import START_MARKER
 from cluster.jobs.supervisor import heartbeats, supervise
 from cluster.state import supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.supervisor_records import SupervisorTrouble
 from infra.errors import AdoptedElsewhere, NoCredentials
 from train.tools import host
@@ -67,7 +66,7 @@ def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 # Holds the lock as a supervisor does; its command line ends as that of a supervisor.
 LOCK_HOLDER = """
 import fcntl, os, sys, time
-with open(sys.argv[3], "w") as lock:
+with open(os.path.join(sys.argv[2], ".supervisor.lock"), "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -82,8 +81,7 @@ def start_holder(job: Any) -> Iterator[Any]:
     processes = []
 
     def start(module: str = "cluster.jobs.supervisor") -> "subprocess.Popen[bytes]":
-        lock = str(job.path / SUPERVISOR_LOCK)
-        argv = [sys.executable, "-c", LOCK_HOLDER.replace("sys.argv[3]", repr(lock)), module, str(job.path)]
+        argv = [sys.executable, "-c", LOCK_HOLDER, module, str(job.path)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE)
         processes.append(process)
         assert process.stdout and process.stdout.readline() == b"held\n"
@@ -106,12 +104,6 @@ def test_command_without_credentials_starts_no_supervisor_and_says_so(job: Any, 
         with pytest.raises(ClusterError, match="job-1: no supervisor is running: the toy cloud: no credentials"):
             command()
     assert not (job.run_folder.shared / "stop").exists()
-
-
-def test_command_with_credentials_starts_one_supervisor_and_warns_of_nothing(job: Any) -> None:
-    for _ in range(2):
-        job.refresh()
-    assert job.sessions == ["supervisor"] and job.status().warning == ""
 
 
 def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
