@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.command_server import can_fork, command_server
+from support.forked_ranks import run_ranks
 from support.sandbox import Sandbox
 from support.small_disk import fill
 from support.specs import TINY, make_spec
@@ -140,25 +141,12 @@ def run_in_processes() -> Callable[..., list[Any]]:
     """Call a function in several processes at the same moment, with the number of each; return all results."""
 
     def call(count: int, function: Callable[[int], Any]) -> list[Any]:
-        fork = multiprocessing.get_context("fork")
-        barrier, queue = fork.Barrier(count), fork.SimpleQueue()
+        barrier = multiprocessing.get_context("fork").Barrier(count)
 
-        def run_child(number: int) -> None:
-            try:
-                barrier.wait(120)
-                queue.put((True, function(number)))
-            except BaseException as error:
-                queue.put((False, repr(error)))
-            os._exit(0)
+        def call_together(number: int, _: Path) -> Any:
+            barrier.wait(120)
+            return function(number)
 
-        children = [fork.Process(target=run_child, args=(number,)) for number in range(count)]
-        for child in children:
-            child.start()
-        outcomes = [queue.get() for _ in children]
-        for child in children:
-            child.join()
-        errors = [result for succeeded, result in outcomes if not succeeded]
-        assert not errors, errors
-        return [result for _, result in outcomes]
+        return run_ranks(count, call_together, seconds=120)
 
     return call

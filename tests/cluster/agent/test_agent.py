@@ -237,8 +237,10 @@ def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixt
 
 
 GO_ON_AFTER_SAVE = (
-    TRAIN + "until(report.save_requested); report.report_state('training', step=12, steps=16)\n"
-    "until(report.stop_requested); report.report_state('saved', step=13); sys.exit(3)"
+    TRAIN + "until(report.save_requested); (report.folder / 'save').unlink()\n"
+    "report.report_state('training', step=12, steps=16); until(report.stop_requested)\n"
+    "assert not (report.folder / 'save').exists(), 'it was asked again'\n"
+    "report.report_state('saved', step=13); sys.exit(3)"
 )
 
 

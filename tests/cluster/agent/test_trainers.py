@@ -165,24 +165,6 @@ def test_ensure_standby_without_wish_or_memory_starts_none(
     assert read_assignment(trainers, 0)[1]["RANK"] == "0"
 
 
-GO_ON_AFTER_SAVE = (
-    "until(report.save_requested); (report.folder / f'saved-{rank}').touch(); until(report.stop_requested); sys.exit(3)"
-)
-
-
-def test_request_save_lets_the_trainers_go_on(make_trainers: Fixture) -> None:
-    trainers = make_trainers(GO_ON_AFTER_SAVE)
-    trainers.start(attempt(), 0)
-    trainers.request_save()
-    wait_for((trainers.attempt_folder / "saved-0").exists)
-    (trainers.attempt_folder / "save").unlink()
-    trainers.request_save()
-    assert not (trainers.attempt_folder / "save").exists(), "once in each attempt"
-    assert trainers.collect_exit(trainers.exit_codes()) is None
-    trainers.request_save_and_exit()
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
-
-
 def nccl_abort(error: str) -> str:
     """Return a trainer of rank 3 that NCCL aborts, as it prints this."""
     line = f"[rank3]: Process group watchdog thread terminated with exception: {error}\nCompile with `X`"
