@@ -56,11 +56,11 @@ def test_windows_of_machines_are_in_their_order_and_opened_again_and_the_status_
         tmux.add_window("job-1", f"agent-{machine}", ["sleep", "1000"], index=tmux.FIRST_AGENT_WINDOW + int(machine))
         TmuxWindows("job-1", tmp_path, machine)._open_missing()
     names = ["supervisor", "train-0", "train-1", "train-2", "agent-0", "agent-1", "agent-2", "processes"]
-    for closed_window in ("train-1", "processes", ""):
+    assert tmux.window_names("job-1") == names
+    for closed_window, machine in (("train-1", "1"), ("processes", "0")):
+        sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
+        TmuxWindows("job-1", tmp_path, machine)._open_missing()
         assert tmux.window_names("job-1") == names
-        if closed_window:
-            sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
-            TmuxWindows("job-1", tmp_path, "1")._open_missing()
     assert sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#W").strip() == "train-0"
     status = sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#{T:status-right}").strip()
     assert status == "leave: C-b d (in your own tmux: C-b C-b d)"

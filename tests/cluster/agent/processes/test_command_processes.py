@@ -96,8 +96,11 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     assert log(processes).splitlines()[1:] == ["first", str(folder)]
     assert (tmp_path / "source/sub/data.txt").read_text() == "first\n"
     (tmp_path / "source/link").symlink_to("sub/data.txt")
-    later = make("cat data.txt own.txt ../link")  # of the next agent
+    command = Command(argv=("sh", "-c", "cat data.txt own.txt ../link"))
+    of_next_agent = (processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source")
+    later = CommandProcesses(*of_next_agent)
     start_and_end(later)
+    later.stop(include_standby=True)
     assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
 
 
