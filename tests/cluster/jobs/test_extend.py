@@ -207,7 +207,7 @@ def test_command_says_what_the_job_may_cost_and_take(job: RunningJob, monkeypatc
         "job-1 may cost 120 dollars\n  continue     imgnet-cluster resume job-1\n"
     )
     assert PricedCloud(job.run.spec, job.folder).max_dollars == job.written.rental_facts.max_dollars == 120.0
-    with pytest.raises(BadInput, match="has cost 3.* dollars already"):
+    with pytest.raises(BadInput, match=r"has cost 3.* dollars already"):
         run("--max-price-total", "2")
     with pytest.raises(ClusterError, match=r"^job-1 is stopped: no machines are running; see: imgnet-cluster status"):
         run("--max-hours", "3")
