@@ -34,14 +34,6 @@ def start_supervisor(sandbox: Fixture) -> Any:
 LOG = "logs/000001/rank-0.log"
 
 
-def append_log(run: Any, text: str) -> None:
-    """Append to the trainer's log in the shared folder."""
-    path = run.run_folder.shared / LOG
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(text)
-
-
 def text_of(path: Path) -> str:
     """The text of a file, "" when there is none."""
     return path.read_text() if path.exists() else ""
@@ -65,7 +57,7 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
     run = hand_made()
     run.write_status("training")
     with run.hold_agent_lock():
-        append_log(run, "one\n")
+        run.write_shared(LOG, "one\n")
         first = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\n")
         assert start_supervisor(run).wait(120) == 0 and first.poll() is None
@@ -76,7 +68,7 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
         first.send_signal(end)
         assert first.wait(120) in (-end, 128 + end)
         assert ("SIGTERM: the supervisor was ended" in logged_messages(run)) == (end == signal.SIGTERM)
-        append_log(run, "two\n")
+        run.write_shared(LOG, "one\ntwo\n")
         third = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\ntwo\n")
         assert not run.job.has_ended
