@@ -16,7 +16,6 @@ from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
 from train.tools.records import decode
 
-Fixture = Any
 STATUS = MachineStatus(id="1.b", phase=AgentPhase.RUNNING, state=MachineState.TRAINING, attempt=2, last_step=8)
 LOAD = MachineLoad(cpu=7)
 

@@ -178,12 +178,12 @@ import os, sys, time
 from pathlib import Path
 from cluster.agent import watchdog
 work = Path(sys.argv[1])
-watchdog.SAVE_GRACE_SECONDS, watchdog.METADATA_POLL_SECONDS = 0.2, 0.05
+watchdog.SAVE_GRACE_SECONDS = 0.2
 def hard_exit():
     (work / "hard_exit").touch()
     os._exit(7)
 hours = float(sys.argv[2]) / 3600 if sys.argv[2] else None
-monitor = watchdog.Watchdog(work, hours, 0.0, sys.argv[3], hard_exit, float(sys.argv[4]) if sys.argv[4] else None)
+monitor = watchdog.Watchdog(work, hours, 0.0, "", hard_exit, float(sys.argv[3]) if sys.argv[3] else None)
 monitor.start()
 import threading
 def write_reasons():
@@ -200,14 +200,12 @@ fifo = os.open(work / "fifo", os.O_RDONLY)  # nobody writes to it: the main thre
 
 @pytest.fixture
 def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Start a watchdog whose main thread hangs in a system call, with a limit in seconds and a metadata service."""
+    """Start a watchdog whose main thread hangs in a system call, with a limit in seconds."""
     os.mkfifo(tmp_path / "fifo")
     started = []
 
-    def start(
-        limit_seconds: str = "", metadata_address: str = "", poweroff_grace: str = ""
-    ) -> "subprocess.Popen[bytes]":
-        argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, metadata_address, poweroff_grace]
+    def start(limit_seconds: str = "", poweroff_grace: str = "") -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, poweroff_grace]
         started.append(subprocess.Popen(argv, cwd=ROOT, start_new_session=True))
         sandbox.wait_for((tmp_path / "ready").exists)
         return started[-1]
