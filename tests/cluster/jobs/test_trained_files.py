@@ -65,21 +65,6 @@ class CountingConnector(LocalConnector):
         return super().read_from(path, offset, 40)
 
 
-class LyingConnector(LocalConnector):
-    """A machine that lists files as it likes, and sends this content for each."""
-
-    name = "machine 0"
-
-    def __init__(self, listing: dict[str, int], content: bytes = b"") -> None:
-        self.listing, self.content = listing, content
-
-    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-        return self.listing
-
-    def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
-        return self.content[offset:]
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """The run folder, to which files are downloaded."""
@@ -123,8 +108,11 @@ def test_download_from_a_lying_machine_leaves_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, download: Any, listing: dict[str, int], content: bytes, error: str
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 33))
+    machine = LocalConnector("machine 0")
+    monkeypatch.setattr(machine, "list_files", lambda folder, with_hidden=False: listing)
+    monkeypatch.setattr(machine, "read_from", lambda path, offset: content[offset:])
     with pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext():
-        assert download(LyingConnector(listing, content), "/shared", home, lambda *_: None) is None
+        assert download(machine, "/shared", home, lambda *_: None) is None
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
